@@ -1,8 +1,8 @@
 """Decoding at batch 1 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.decode --json benchmarks/results/decode.json [--shapes 0.6B,1.7B] [--contexts 128,512]
-        [--formats bf16,q8_0,q4_0,q4_k_m] [--peers ours,transformers,compiled,compiled-max,llama.cpp]
-        [--llama-cpp DIR --gguf FILE]
+        [--formats bf16,q8_0,q4_0,q4_k_m] [--kv-dtype auto,fp8,int8]
+        [--peers ours,transformers,compiled,compiled-max,llama.cpp] [--llama-cpp DIR --gguf FILE]
 
 All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
 GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a
@@ -30,12 +30,12 @@ from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import (
     SHAPES,
-    kv_bytes,
     random_engine,
     random_prompt,
     shared_tensors,
 )
 from engine import Engine
+from engine.cache.kv_rows import token_bytes
 from models.network import Network
 from models.spec import ModelSpec
 
@@ -81,9 +81,11 @@ class Bench:
         self.record = Record(arguments.json, facts, arguments.merge)
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
 
-    def run(self, size: str, form: str) -> None:
-        """Everything about one shape with weights in one of FORMATS."""
+    def run(self, size: str, form: str, kv_dtype: str) -> None:
+        """Everything about one shape with weights in one of FORMATS and a KV cache of `kv_dtype`."""
         spec, shape = SHAPES[size], size if form == "bf16" else f"{size} {form}"
+        if kv_dtype != "auto":
+            shape += f" kv {kv_dtype}"
         self.bandwidth = copy_bandwidth(self.device)
         room = max(self.contexts) + self.steps + 64
         with random_engine(
@@ -92,9 +94,10 @@ class Bench:
             dtype=DTYPE,
             context=room,
             make=None if form == "bf16" else partial(random_quantized, spec, form, DTYPE, self.device, room),
+            kv_dtype=kv_dtype,
             **self.options,
         ) as (engine, model):
-            self.weights, self.row_bytes = read_bytes(model), kv_bytes(spec, DTYPE)
+            self.weights, self.row_bytes = read_bytes(model), token_bytes(spec, DTYPE, kv_dtype)
             self._note(self.weights, shape, "weight_bytes")
             self._note(self.row_bytes, shape, "kv_bytes_per_token")
             print(
@@ -103,8 +106,8 @@ class Bench:
                 f"[{self.budget.spent:.0f} s]",
                 flush=True,
             )
-            peers = self._peers(spec, engine, model, room, form == "bf16")
-            if shape in ("0.6B", "tiny"):
+            peers = self._peers(spec, engine, model, room, shape == size)
+            if size in ("0.6B", "tiny") and form == "bf16":
                 self._errors(shape, spec, engine, model)
             costs = dict(self.first_cost)
             for context in self.contexts:
@@ -289,6 +292,9 @@ def _parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--shapes", type=names, default=["0.6B", "1.7B", "4B", "8B"])
     parser.add_argument("--formats", type=names, default=["bf16"], help=", ".join(FORMATS))
+    parser.add_argument(
+        "--kv-dtype", type=names, default=["auto"], help="auto, bf16, fp8, int8: of our KV cache"
+    )
     parser.add_argument("--contexts", type=numbers, default=[128, 512, 4096, 16384])
     parser.add_argument("--peers", type=names, default=list(PEERS))
     parser.add_argument("--steps", type=int, default=128, help="tokens decoded in each repeat")
@@ -298,11 +304,11 @@ def _parse() -> argparse.Namespace:
 
 def main() -> None:
     bench = Bench(arguments := _parse())
-    for shape, form in product(arguments.shapes, arguments.formats):
+    for shape, form, kv_dtype in product(arguments.shapes, arguments.formats, arguments.kv_dtype):
         if not bench.budget.allows(20.0):
             print(f"\n{shape} {form}: skipped: no time", flush=True)
             continue
-        bench.run(shape, form)
+        bench.run(shape, form, kv_dtype)
     print(f"{bench.budget.spent:.0f} s in all")
 
 

@@ -6,10 +6,12 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
+from engine.attention.parts import EXPANDED_BYTES
 from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import kv_row
 from engine.cache.offload import HostTier
 from engine.cache.sizing import (
     GRAPH_BYTES,
@@ -51,6 +53,8 @@ class Options:
 
     context: int | None = None
     """Tokens of a conversation; None: as many as the model and the memory allow."""
+    kv_dtype: str = "auto"
+    """Of the KV cache, see `kv_row`."""
     streams: int = 1
     """Conversations at once that the cache has room for, where the memory has."""
     attention: str = "auto"
@@ -118,9 +122,17 @@ def build(
         )
     max_chunk = options.max_chunk or most_prefill_rows(device)
     asked = kinds(layer.attention for layer in spec.layers)
-    choice = choose_attention(options.attention, device, dtype, spec.attention.head_dim, asked)
+    row = kv_row(options.kv_dtype, spec.attention.kv_heads, spec.attention.head_dim, dtype, device)
+    if row.is_quantised and device.type == "cuda" and torch.cuda.get_device_capability(device) < FULL_SPEED:
+        raise EngineError(
+            f"--kv-dtype {row.kind} cannot be used: it needs a GPU of compute capability 8.0 or later. "
+            "Use --kv-dtype auto."
+        )
+    choice = choose_attention(
+        options.attention, device, dtype, spec.attention.head_dim, asked, options.kv_dtype
+    )
     block_size = options.block_size or choice.block_size
-    per_token = spec.kv_numbers * dtype.itemsize
+    per_token = 2 * len(spec.layers) * row.nbytes
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
@@ -130,6 +142,7 @@ def build(
         reserve = activation_bytes(model, max_chunk, options.streams, device) + GRAPH_BYTES
         reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
         reserve += EXPANDING_BYTES if on_host is not None else 0
+        reserve += EXPANDED_BYTES if row.is_quantised else 0
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
     window = Window(spec.window, max_chunk) if spec.window is not None else None
@@ -145,7 +158,7 @@ def build(
         window,
     )
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
-    cache = _allocate(spec, plan, dtype, device, window)
+    cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
@@ -221,12 +234,17 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
 
 
 def _allocate(
-    spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device, window: Window | None
+    spec: ModelSpec,
+    plan: KVPlan,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: Window | None,
+    kind: str,
 ) -> KVCache:
     heads = spec.attention
     shape = (len(spec.layers), plan.num_blocks, plan.block_size, heads.kv_heads, heads.head_dim)
     try:
-        return KVCache(*shape, dtype, device, window)
+        return KVCache(*shape, dtype, device, window, kind)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -74,6 +74,7 @@ class EngineCore:
         self._weight_bytes = network.nbytes
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes
+        self._kv_row = pieces.cache.row
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
@@ -150,6 +151,8 @@ class EngineCore:
             context_length=self.context_length,
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
+            kv_dtype=self._kv_row.name,
+            kv_token_bytes=2 * len(self.spec.layers) * self._kv_row.nbytes,
             block_size=self.block_size,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,

@@ -34,6 +34,7 @@ class Engine(EngineCore):
         device: str = "auto",
         dtype: str = "auto",
         quantize: str = "auto",
+        kv_dtype: str = "auto",
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
@@ -48,9 +49,9 @@ class Engine(EngineCore):
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
 
         `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
-        `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
-        a CPU (None: the physical cores, less one for the screen where there are more than two); `offload_gb` of host
-        memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
+        `models.load`, and `kv_dtype` is that of the KV cache (`kv_row`); `context` is in tokens (None: as long as the
+        model and the memory allow). `threads` compute on a CPU (None: the physical cores, less one for the screen where
+        there are more than two); `offload_gb` of host memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
         the memory has it; `taken` bytes of a CPU's memory count as free and are not (mapped weights of other models).
         `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
         and those of an answer whoever is beside it, which takes time. `room` is for tests: how many bytes of the device
@@ -80,6 +81,7 @@ class Engine(EngineCore):
                 name=files.name,
                 device=picked,
                 dtype=picked_dtype,
+                kv_dtype=kv_dtype,
                 context=context,
                 attention=attention,
                 graphs=graphs,

@@ -204,5 +204,9 @@ class Figures:
     """Bytes/s that the device's memory reads; None where it has never been measured."""
     offload: OffloadFigures | None = None
     """None where there is no such tier."""
+    kv_dtype: str = ""
+    """Of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""
+    kv_token_bytes: int = 0
+    """What a token takes there, with the scales."""
     host_bytes: int = 0
     """Those of the weights that a GPU had no room for: experts in host memory."""

@@ -46,6 +46,7 @@ __all__ = [
 
 Attention = Literal["auto", "flash", "triton", "sdpa"]
 Quantize = Literal["auto", "none", "int8", "int4"]
+KVDtype = Literal["auto", "bf16", "fp16", "fp8", "int8"]
 ThinkMode = Literal["auto", "on", "off"]
 ThinkCache = Literal["exact", "mask"]
 
@@ -57,6 +58,7 @@ class ChatOptions:
     device: str = "auto"
     dtype: str = "auto"
     quantize: Quantize = "auto"
+    kv_dtype: KVDtype = "auto"
     context: int | None = None
     """Tokens that the conversation may hold."""
     threads: int | None = None

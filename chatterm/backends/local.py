@@ -76,7 +76,9 @@ class OwnEngines:
         from engine.machine.room import need_of
 
         mapped = sum(self._mapped.values())
-        return need_of(files, options.device, options.dtype, options.quantize, options.context, mapped)
+        return need_of(
+            files, options.device, options.dtype, options.quantize, options.context, mapped, options.kv_dtype
+        )
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -96,6 +98,7 @@ class OwnEngines:
             device=options.device,
             dtype=options.dtype,
             quantize=options.quantize,
+            kv_dtype=options.kv_dtype,
             context=options.context,
             threads=options.threads,
             attention=options.attention,

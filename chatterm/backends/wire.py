@@ -20,6 +20,7 @@ ENGINE_OPTIONS = (
     "device",
     "dtype",
     "quantize",
+    "kv_dtype",
     "context",
     "threads",
     "attention",

@@ -172,6 +172,7 @@ def run(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     quantize: options.Quantize = "auto",
+    kv_dtype: options.KVDtype = "auto",
     context: options.Context = None,
     threads: options.Threads = None,
     attention: options.Attention = "auto",

@@ -129,6 +129,15 @@ Quantize = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+KVDtype = Annotated[
+    Literal["auto", "bf16", "fp16", "fp8", "int8"],
+    typer.Option(
+        "--kv-dtype",
+        help="The KV cache: as the model computes (auto), or 8 bits a number, which holds and reads long contexts in "
+        "half the memory.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Context = Annotated[
     int | None,
     typer.Option(min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE),
@@ -185,7 +194,17 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
     from chatterm.backends.backend import ChatOptions
 
     given = invocation.params
-    same = ("think_cache", "device", "dtype", "quantize", "context", "threads", "attention", "deterministic")
+    same = (
+        "think_cache",
+        "device",
+        "dtype",
+        "quantize",
+        "kv_dtype",
+        "context",
+        "threads",
+        "attention",
+        "deterministic",
+    )
     return ChatOptions(**{name: given[name] for name in same}, graphs=not given["no_graph"])
 
 
@@ -208,6 +227,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         "device",
         "dtype",
         "quantize",
+        "kv_dtype",
         "context",
         "threads",
         "attention",

@@ -45,18 +45,24 @@ class _Problem:
 
 
 def choose_attention(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, asked: tuple[Attention, ...] = ()
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    asked: tuple[Attention, ...] = (),
+    kind: str = "auto",
 ) -> AttentionChoice:
     """The backend `name`, or for "auto" the best one that works: on a GPU flash, then triton, then sdpa.
 
     `asked`: the kinds of attention that the layers have (`engine.attention.unusual.kinds`); none: plain attention.
+    `kind` is that of the KV cache (`kv_row`).
 
     Raises EngineError when the one that was asked for does not work here.
     """
     if name not in ("auto", *BLOCK_SIZES):
         raise EngineError(f"Unknown attention backend {name!r}; it must be auto, flash, triton or sdpa.")
     if name != "auto":
-        problem = _problem(name, device, dtype, head_dim, asked)
+        problem = _problem(name, device, dtype, head_dim, asked, kind)
         if problem is not None:
             raise EngineError(f"--attention {name} cannot be used: {problem.why}. {problem.remedy}")
         return AttentionChoice(name, BLOCK_SIZES[name])
@@ -64,7 +70,7 @@ def choose_attention(
         return AttentionChoice("sdpa", BLOCK_SIZES["sdpa"])
     reasons: list[str] = []
     for candidate, block_size in BLOCK_SIZES.items():
-        problem = _problem(candidate, device, dtype, head_dim, asked)
+        problem = _problem(candidate, device, dtype, head_dim, asked, kind)
         if problem is None:
             note = f"Attention uses {candidate} because {', and '.join(reasons)}." if reasons else None
             return AttentionChoice(candidate, block_size, note)
@@ -92,7 +98,7 @@ def make_backend(
     `unusual`: layers that are no plain softmax. flash knows no sinks.
     """
     if name == "flash":
-        return FlashBackend(cache, unusual)
+        return FlashBackend(cache, unusual, groups)
     if name == "triton":
         return TritonBackend(cache, groups, unusual)
     return SdpaBackend(cache, groups, unusual)
@@ -114,7 +120,12 @@ _PACKAGES = {
 
 
 def _problem(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, asked: tuple[Attention, ...] = ()
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    asked: tuple[Attention, ...] = (),
+    kind: str = "auto",
 ) -> _Problem | None:
     if name == "sdpa":
         return None
@@ -133,16 +144,16 @@ def _problem(
         )
     if name == "flash" and any(spec.sinks for spec in asked):
         return _Problem(f"flash-attn does not know {Feature.SINKS.value}", broken=False)
-    return _tried(name, device, dtype, head_dim, asked)
+    return _tried(name, device, dtype, asked or (Attention(4, 2, head_dim),), kind)
 
 
 def _tried(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, asked: tuple[Attention, ...] = ()
+    name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Attention, ...], kind: str
 ) -> _Problem | None:
     package = _PACKAGES[name]
     try:
         importlib.import_module(package.module)
-        error = _error(name, device, dtype, asked or (Attention(4, 2, head_dim),))
+        error = _error(name, device, dtype, asked, kind)
     except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, there is another backend
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:
             remedy = f"Install it with: {package.install}. Or use --attention auto."
@@ -154,7 +165,9 @@ def _tried(
     return None
 
 
-def _error(name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Attention, ...]) -> float:
+def _error(
+    name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Attention, ...], kind: str
+) -> float:
     """The relative error of a prompt of 300 tokens, and of one token after it beside another prompt: to sdpa in fp32.
 
     The largest of all kinds of attention that are `asked` for. A shorter prompt is one tile of flash-attn's kernels:
@@ -166,13 +179,14 @@ def _error(name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Att
     steps = ((Span(blocks, 0, 300),), (Span(blocks, 300, 1), Span((0,), 0, 14)))
     unusual = {i: on_trial(spec, device, dtype) for i, spec in enumerate(asked) if not spec.is_plain}
     outs: list[Tensor] = []
-    for backend_name, kind in ((name, dtype), ("sdpa", torch.float32)):
-        cache = KVCache(len(asked), 1 + len(blocks), BLOCK_SIZES[name], 2, head_dim, kind, device)
+    for backend_name, numbers in ((name, dtype), ("sdpa", torch.float32)):
+        shape = (len(asked), 1 + len(blocks), BLOCK_SIZES[name], 2, head_dim)
+        cache = KVCache(*shape, numbers, device, kind=kind if kind in ("fp8", "int8") else "auto")
         backend = make_backend(backend_name, cache, 2, unusual)
         found = []
         for spans, rows in zip(steps, (slice(0, 300), slice(300, 315)), strict=True):
             step = backend.plan(StepBatch(spans))
-            given = q[rows].to(kind), k[rows].to(kind), v[rows].to(kind)
+            given = q[rows].to(numbers), k[rows].to(numbers), v[rows].to(numbers)
             found.append(torch.stack([step(layer, *given).float() for layer in range(len(asked))]))
         outs.append(torch.cat(found, dim=1))
     result, expected = (out.flatten(1) for out in outs)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.attention import Write
-from engine.attention.parts import SpanRows, WriteSpans, block_tables, ends
+from engine.attention.parts import SpanRows, WriteSpans, block_tables, ends, expands
+from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
@@ -35,18 +36,22 @@ MANY = 512
 class FlashBackend:
     """A long span reads a view of contiguous blocks, or a copy of many; everything else goes through block tables.
 
-    Implements `RaggedBackend`. Its plain twin is `SdpaBackend`.
+    Of a quantised cache it is given plain numbers, made for long spans alone; others are for kernels that read the
+    bytes. Implements `RaggedBackend`. Its plain twin is `SdpaBackend`.
     """
 
     name = "flash"
 
-    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({})) -> None:
-        """Raises ValueError for blocks that it cannot page, and whatever importing a broken package raises."""
+    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({}), groups: int = 1) -> None:
+        """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax.
+
+        Raises ValueError for blocks that it cannot page, and whatever importing a broken package raises."""
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
+        self._bytes = TritonBackend(cache, groups, unusual) if cache.row.is_quantised else None
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
         self._attend: Kernel = flash_attn_with_kvcache
         # This one is wrapped in autograd and operator dispatch, as the package's others are: 0.3 ms a call.
@@ -57,6 +62,8 @@ class FlashBackend:
         spans, counts = batch.spans, [span.count for span in batch.spans]
         if len(spans) == 1 and self._is_whole(spans[0]):
             return _Whole(self._cache, self._attend, self._options, spans[0])
+        if self._bytes is not None:
+            return self._bytes.plan(batch)
         if len(spans) == 1 or max(counts) == min(counts) <= FEW:
             return _Paged(self._cache, self._attend, self._options, spans)
         write, tables = WriteSpans(self._cache, spans), block_tables(self._cache, spans)
@@ -67,12 +74,16 @@ class FlashBackend:
         self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
     ) -> Attention:
         """See `RaggedBackend`."""
+        if self._bytes is not None:
+            return self._bytes.ragged(write, q_ends, k_ends, tables, tokens, rows)
         if len(tables) == 1:
             return _Last(self._cache, self._attend, self._options, write, k_ends[1:], tables)
         attend, options = self._attend_ragged, self._options
         return _Ragged(self._cache, attend, options, write, q_ends, k_ends, tables, tokens, rows)
 
     def _is_whole(self, span: Span) -> bool:
+        if self._cache.row.is_quantised:
+            return span.count > FEW and expands(self._cache, span)
         first = self._cache.first_seen(span.start)
         one_run = span.count > FEW and len(self._cache.slots(span.blocks, first, span.stop)) == 1
         return one_run or span.count >= MANY

@@ -28,6 +28,17 @@ class Parts:
         return torch.cat([attend(layer_index, q[at], k[at], v[at]) for at, attend in self.parts])
 
 
+EXPANDED_BYTES = 256 * 1024**2
+"""So much memory the numbers of quantised rows take at most while a layer attends to them."""
+
+
+def expands(cache: KVCache, span: Span) -> bool:
+    """Whether a span may read all its rows as plain numbers. Of more, kernels make numbers tile by tile."""
+    rows = span.stop - cache.first_seen(span.start)
+    numbers = 2 * rows * cache.row.heads * cache.row.dim
+    return not cache.row.is_quantised or numbers * cache.dtype.itemsize <= EXPANDED_BYTES
+
+
 class SpanRows:
     """The rows of one span and those before them: a view where they are one run of slots, else gathered by block.
 
@@ -49,8 +60,7 @@ class SpanRows:
 
     def write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         """K and V of the span itself, [count, Hkv, D] each."""
-        self._cache.k[layer_index][self._write] = k
-        self._cache.v[layer_index][self._write] = v
+        self._cache.write(layer_index, self._write, k, v)
 
     def read(self, layer_index: int, window: int | None = None) -> tuple[Tensor, Tensor]:
         """K and V, [rows, Hkv, D] each, up to the last row: of all rows that some row of it sees, in a `window`."""
@@ -62,10 +72,10 @@ class SpanRows:
     def _rows(self, slots: Tensor, skipped: int) -> Tensor:
         size = self._cache.block_size
         if isinstance(self._read, slice):
-            return slots[self._read][skipped * size :]
+            return self._cache.read(slots[self._read][skipped * size :])
         pages = slots.view(-1, size, *slots.shape[1:])
         rows = self._span.stop - self._first - skipped * size
-        return pages.index_select(0, self._read[skipped:]).flatten(0, 1)[:rows]
+        return self._cache.read(pages.index_select(0, self._read[skipped:]).flatten(0, 1)[:rows])
 
 
 class WriteSpans:
@@ -76,8 +86,7 @@ class WriteSpans:
         self._slots = span_slots(cache, spans)
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        self._cache.k[layer_index].index_copy_(0, self._slots, k)
-        self._cache.v[layer_index].index_copy_(0, self._slots, v)
+        self._cache.write(layer_index, self._slots, k, v)
 
 
 def places(batch: StepBatch) -> Iterator[tuple[slice, Span]]:

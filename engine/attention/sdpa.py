@@ -68,7 +68,7 @@ class SdpaBackend:
 
     def _mask(self, span: Span) -> Tensor:
         # Aligned at the right corner: row i of the span sees the whole prefix and the span up to itself.
-        hidden = torch.full((span.count, span.stop), float("-inf"), dtype=self._cache.k.dtype)
+        hidden = torch.full((span.count, span.stop), float("-inf"), dtype=self._cache.dtype)
         return hidden.triu_(span.start + 1).repeat(self._groups, 1).to(self._cache.k.device)
 
 
@@ -79,28 +79,31 @@ class _SdpaStep:
         self._unusual = unusual
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        rule = self._unusual.get(layer_index)
+        cache, rule = self._cache, self._unusual.get(layer_index)
         if len(self._plans) == 1:
-            return _attend(self._plans[0], q, k, v, keys, values, rule)
-        parts = [_attend(p, q[p.tokens], k[p.tokens], v[p.tokens], keys, values, rule) for p in self._plans]
+            return _attend(self._plans[0], q, k, v, cache, layer_index, rule)
+        parts = [
+            _attend(p, q[p.tokens], k[p.tokens], v[p.tokens], cache, layer_index, rule) for p in self._plans
+        ]
         return torch.cat(parts)
 
 
 def _attend(
-    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rule: Unusual | None
+    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, layer: int, rule: Unusual | None
 ) -> Tensor:
-    """q [t, Hq, D], k and v [t, Hkv, D], keys and values [slots, Hkv, D] -> [t, Hq, D]."""
+    """q [t, Hq, D], k and v [t, Hkv, D] -> [t, Hq, D]."""
     for slots, tokens in plan.write:
-        keys[slots] = k[tokens]
-        values[slots] = v[tokens]
+        cache.write(layer, slots, k[tokens], v[tokens])
+    if plan.causal and rule is None and cache.keeps_exactly:
+        seen_k, seen_v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
+    else:
+        seen_k, seen_v = (_rows(cache, x[layer], plan.read) for x in (cache.k, cache.v))
     if rule is not None:
-        return rule.attend(q, *(_rows(part, plan.read)[0].transpose(0, 1) for part in (keys, values)))
+        return rule.attend(q, seen_k[0].transpose(0, 1), seen_v[0].transpose(0, 1))
     if plan.causal:
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        q = q.transpose(0, 1).unsqueeze(0)
+        out = F.scaled_dot_product_attention(q, seen_k, seen_v, is_causal=True, enable_gqa=True)
         return out.squeeze(0).transpose(0, 1)
-    seen_k, seen_v = _rows(keys, plan.read), _rows(values, plan.read)
     count, heads, dim = q.shape
     kv_heads = k.shape[1]
     # [t, Hkv, G, D] -> [1, Hkv, G * t, D]
@@ -121,7 +124,7 @@ def _attend_short(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.matmul(torch.softmax(scores.add_(mask), -1).to(v.dtype), v)
 
 
-def _rows(cache: Tensor, runs: list[slice]) -> Tensor:
-    """The rows in `runs` as [1, Hkv, rows, D]: a view where they are contiguous, else gathered."""
-    rows = cache[runs[0]] if len(runs) == 1 else torch.cat([cache[run] for run in runs])
-    return rows.transpose(0, 1).unsqueeze(0)
+def _rows(cache: KVCache, stored: Tensor, runs: list[slice]) -> Tensor:
+    """The rows in `runs` of K or V as [1, Hkv, rows, D]: a view where they are contiguous, else gathered."""
+    rows = stored[runs[0]] if len(runs) == 1 else torch.cat([stored[run] for run in runs])
+    return cache.read(rows).transpose(0, 1).unsqueeze(0)

@@ -13,15 +13,15 @@ from models.reference.attention import Attention
 
 def gpu_step(cache: KVCache, batch: StepBatch) -> Attention:
     """One call after the other for each span."""
-    gqa = has_gqa(cache.kv)
+    gqa = has_gqa(cache)
     return Parts([(tokens, GpuSpan(cache, span, gqa)) for tokens, span in places(batch)])
 
 
-def has_gqa(kv: Tensor) -> bool:
+def has_gqa(cache: KVCache) -> bool:
     """Whether torch has a fast kernel for fewer KV heads than query heads: only its FlashAttention does."""
-    if kv.dtype not in (torch.bfloat16, torch.float16):
+    if cache.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return torch.cuda.get_device_capability(kv.device) >= FULL_SPEED
+    return torch.cuda.get_device_capability(cache.kv.device) >= FULL_SPEED
 
 
 class GpuSpan:
@@ -35,13 +35,14 @@ class GpuSpan:
         self._span = span
         self._rows = SpanRows(cache, span)
         self._gqa = gqa
+        self._reads = span.start > 0 or not cache.keeps_exactly
         # Row i of the span sees the whole prefix and the span up to itself; is_causal alone aligns at the left corner.
         self._bias = causal_lower_right(span.count, span.stop)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
         self._rows.write(layer_index, k, v)
-        if self._span.start > 0:
+        if self._reads:
             k, v = self._rows.read(layer_index)
         if self._span.count == 1:
             return _one_token(q, k, v)

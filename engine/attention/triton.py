@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import Write
-from engine.attention.parts import Parts, WriteSpans, block_tables, ends, places, runs
+from engine.attention.parts import Parts, WriteSpans, block_tables, ends, expands, places, runs
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
@@ -39,13 +39,16 @@ class TritonBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        plain = self._plain(batch) if self._has_plain else None
+        plain = self._plain(batch) if self._has_plain and self._expands(batch) else None
         if plain is not None and not self._unusual:
             return plain
         spans, cache = batch.spans, self._cache
         write, tables = WriteSpans(cache, spans), block_tables(cache, spans)
         tokens = max(span.count for span in spans)
         return _Ragged(cache, self._unusual, write, *ends(cache, spans), tables, tokens, plain)
+
+    def _expands(self, batch: StepBatch) -> bool:
+        return all(span.count <= FEW or expands(self._cache, span) for span in batch.spans)
 
     def _plain(self, batch: StepBatch) -> Attention:
         few = [span.count <= FEW for span in batch.spans]
@@ -91,8 +94,10 @@ class _Ragged:
             self.q_ends,
             self.k_ends,
             self.tables,
+            kv_heads=self.cache.row.heads,
             block_size=self.cache.block_size,
             most_tokens=self.most_tokens,
+            **self.cache.told(layer_index),
             **(layer.asked if layer is not None else {}),
         )
 
@@ -121,9 +126,11 @@ class PagedStep:
             self.cache.v[layer_index],
             self.spans,
             self.tables,
+            kv_heads=self.cache.row.heads,
             block_size=self.cache.block_size,
             most_tokens=self.most_tokens,
             most_rows=self.most_rows,
+            **self.cache.told(layer_index),
         )
 
 

@@ -32,7 +32,7 @@ class HostKV:
     """
 
     def __init__(self, kv: Tensor, block_size: int, most_bytes: int) -> None:
-        """`kv` is the cache [2, layers, slots, heads, dim]; at most `most_bytes` of host memory are taken."""
+        """`kv` is the cache [2, layers, slots, ...]; at most `most_bytes` of host memory are taken."""
         self._kv = kv
         self._size = block_size
         self._shape = (*kv.shape[:2], block_size, *kv.shape[3:])

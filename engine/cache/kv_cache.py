@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.cache.blocks import Copy, RowCopy
 from engine.cache.host_memory import HostKV
+from engine.cache.kv_rows import kv_row
 from engine.cache.window import Window
 
 
 class KVCache:
     """K and V of every layer in slots; block b holds the slots from b * block_size on.
 
-    `kv` has shape [2, layers, num_blocks * block_size, num_kv_heads, head_dim]; `k` and `v` are its two halves.
-    The memory is taken once and never grows. With a window one more block follows, of zeros: the blank one, which
-    stands in block tables for what a sequence has let go of.
+    `kv` has shape [2, layers, num_blocks * block_size, *row], where `row` is (num_kv_heads, head_dim), or the bytes of
+    a quantised row (`KVRow`); `k` and `v` are its two halves. Whoever does not read bytes goes through `write` and
+    `read`. The memory is taken once and never grows. With a window one more block follows, of zeros: the blank one,
+    which stands in block tables for what a sequence has let go of.
     """
 
     def __init__(
@@ -29,16 +32,55 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         window: Window | None = None,
+        kind: str = "auto",
     ) -> None:
+        """`dtype` is what the model computes in; `kind` and what is raised are those of `kv_row`."""
         slots = (num_blocks + (window is not None)) * block_size
         self.block_size = block_size
-        self.kv = torch.empty((2, num_layers, slots, num_kv_heads, head_dim), dtype=dtype, device=device)
+        self.dtype = dtype
+        self.row = kv_row(kind, num_kv_heads, head_dim, dtype, device)
+        self.kv = torch.empty((2, num_layers, slots, *self.row.shape), dtype=self.row.stored, device=device)
         self._window = window
         if window is not None:
             self.kv[:, :, num_blocks * block_size :] = 0
         self.k, self.v = self.kv.unbind()
         self.host: HostKV | None = None
         """What takes evicted blocks."""
+
+    def write(self, layer: int, at: slice | Tensor, k: Tensor, v: Tensor) -> None:
+        """Put K and V [n, num_kv_heads, head_dim] into n slots: a run, or int64 numbers."""
+        if self.row.is_quantised and self.kv.device.type == "cuda":
+            from engine.kernels.triton.kv_rows import write_rows
+
+            if isinstance(at, slice):
+                at = torch.arange(at.start, at.stop, device=self.kv.device)
+            write_rows(self, layer, at, k, v)
+            return
+        for rows, given in ((self.k[layer], k), (self.v[layer], v)):
+            if isinstance(at, slice):
+                rows[at] = self.row.encode(given)
+            else:
+                rows.index_copy_(0, at, self.row.encode(given))
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`; plain ones as they are."""
+        if self.row.is_quantised and self.kv.device.type == "cuda":
+            from engine.kernels.triton.kv_rows import read_rows
+
+            return read_rows(self.row, rows)
+        return self.row.decode(rows, self.dtype)
+
+    @property
+    def keeps_exactly(self) -> bool:
+        """Whether what is read is what was written, so that nobody has to read what is at hand."""
+        return not self.row.is_quantised and self.row.dtype == self.dtype
+
+    def told(self, layer: int) -> dict[str, Any]:
+        """What kernels that read and write rows are told of them beside `k` and `v`: nothing of plain ones."""
+        if not self.row.is_quantised:
+            return {}
+        scales = {"k_scales": self.row.scales(self.k[layer]), "v_scales": self.row.scales(self.v[layer])}
+        return {**scales, "ROW": self.row.nbytes, "FP8": self.row.is_fp8}
 
     def first_seen(self, row: int) -> int:
         """The first row of the first block that rows from `row` on see: it depends on nothing but `row`."""
@@ -94,7 +136,7 @@ class KVCache:
 def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
     """The rows at slots[0] go to slots[1] in every layer, K and V: the twin of `engine/kernels/triton/copy_rows.py`.
 
-    kv [2, layers, slots, num_kv_heads, head_dim], slots int64 [2, n].
+    kv [2, layers, slots, ...], slots int64 [2, n].
     """
     kv.index_copy_(2, slots[1], kv.index_select(2, slots[0]))
 

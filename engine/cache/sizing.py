@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.kv_rows import token_bytes
 from engine.cache.window import Window
 from engine.errors import EngineError, OutOfRoomError
 from models.spec import Experts, ModelSpec
@@ -123,13 +124,15 @@ def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
     return max(found, default=0) * rows * itemsize
 
 
-def beside_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, context: int | None) -> int:
+def beside_weights(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, context: int | None, kv_dtype: str = "auto"
+) -> int:
     """Bytes that a conversation of `context` tokens (None: a useful one) takes, and a chunk of its prompt."""
     chunk = most_prefill_rows(device)
     tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
     if spec.window is not None:
         tokens = min(tokens, spec.window + chunk)
-    kv = int(tokens * spec.kv_numbers * dtype.itemsize / kv_share(device))
+    kv = int(tokens * token_bytes(spec, dtype, kv_dtype) / kv_share(device))
     if device.type != "cuda":  # its share for the KV leaves enough for everything
         return kv
     return kv + GRAPH_BYTES + USUAL_BYTES + expert_bytes(spec, chunk, dtype.itemsize)

@@ -32,7 +32,13 @@ class Need:
 
 
 def need_of(
-    files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, mapped: int = 0
+    files: ModelFiles,
+    device: str,
+    dtype: str,
+    quantize: str,
+    context: int | None,
+    mapped: int = 0,
+    kv_dtype: str = "auto",
 ) -> Need:
     """Read the headers of a model; arguments as in `Engine.load`. On a CPU `mapped` bytes of other models count as free
     memory, because the system could read them again. Raises ModelError and EngineError.
@@ -48,7 +54,9 @@ def need_of(
     outside = 0
     if place.type == "cuda" and not_on_host(spec) is None:
         outside = sum(layer.on_device for layer in experts_of(slots(spec), numbers, {}, {}))
-    return Need(weights, weights - outside, beside_weights(spec, numbers, place, context), max(free, 0))
+    return Need(
+        weights, weights - outside, beside_weights(spec, numbers, place, context, kv_dtype), max(free, 0)
+    )
 
 
 def mapped_bytes(files: ModelFiles, device: torch.device, weights: int, is_quantized: bool) -> int:

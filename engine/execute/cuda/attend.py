@@ -1,7 +1,7 @@
 """The launches of a decode step's attention: every sequence's chunks, and their parts together."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import triton
@@ -50,6 +50,8 @@ class AttentionInput:
     partial: Tensor
     lse: Tensor
     sinks: Tensor | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+    """Of quantised rows: see `KVCache.told`."""
 
     def arguments(self, spec: Attention) -> tuple[Any, ...]:
         """What every kernel that attends begins with."""
@@ -128,6 +130,7 @@ def attend(
             SPARE=max(-(-spare // line), 0),
             num_warps=cut.warps,
             WINDOW=window,
+            **given.told,
         )
         split_alike(kernel)
     shortest, longest = cuts[0], cuts[-1]

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
@@ -46,28 +47,30 @@ class PartsCut:
 
 def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int) -> bool:
     """Whether so many sequences that share nothing are attended to here."""
-    enough = FEW_GROUP if rows <= FEW else MANY_GROUP
+    enough = FEW_GROUP if rows <= FEW and not given.told else MANY_GROUP
     return shape.group >= enough and shape.spec.window is None and given.sinks is None
 
 
-def choose_shared_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> PartsCut:
+def choose_shared_cut(
+    shape: AttentionShape, rows: int, sharing: Sharing, own: int, itemsize: int = 2
+) -> PartsCut:
     """For sequences that have up to `own` rows alone: programs that all run at once, and end together.
 
     Two or three of them fit on a multiprocessor; shared rows are cut into two for each, where there are enough.
     """
     lanes, wide = sharing.members * shape.group, max(shape.dim // 128, 1)
     tile = 64 if shape.dim <= 64 else 32
-    stages = max((64 if lanes <= 32 else 96) * 1024 // (4 * tile * shape.dim), 2)
+    stages = max((64 if lanes <= 32 else 96) * 1024 // (2 * itemsize * tile * shape.dim), 2)
     warps = 4 if lanes <= 32 else 4 * wide
     parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
     own_parts = min(-(-own // OWN_ROWS), most_chunks(rows) // 2)
     return PartsCut(parts, own_parts, 256, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
 
 
-def choose_own_cut(shape: AttentionShape, rows: int, limit: int) -> PartsCut:
+def choose_own_cut(shape: AttentionShape, rows: int, limit: int, itemsize: int = 2) -> PartsCut:
     """For sequences of up to `limit` rows that share nothing. How few are cut depends on how long each is alone."""
     tile = 64 if shape.dim <= 128 else 32
-    stages = max(64 * 1024 // (4 * tile * shape.dim), 2)
+    stages = max(64 * 1024 // (2 * itemsize * tile * shape.dim), 2)
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
     most = -(-limit // least)
     if rows <= FEW:
@@ -75,6 +78,13 @@ def choose_own_cut(shape: AttentionShape, rows: int, limit: int) -> PartsCut:
     else:
         own = min(most, most_chunks(rows) // 2)
     return PartsCut(1, own, least, min(own, most), tile, stages, 4, 1)
+
+
+def _told(given: AttentionInput) -> dict[str, Any]:
+    """Of quantised rows: what `parts_kernel` reads two bytes at a time, too."""
+    if not given.told:
+        return {}
+    return {**given.told, "k_pairs": given.k.view(torch.int16), "v_pairs": given.v.view(torch.int16)}
 
 
 def attend_mma(
@@ -127,6 +137,7 @@ def attend_mma(
         HALVES=cut.halves,
         CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
         num_warps=cut.warps,
+        **_told(given),
     )
     split_alike(kernel)
     kernel = combine_parts_kernel[(spec.heads, rows)](

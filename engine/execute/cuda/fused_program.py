@@ -113,7 +113,7 @@ class FusedDecoder:
             device = torch.cuda.get_device_properties(network.device)
             self._machine = device.multi_processor_count, device.shared_memory_per_multiprocessor
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
-        row_bytes = 2 * self._kv_heads * self._dim * cache.kv.element_size()
+        row_bytes = 2 * cache.row.nbytes
         kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
         self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
@@ -321,15 +321,18 @@ class FusedDecoder:
             self._partial,
             self._lse,
             layer.sinks,
+            self._cache.told(index),
         )
+        itemsize = self._cache.kv.element_size()
         sharing = None
         if own and self.kv is not None and spec.window is None and layer.sinks is None:
             sharing = choose_sharing(rows, self.kv.group)
         if sharing is not None:
-            cut = choose_shared_cut(shape, rows, sharing, own)
+            cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
             attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
         elif by_tensor_cores(shape, step, rows):
-            attend_mma(shape, step, self._mixed, rows, None, choose_own_cut(shape, rows, limit), *self._alone)
+            cut = choose_own_cut(shape, rows, limit, itemsize)
+            attend_mma(shape, step, self._mixed, rows, None, cut, *self._alone)
         else:
             attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
 

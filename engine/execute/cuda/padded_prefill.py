@@ -33,6 +33,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.given import Given
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
+from engine.kernels.triton.kv_rows import write_rows
 from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
@@ -211,6 +212,9 @@ class _Write:
         self._slots = slots
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        if self._cache.row.is_quantised:
+            write_rows(self._cache, layer_index, self._slots, k, v)
+            return
         keys = self._cache.k[layer_index]
         width = keys.shape[1] * keys.shape[2]
         write_kernel[(k.shape[0],)](
@@ -242,8 +246,11 @@ class _Slab:
         self.write(layer_index, k, v)
         keys, values = self.cache.k[layer_index], self.cache.v[layer_index]
         layer, size = self.unusual.get(layer_index), self.cache.block_size
-        asked = layer.asked if layer is not None else {}
-        return prompt_attention(q, keys, values, self.span, self.table, block_size=size, **asked)
+        asked = {**self.cache.told(layer_index), **(layer.asked if layer is not None else {})}
+        heads = self.cache.row.heads
+        return prompt_attention(
+            q, keys, values, self.span, self.table, kv_heads=heads, block_size=size, **asked
+        )
 
 
 def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:

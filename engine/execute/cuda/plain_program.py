@@ -33,7 +33,7 @@ class PlainDecoder:
         self._model = Decoder(network, on_host=None if on_host is None else on_host.mix)
         self._cache = cache
         self._given = given
-        self._flash = attention == "flash"
+        self._flash = attention == "flash" and not cache.row.is_quantised
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of the first `rows` rows; logits [rows, vocab]. See `FusedDecoder.run`."""
@@ -86,9 +86,11 @@ class _Step:
             values,
             self._spans,
             self._tables,
+            kv_heads=self._cache.row.heads,
             block_size=self._cache.block_size,
             most_tokens=1,
             most_rows=self._limit,
+            **self._cache.told(layer_index),
         )
 
     def _write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
@@ -97,6 +99,9 @@ class _Step:
         from engine.kernels.triton.prefill import slot_write_kernel
 
         given, keys = self._given, self._cache.k[layer_index]
+        if self._cache.row.is_quantised:
+            self._write_quantised(layer_index, k, v)
+            return
         width = keys.shape[1] * keys.shape[2]
         slot_write_kernel[(k.shape[0],)](
             k,
@@ -112,5 +117,26 @@ class _Step:
             WIDTH=width,
             PADDED=triton.next_power_of_2(width),
             BLOCK=self._cache.block_size,
+            num_warps=4,
+        )
+
+    def _write_quantised(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        from engine.kernels.triton.kv_rows import heads_of, write_slots_kernel
+
+        given, cache = self._given, self._cache
+        write_slots_kernel[(k.shape[0],)](
+            k,
+            v,
+            cache.k[layer_index],
+            cache.v[layer_index],
+            given.active,
+            given.counters,
+            given.tables,
+            given.tables.shape[1],
+            **cache.told(layer_index),
+            **heads_of(cache.row),
+            K_STRIDE=k.stride(0),
+            V_STRIDE=v.stride(0),
+            BLOCK=cache.block_size,
             num_warps=4,
         )

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit
+from engine.kernels.triton.kv_rows import coded, decoded, scale_of
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
@@ -38,10 +39,14 @@ def _fetch(
     BLOCK: tl.constexpr,
     HKV: tl.constexpr,
     ROWS: tl.constexpr,
+    ROW: tl.constexpr,
+    scales,
+    k_scales,
+    v_scales,
 ):
     """Begin to copy rows of K and V from row `first` of a block table on, R times W; zeros from row `end` on.
 
-    And before row `oldest`, unless it is None.
+    And before row `oldest`, unless it is None. With ROW, their `scales`, too: R places of K and R of V.
     """
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     if BLOCK % (W * R) == 0:  # all rows lie in one block
@@ -56,10 +61,20 @@ def _fetch(
             blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
             places += (blocks * BLOCK + rows % BLOCK,)
     for i in tl.static_range(R):
-        at = (gl.expand_dims(places[i], 1) * HKV + head) * DIM + columns
+        if ROW > 0:
+            at = gl.expand_dims(places[i], 1) * ROW + head * DIM + columns
+        else:
+            at = (gl.expand_dims(places[i], 1) * HKV + head) * DIM + columns
         seen = gl.expand_dims(group + i * W < end, 1)
         if oldest is not None:
             seen = seen & gl.expand_dims(group + i * W >= oldest, 1)
+        if ROW > 0:
+            one = places[i] * (ROW // 4) + head
+            real = group + i * W < end
+            if oldest is not None:
+                real = real & (group + i * W >= oldest)
+            async_copy.async_copy_global_to_shared(scales[i].index(stage), k_scales + one, mask=real)
+            async_copy.async_copy_global_to_shared(scales[R + i].index(stage), v_scales + one, mask=real)
         if DIM < D:
             seen = seen & (columns < DIM)
         async_copy.async_copy_global_to_shared(keys[i].index(stage), cache_k + at, mask=seen)
@@ -120,6 +135,8 @@ def _attend(
     R: tl.constexpr,
     W: tl.constexpr,
     ROWS: tl.constexpr,
+    scales,
+    FP8: tl.constexpr,
 ):
     """One step of the online softmax: of each query head [W, D] with R times W rows of K and V, `left` rows in all.
 
@@ -130,9 +147,15 @@ def _attend(
     group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
     scores = ()
     for i in tl.static_range(R):
-        k = keys[i].index(stage).load(ROWS).to(tl.float32)
+        k = keys[i].index(stage).load(ROWS)
+        factor = scale_log2
+        if len(scales) > 0:
+            k = decoded(k, FP8)
+            factor *= scales[i].index(stage).load(gl.SliceLayout(1, ROWS))
+        else:
+            k = k.to(tl.float32)
         for g in tl.static_range(G):
-            score = capped(gl.sum(q[g] * k, 1) * scale_log2, CAP_LOG2)
+            score = capped(gl.sum(q[g] * k, 1) * factor, CAP_LOG2)
             seen = i * W + group < left
             if before is not None:
                 seen = seen & (i * W + group >= before)
@@ -149,11 +172,18 @@ def _attend(
         new_total += (total[g] * shrink,)
         new_sums += (sums[g] * gl.expand_dims(shrink, 1),)
     for i in tl.static_range(R):
-        v = values[i].index(stage).load(ROWS).to(tl.float32)
+        v = values[i].index(stage).load(ROWS)
+        if len(scales) > 0:
+            v = decoded(v, FP8)
+            shrunk = scales[R + i].index(stage).load(gl.SliceLayout(1, ROWS))
+        else:
+            v = v.to(tl.float32)
         added_total, added_sums = (), ()
         for g in tl.static_range(G):
             weight = gl.exp2(scores[i * G + g] - bases[g])
             added_total += (new_total[g] + weight,)
+            if len(scales) > 0:
+                weight *= shrunk
             added_sums += (new_sums[g] + gl.expand_dims(weight, 1) * v,)
         new_total, new_sums = added_total, added_sums
     return new_high, new_total, new_sums
@@ -199,6 +229,10 @@ def attention_kernel(
     TOGETHER: tl.constexpr = False,
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
+    k_scales=None,
+    v_scales=None,
+    ROW: tl.constexpr = 0,
+    FP8: tl.constexpr = False,
 ):
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
@@ -218,6 +252,9 @@ def attention_kernel(
     together, EXACT: in fp32. NORM: their heads are normed before, or TOGETHER of q and all of k; OFFSET and ONCE as in
     `weighed`. WINDOW: a token sees so many rows, its own among them, and the first program of a sequence takes the
     chunk of the oldest one; 0: all of them. CAP_LOG2: scores are capped by it, in units of log2.
+
+    ROW: the cache has quantised rows of so many bytes, see `kv_rows.py`; the new row, too, is attended to as it is
+    stored.
     """
     gdc_launch_dependents(PDL)
     head = gl.program_id(0)
@@ -257,6 +294,11 @@ def attention_kernel(
     values = ()
     for _ in tl.static_range(R):
         values += (gl.allocate_shared_memory(cache_v.dtype.element_ty, [STAGES, W, D], PLAIN),)
+    scales = ()
+    if ROW > 0:
+        FLAT: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        for _ in tl.static_range(2 * R):
+            scales += (gl.allocate_shared_memory(tl.float32, [STAGES, W], FLAT),)
     for i in tl.static_range(STAGES):
         _fetch(
             keys,
@@ -276,6 +318,10 @@ def attention_kernel(
             BLOCK,
             HKV,
             ROWS,
+            ROW,
+            scales,
+            k_scales,
+            v_scales,
         )
     place = gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
 
@@ -324,6 +370,15 @@ def attention_kernel(
         else:
             placed += (x.to(dtype),)
     new_k = placed[GROUP]
+    if ROW > 0:
+        new_k = new_k.to(tl.float32)
+        new_v = new_v.to(tl.float32)
+        k_scale, k_inverse = scale_of(gl.max(gl.where(new_k < 0.0, -new_k, new_k), 1), FP8)
+        v_scale, v_inverse = scale_of(gl.max(gl.where(new_v < 0.0, -new_v, new_v), 1), FP8)
+        k_codes = coded(new_k, gl.expand_dims(k_inverse, 1), FP8)
+        v_codes = coded(new_v, gl.expand_dims(v_inverse, 1), FP8)
+        new_k = decoded(k_codes, FP8) * gl.expand_dims(k_scale, 1)
+        new_v = decoded(v_codes, FP8) * gl.expand_dims(v_scale, 1)
 
     # The new row is the first that group 0 of its chunk sees.
     group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
@@ -338,12 +393,20 @@ def attention_kernel(
         total += (gl.where(mine, 1.0, 0.0),)
         sums += (gl.where(gl.expand_dims(mine, 1), new_v.to(tl.float32), 0.0),)
     if here:
-        target = (place * HKV + head) * DIM + columns
         written = gl.expand_dims(group, 1) == 0
         if DIM < D:
             written = written & (columns < DIM)
-        gl.store(cache_k + target, new_k, mask=written)
-        gl.store(cache_v + target, new_v, mask=written)
+        if ROW > 0:
+            target = place * ROW + head * DIM + columns
+            gl.store(cache_k + target, k_codes.to(tl.uint8), mask=written)
+            gl.store(cache_v + target, v_codes.to(tl.uint8), mask=written)
+            one = place * (ROW // 4) + head + group
+            gl.store(k_scales + one, k_scale, mask=group == 0)
+            gl.store(v_scales + one, v_scale, mask=group == 0)
+        else:
+            target = (place * HKV + head) * DIM + columns
+            gl.store(cache_k + target, new_k, mask=written)
+            gl.store(cache_v + target, new_v, mask=written)
     for i in range(TILES):
         async_copy.wait_group(STAGES - 1)
         start = first + i * TILE
@@ -353,6 +416,7 @@ def attention_kernel(
         # fmt: off
         high, total, sums = _attend(
             q, keys, values, i % STAGES, row - start, before, high, total, sums, scale_log2, CAP_LOG2, R, W, ROWS,
+            scales, FP8,
         )
         # fmt: on
         if TILES > STAGES:
@@ -374,6 +438,10 @@ def attention_kernel(
                 BLOCK,
                 HKV,
                 ROWS,
+                ROW,
+                scales,
+                k_scales,
+                v_scales,
             )
         elif TILES > 1:
             async_copy.commit_group()  # of nothing: the wait counts groups

@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention import norm_heads
+from engine.kernels.triton.attention_bytes import attend_bytes, copy_bytes, leave, rounded
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
+from engine.kernels.triton.kv_rows import coded, decoded
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
@@ -173,7 +175,7 @@ def _shared_part(
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
     CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
-    SHARED_MMA: tl.constexpr,
+    SHARED_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Rows `begin` to `end` that the members of a tile share, for all of them."""
     GROUP: tl.constexpr = HQ // HKV
@@ -192,11 +194,18 @@ def _shared_part(
     )
     m = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA)) - float("inf")
     l = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA))  # noqa: E741
-    acc = gl.zeros([COUNT, D], tl.float32, layout=SHARED_MMA)
-    m, l, acc = _attend(  # noqa: E741
-        q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
-        CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, SHARED_MMA,
-    )
+    if ROW > 0:
+        even = gl.zeros([COUNT, D // 2], tl.float32, layout=SHARED_MMA)
+        m, l, even, odd = attend_bytes(  # noqa: E741
+            q, m, l, even, even, keys, values, scales, pairs, row_scales, table, head, begin, end, scale_log2,
+            CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, ROW, FP8, WARPS, SHARED_MMA,
+        )
+    else:
+        acc = gl.zeros([COUNT, D], tl.float32, layout=SHARED_MMA)
+        m, l, acc = _attend(  # noqa: E741
+            q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
+            CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, SHARED_MMA,
+        )
     # fmt: on
     lane = gl.arange(0, COUNT, layout=gl.SliceLayout(1, SHARED_MMA))
     batches = gl.load(members + lane // G)
@@ -205,8 +214,11 @@ def _shared_part(
     at = (batches * chunks + chunk) * HQ + head * GROUP + lane % G
     gl.store(lse + at, m + gl.log2(l), mask=real)
     at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(real, 1)
-    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, SHARED_MMA)), 0)
-    gl.store(partial + at + columns, acc / gl.expand_dims(l, 1), mask=inside & (columns < DIM))
+    if ROW > 0:
+        leave(partial, at, inside, l, even, odd, D, DIM, SHARED_MMA)
+    else:
+        columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, SHARED_MMA)), 0)
+        gl.store(partial + at + columns, acc / gl.expand_dims(l, 1), mask=inside & (columns < DIM))
 
 
 @jit
@@ -217,6 +229,7 @@ def _own_part(
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, CAP_LOG2: tl.constexpr,
     TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, OWN_MMA: tl.constexpr,
+    scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Rows `begin` to `end` that a sequence has alone, and its new one where that is `newest`."""
     GROUP: tl.constexpr = HQ // HKV
@@ -227,7 +240,9 @@ def _own_part(
     positions = gl.load(counters + 2 * slot + 1) + lane * 0
     lines = gl.where(lane < GROUP, head * GROUP + lane, HQ + head)
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
-    target = (gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK) * HKV + head
+    place = gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
+    if ROW == 0:
+        target = place * HKV + head
     # fmt: off
     q = _queries(
         heads, norm_weight, rotary, batches, lines, positions, lane <= GROUP,
@@ -236,30 +251,59 @@ def _own_part(
     # fmt: on
     wide = q.to(tl.float32)
     new_k = gl.expand_dims(gl.sum(gl.where(lane == GROUP, wide, 0.0), 0), 0)
+    if ROW > 0:
+        k_codes, k_scale, _, new_k = rounded(new_k, FP8)
     score = capped(gl.sum(wide * new_k, 1) * scale_log2, CAP_LOG2)
     score = gl.convert_layout(score, gl.SliceLayout(1, OWN_MMA))
     value = heads + (batch * (HQ + 2 * HKV) + HQ + HKV + head) * DIM
     m = gl.where(newest, score, float("-inf"))
     l = gl.where(newest, score * 0.0 + 1.0, 0.0)  # noqa: E741
-    own_columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, OWN_MMA)), 0)
-    new_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
-    acc = gl.zeros([NUMBER, D], tl.float32, layout=OWN_MMA) + gl.where(newest, new_v, 0.0)
-    written = newest & (columns < DIM)
-    gl.store(cache_k + target * DIM + columns, new_k.to(cache_k.dtype.element_ty), mask=written)
-    gl.store(
-        cache_v + target * DIM + columns, gl.load(value + columns, mask=written, other=0.0), mask=written
-    )
-    # fmt: off
-    m, l, acc = _attend(  # noqa: E741
-        q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
-        CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, OWN_MMA,
-    )
-    # fmt: on
+    if ROW > 0:
+        written = newest & (columns < DIM)
+        target = place * ROW + head * DIM
+        new_v = gl.load(value + columns, mask=columns < DIM, other=0.0).to(tl.float32)
+        v_codes, v_scale, v_inverse, new_v = rounded(new_v, FP8)
+        gl.store(cache_k + target + columns, k_codes.to(tl.uint8), mask=written)
+        gl.store(cache_v + target + columns, v_codes.to(tl.uint8), mask=written)
+        if newest:
+            gl.store(row_scales[0] + place * (ROW // 4) + head, k_scale)
+            gl.store(row_scales[1] + place * (ROW // 4) + head, v_scale)
+        own_columns = 2 * gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, OWN_MMA)), 0)
+        even = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
+        odd = gl.load(value + own_columns + 1, mask=own_columns < DIM, other=0.0).to(tl.float32)
+        even = decoded(coded(even, v_inverse, FP8), FP8) * v_scale
+        odd = decoded(coded(odd, v_inverse, FP8), FP8) * v_scale
+        nothing = gl.zeros([NUMBER, D // 2], tl.float32, layout=OWN_MMA)
+        even, odd = nothing + gl.where(newest, even, 0.0), nothing + gl.where(newest, odd, 0.0)
+        # fmt: off
+        m, l, even, odd = attend_bytes(  # noqa: E741
+            q, m, l, even, odd, keys, values, scales, pairs, row_scales, table, head, begin, end, scale_log2,
+            CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, ROW, FP8, WARPS, OWN_MMA,
+        )
+        # fmt: on
+    else:
+        own_columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, OWN_MMA)), 0)
+        new_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
+        acc = gl.zeros([NUMBER, D], tl.float32, layout=OWN_MMA) + gl.where(newest, new_v, 0.0)
+        written = newest & (columns < DIM)
+        gl.store(cache_k + target * DIM + columns, new_k.to(cache_k.dtype.element_ty), mask=written)
+        gl.store(
+            cache_v + target * DIM + columns, gl.load(value + columns, mask=written, other=0.0), mask=written
+        )
+        # fmt: off
+        m, l, acc = _attend(  # noqa: E741
+            q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
+            CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, OWN_MMA,
+        )
+        # fmt: on
     line = gl.arange(0, NUMBER, layout=gl.SliceLayout(1, OWN_MMA))
     at = (batch * chunks + chunk) * HQ + head * GROUP + line
     gl.store(lse + at, m + gl.log2(l), mask=line < GROUP)
-    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(line < GROUP, 1) & (own_columns < DIM)
-    gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside)
+    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(line < GROUP, 1)
+    if ROW > 0:
+        leave(partial, at, inside, l, even, odd, D, DIM, OWN_MMA)
+    else:
+        gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside & (own_columns < DIM))
 
 
 # Another longest context, or more rows alone, must not compile the kernel again.
@@ -306,6 +350,12 @@ def parts_kernel(
     TOGETHER: tl.constexpr = False,
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
+    k_scales=None,
+    v_scales=None,
+    k_pairs=None,
+    v_pairs=None,
+    ROW: tl.constexpr = 0,
+    FP8: tl.constexpr = False,
 ):
     """Write K and V of each new token, and attend to the rows of its sequence: those it shares and those it does not.
 
@@ -319,7 +369,7 @@ def parts_kernel(
     together in partial fp32 [rows, chunks, HQ, DIM] and lse fp32 [rows, chunks, HQ]: own parts first, shared ones from
     `own` on.
     A part is read TILE rows at a time, STAGES of them on their way; HALVES: groups of warps that share the lanes of a
-    tile, the others share its rows.
+    tile, the others share its rows. k_pairs and v_pairs: the bytes of quantised rows, two in an int16.
     """
     gdc_launch_dependents(PDL)
     head = gl.program_id(0)
@@ -367,13 +417,30 @@ def parts_kernel(
         return
     end = tl.minimum(begin + size, limit)
     table = tables + slot.to(tl.int64) * table_stride
-    keys = gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES, TILE, D], HELD)
-    values = gl.allocate_shared_memory(cache_v.dtype.element_ty, [STAGES, TILE, D], HELD)
+    scales, pairs, row_scales = (), (), ()
+    if ROW > 0:
+        WIDE: tl.constexpr = D > 64
+        NARROW: tl.constexpr = gl.SwizzledSharedLayout(8, 1 if WIDE else 2, 8 if WIDE else 4, [1, 0])
+        LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        keys = gl.allocate_shared_memory(tl.int16, [STAGES, TILE, D // 2], NARROW)
+        values = gl.allocate_shared_memory(tl.int16, [STAGES, TILE, D // 2], NARROW)
+        for _ in tl.static_range(2):
+            scales += (gl.allocate_shared_memory(tl.float32, [STAGES, TILE], LINE),)
+        pairs, row_scales = (k_pairs, v_pairs), (k_scales, v_scales)
+    else:
+        keys = gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES, TILE, D], HELD)
+        values = gl.allocate_shared_memory(cache_v.dtype.element_ty, [STAGES, TILE, D], HELD)
     for i in tl.static_range(STAGES):
         # fmt: off
-        _copy(
-            keys, values, i, cache_k, cache_v, table, head, begin + i * TILE, end, TILE, D, DIM, BLOCK, HKV, ROWS
-        )
+        if ROW > 0:
+            copy_bytes(
+                keys, values, scales, i, pairs, row_scales, table, head, begin + i * TILE, end,
+                TILE, D, DIM, BLOCK, ROW, WARPS,
+            )
+        else:
+            _copy(
+                keys, values, i, cache_k, cache_v, table, head, begin + i * TILE, end, TILE, D, DIM, BLOCK, HKV, ROWS
+            )
         # fmt: on
     # fmt: off
     if together:
@@ -381,14 +448,14 @@ def parts_kernel(
             heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
             head, chunk, chunks, begin, end, keys, values,
             HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, MEMBERS, TILE, STAGES, PDL, PAIRS, EXACT,
-            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, SHARED_MMA,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, SHARED_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
         )
     else:
         _own_part(
             heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
             head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
             HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, TILE, STAGES, PDL, PAIRS, EXACT,
-            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, OWN_MMA,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, OWN_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
         )
     # fmt: on
 

@@ -24,9 +24,9 @@ def _copy_kernel(kv, slots, count, plane_stride, WIDTH: tl.constexpr, PADDED: tl
 def copy_rows(kv: Tensor, slots: Tensor) -> None:
     """The rows at slots[0] go to slots[1]; no slot may be in both.
 
-    kv [2, layers, slots, num_kv_heads, head_dim], contiguous; slots int64 [2, n], contiguous.
+    kv [2, layers, slots, ...], contiguous; slots int64 [2, n], contiguous.
     """
-    width = kv.shape[3] * kv.shape[4]
+    width = kv[0, 0, 0].numel()
     planes, rows = kv.shape[0] * kv.shape[1], slots.shape[1]
     if rows == 0:
         return

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 __all__ = [
     "async_copy",
+    "byte_pairs",
     "gl",
     "halves",
     "jit",
@@ -98,6 +99,58 @@ def signed_halves(pairs, less):
     )
 
 
+@jit
+def byte_pairs(words, FP8: tl.constexpr):
+    """What the bytes of int16 words stand for (`kv_rows.py`), as bf16: of the lower ones, of the upper ones.
+
+    Bytes of two words at a time. The bits of E4M3 in those of bf16 are the number divided by 2 ** 120. A signed byte is
+    its lower seven bits behind the leading bits of 128, less 128, or less 256 where it is negative.
+    """
+    if FP8:
+        return gl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, s, t;
+            shl.b32 a, $2, 4;
+            and.b32 a, a, 0x07F007F0;
+            shl.b32 s, $2, 8;
+            and.b32 s, s, 0x80008000;
+            or.b32 a, a, s;
+            shr.b32 b, $2, 4;
+            and.b32 b, b, 0x07F007F0;
+            and.b32 t, $2, 0x80008000;
+            or.b32 b, b, t;
+            mov.b32 s, 0x7B807B80;
+            mov.b32 t, 0x80008000;
+            fma.rn.bf16x2 $0, a, s, t;
+            fma.rn.bf16x2 $1, b, s, t;
+            }""",
+            "=&r,=r,r",
+            [words],
+            dtype=(gl.bfloat16, gl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:  # noqa: RET505 - a kernel is compiled for one of the two
+        return gl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, c, d, y, s;
+            shr.b32 y, $2, 8;
+            lop3.b32 a, $2, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 b, $2, 0x00800080, 0x43004300, 0xEA;
+            lop3.b32 c, y, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 d, y, 0x00800080, 0x43004300, 0xEA;
+            mov.b32 s, 0xBF80BF80;
+            fma.rn.bf16x2 $0, b, s, a;
+            fma.rn.bf16x2 $1, d, s, c;
+            }""",
+            "=&r,=r,r",
+            [words],
+            dtype=(gl.bfloat16, gl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+
+
 if knobs.runtime.interpret:
 
     def _without_layout(name):
@@ -163,6 +216,12 @@ if knobs.runtime.interpret:
         """The same."""
         pairs, less = halves(pairs), halves(less)
         return pairs[0] - less[0], pairs[1] - less[1]
+
+    def byte_pairs(words, FP8):
+        """As fp32."""
+        from engine.kernels.triton.kv_rows import decoded
+
+        return decoded(words & 0xFF, FP8), decoded((words >> 8) & 0xFF, FP8)
 
     def mma_v2(left, right, sums):
         """left @ right + sums."""

@@ -10,12 +10,14 @@ begin at fixed rows, and what a token does not see adds exact zeros.
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.kv_rows import decoded
 from engine.kernels.triton.pointwise import capped
 
 QUERIES = 16
@@ -53,6 +55,16 @@ def attend_tile(q, k, v, visible, m, l, acc, scale_log2, CAP_LOG2: tl.constexpr 
     return highest, l, acc
 
 
+@triton.jit
+def load_rows(
+    rows, scales, slot, there, head, dim, inside, DIM: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr
+):
+    """Numbers fp32 [C, D] of a head in quantised rows at slots [C], where they are `there` and `inside`."""
+    codes = tl.load(rows + slot[:, None] * ROW + head * DIM + dim[None, :], inside, 0)
+    scale = tl.load(scales + slot * (ROW // 4) + head, there, 0.0)
+    return decoded(codes, FP8) * scale[:, None]
+
+
 # A value that changes from step to step must not compile the kernel again.
 @triton.jit(do_not_specialize=["table_stride", "tiles", "splits"])
 def _split_kernel(
@@ -60,6 +72,7 @@ def _split_kernel(
     scale_log2, table_stride, token_stride, head_stride, tiles, splits,
     GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
 ):  # fmt: skip
     """m, l and acc of SPLIT rows for QUERIES query rows; arguments as in `paged_attention`."""
     split, kv_head = tl.program_id(0), tl.program_id(1)
@@ -86,10 +99,16 @@ def _split_kernel(
         there = seen < start + last
         block = tl.load(tables + span * table_stride + seen // BLOCK_SIZE, there, 0).to(tl.int64)
         slot = block * BLOCK_SIZE + seen % BLOCK_SIZE
-        at = slot[:, None] * (KV_HEADS * DIM) + kv_head * DIM + dim[None, :]
         inside = there[:, None] & (dim < DIM)[None, :]
-        k = tl.load(keys + at, inside, 0.0)
-        v = tl.load(values + at, inside, 0.0)
+        if ROW > 0:
+            k = load_rows(keys, k_scales, slot, there, kv_head, dim, inside, DIM, ROW, FP8).to(queries.dtype)
+            v = load_rows(values, v_scales, slot, there, kv_head, dim, inside, DIM, ROW, FP8).to(
+                queries.dtype
+            )
+        else:
+            at = slot[:, None] * (KV_HEADS * DIM) + kv_head * DIM + dim[None, :]
+            k = tl.load(keys + at, inside, 0.0)
+            v = tl.load(values + at, inside, 0.0)
         visible = seen[None, :] <= (start + token)[:, None]
         m, l, acc = attend_tile(queries, k, v, visible, m, l, acc, scale_log2)  # noqa: E741
     # Partial results lie by token and query head, then split.
@@ -141,20 +160,22 @@ def paged_attention(
     spans: Tensor,
     tables: Tensor,
     *,
+    kv_heads: int,
     block_size: int,
     most_tokens: int,
     most_rows: int,
+    **quantised: Any,
 ) -> Tensor:
     """Causal attention of spans of tokens over their block tables; K and V of the spans are written already.
 
     q [T, Hq, D] with a stride of 1 in D; keys and values [slots, Hkv, D] of one layer, contiguous, in q's dtype
-    (bf16, fp16 or fp32). spans int32 [S, 3]: where the tokens of a span begin in q, the row of its first token,
-    how many they are. tables int32 [S, blocks], a stride of 1 in the last. No span has more than `most_tokens`
+    (bf16, fp16 or fp32); or bytes [slots, ROW] of quantised rows, and what `KVCache.told` tells. spans int32 [S, 3]:
+    where the tokens of a span begin in q, the row of its first token, how many they are.
+    tables int32 [S, blocks], a stride of 1 in the last. No span has more than `most_tokens`
     tokens or sees more than `most_rows` rows: these two set the number of programs, so that a captured graph may
     read spans and tables from buffers that change. Returns [T, Hq, D]; tokens of no span are left unset.
     """
     tokens, heads, dim = q.shape
-    kv_heads = keys.shape[1]
     group = heads // kv_heads
     padded = max(16, triton.next_power_of_2(dim))
     splits = triton.cdiv(most_rows, SPLIT)
@@ -167,7 +188,7 @@ def paged_attention(
         q, keys, values, spans, tables, sums, stats,
         scale_log2, tables.stride(0), q.stride(0), q.stride(1), tiles, splits,
         GROUP=group, DIM=dim, D=padded, KV_HEADS=kv_heads, BLOCK_SIZE=block_size,
-        QUERIES=QUERIES, SPLIT=SPLIT, TILE=TILE, num_warps=4, num_stages=2,
+        QUERIES=QUERIES, SPLIT=SPLIT, TILE=TILE, **quantised, num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(spans.shape[0] * most_tokens, heads)](
         sums, stats, spans, out, most_tokens, splits,

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import shared_bytes
-from engine.kernels.triton.paged_attention import attend_tile
+from engine.kernels.triton.paged_attention import attend_tile, load_rows
 
 STAGES = 2
 """Tiles of K and V that are in shared memory at once."""
@@ -58,8 +58,10 @@ def _prompt_kernel(
     STRIDE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr = 0,
     CAP_LOG2: tl.constexpr = 0.0, sinks=None, k_ends=None, table_stride=None,
+    k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
 ):  # fmt: skip
     """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q, D: the power of two from DIM on.
+    ROW and what goes with it: of quantised rows, as `kv_rows.py` has them.
 
     With k_ends, as in `ragged_attention`: `span` are its q_ends, and the tables are table_stride apart.
     """
@@ -110,12 +112,17 @@ def _prompt_kernel(
             there = there & (seen >= oldest)
         block = tl.load(table + seen // BLOCK, there, 0).to(tl.int64)
         slot = block * BLOCK + seen % BLOCK
-        at = slot[:, None] * (KV_HEADS * DIM) + (head // GROUP) * DIM + dim[None, :]
         inside = there[:, None]
         if DIM < D:
             inside = inside & (dim < DIM)[None, :]
-        k = tl.load(keys + at, inside, 0.0)
-        v = tl.load(values + at, inside, 0.0)
+        if ROW > 0:
+            dtype: tl.constexpr = queries.dtype
+            k = load_rows(keys, k_scales, slot, there, head // GROUP, dim, inside, DIM, ROW, FP8).to(dtype)
+            v = load_rows(values, v_scales, slot, there, head // GROUP, dim, inside, DIM, ROW, FP8).to(dtype)
+        else:
+            at = slot[:, None] * (KV_HEADS * DIM) + (head // GROUP) * DIM + dim[None, :]
+            k = tl.load(keys + at, inside, 0.0)
+            v = tl.load(values + at, inside, 0.0)
         visible = seen[None, :] <= row[:, None]
         if WINDOW > 0:
             visible = visible & (seen[None, :] > row[:, None] - WINDOW)
@@ -130,18 +137,26 @@ def _prompt_kernel(
 
 
 def prompt_attention(
-    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, block_size: int, **asked: Any
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    span: Tensor,
+    table: Tensor,
+    *,
+    kv_heads: int,
+    block_size: int,
+    **asked: Any,
 ) -> Tensor:
     """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
 
     q [T, Hq, D], T a multiple of the tile's queries, heads side by side; keys and values [slots, Hkv, D] of one layer,
-    contiguous. span int32 [3]: the row of token 0, the first row that there is a token of, the row after the last;
-    tokens before and after are padding, whose output is finite and means nothing. table int32 [blocks]. Both are read
-    on the device. `asked`: what `_launch` knows. Returns [T, Hq, D].
+    contiguous, or bytes [slots, ROW] of quantised rows. span int32 [3]: the row of token 0, the first row that there is
+    a token of, the row after the last; tokens before and after are padding, whose output is finite and means nothing.
+    table int32 [blocks]. Both are read on the device. `asked`: what `_launch` knows. Returns [T, Hq, D].
     """
     tile = tile_for(q)
     given = q, keys, values, span, table
-    return _launch(tile, q.shape[0] // tile.queries, 1, given, block_size, **asked)
+    return _launch(tile, q.shape[0] // tile.queries, 1, given, kv_heads, block_size, **asked)
 
 
 def ragged_attention(
@@ -152,6 +167,7 @@ def ragged_attention(
     k_ends: Tensor,
     tables: Tensor,
     *,
+    kv_heads: int,
     block_size: int,
     most_tokens: int,
     **asked: Any,
@@ -168,7 +184,9 @@ def ragged_attention(
     spans = tables.shape[0]
     given = q, keys, values, q_ends, tables
     several = {"k_ends": k_ends, "table_stride": tables.stride(0)}
-    return _launch(tile, triton.cdiv(most_tokens, tile.queries), spans, given, block_size, several, **asked)
+    return _launch(
+        tile, triton.cdiv(most_tokens, tile.queries), spans, given, kv_heads, block_size, several, **asked
+    )
 
 
 def tile_for(q: Tensor) -> Tile:
@@ -181,26 +199,29 @@ def _launch(
     programs: int,
     spans: int,
     given: tuple[Tensor, ...],
+    kv_heads: int,
     block_size: int,
     several: dict[str, Any] | None = None,
     scale: float | None = None,
     window: int | None = None,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    **quantised: Any,
 ) -> Tensor:
     """Scores are multiplied by `scale` (None: D ** -0.5) and become cap * tanh(score / cap).
 
-    A token sees `window` rows, its own among them. sinks [Hq]: a score of each head that has no value.
+    A token sees `window` rows, its own among them. sinks [Hq]: a score of each head that has no value. `quantised`:
+    what `KVCache.told` tells.
     """
-    q, keys, *_ = given
+    q, *_ = given
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     scale_log2 = (dim**-0.5 if scale is None else scale) * math.log2(math.e)
     _prompt_kernel[(heads, programs, spans)](
         *given, out, scale_log2,
-        STRIDE=q.stride(0), GROUP=heads // keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
-        KV_HEADS=keys.shape[1], BLOCK=block_size, QUERIES=tile.queries, TILE=tile.rows, WINDOW=window or 0,
-        CAP_LOG2=(cap or 0.0) * math.log2(math.e), sinks=sinks, **(several or {}),
+        STRIDE=q.stride(0), GROUP=heads // kv_heads, DIM=dim, D=max(16, triton.next_power_of_2(dim)),
+        KV_HEADS=kv_heads, BLOCK=block_size, QUERIES=tile.queries, TILE=tile.rows, WINDOW=window or 0,
+        CAP_LOG2=(cap or 0.0) * math.log2(math.e), sinks=sinks, **(several or {}), **quantised,
         num_warps=tile.warps, num_stages=STAGES,
     )  # fmt: skip
     return out

@@ -82,7 +82,8 @@ def test_bounds_that_leave_room_change_nothing() -> None:
     tables = torch.zeros((2, 64), dtype=torch.int32, device=DEVICE)
     for i, span in enumerate(made.batch.spans):
         tables[i, : len(span.blocks)] = torch.tensor(span.blocks, dtype=torch.int32)
+    bounds: dict[str, int] = {"block_size": 32, "most_tokens": 8, "most_rows": 512}
     roomy = paged_attention(
-        made.q, made.cache.k[1], made.cache.v[1], places, tables, block_size=32, most_tokens=8, most_rows=512
+        made.q, made.cache.k[1], made.cache.v[1], places, tables, kv_heads=made.cache.row.heads, **bounds
     )
     assert torch.equal(exact, roomy)

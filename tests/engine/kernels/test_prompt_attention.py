@@ -137,6 +137,7 @@ def test_a_deterministic_slab_reads_nothing_before_the_window(monkeypatch: pytes
         made.cache.v[1],
         torch.tensor([64, 70, 90], dtype=torch.int32, device=DEVICE),
         torch.tensor(span.blocks, dtype=torch.int32, device=DEVICE),
+        kv_heads=made.cache.row.heads,
         block_size=16,
         **made.unusual[1].asked,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import PartsCut, attend_mma, choose_own_cut, choose_shared_cut
 from engine.execute.cuda.decode_runner import ROWS
@@ -42,6 +43,8 @@ class Case:
     given: AttentionInput
     tables: list[list[int]]
     rows: list[int]
+    cache: KVCache | None = None
+    """Of quantised rows."""
 
     def run(
         self, cut: PartsCut | None, sharing: Sharing | None, shared: list[int], members: list[list[int]]
@@ -77,12 +80,33 @@ class Case:
             seen = torch.arange(row)
             places = (torch.tensor(table)[seen // BLOCK] * BLOCK + seen % BLOCK).to(DEVICE)
             keys, values = (
-                torch.cat([cache[places], new[None]]).transpose(0, 1)
+                torch.cat([self.numbers(cache[places]), self.stored(new[None])]).transpose(0, 1)
                 for cache, new in ((given.k, k), (given.v, v))
             )
             y = F.scaled_dot_product_attention(q[None, :, None], keys[None], values[None], enable_gqa=True)
             out.append(y.flatten())
         return torch.stack(out)
+
+    def numbers(self, rows: Tensor) -> Tensor:
+        """What rows of the cache stand for."""
+        return rows if self.cache is None else self.cache.row.decode(rows)
+
+    def stored(self, x: Tensor) -> Tensor:
+        """What a new row is once it is stored."""
+        return x if self.cache is None else self.cache.row.decode(self.cache.row.encode(x))
+
+    def quantised(self, kind: str) -> "Case":
+        """The same with rows of such a cache; new rows are nowhere yet, and no number is where they will be."""
+        given, heads = self.given, self.shape.spec.kv_heads
+        cache = KVCache(1, len(given.k) // BLOCK, BLOCK, heads, DIM, torch.float32, DEVICE, kind=kind)
+        cache.kv.fill_(255)
+        for table, row in zip(self.tables, self.rows, strict=True):
+            seen = torch.arange(row)
+            places = torch.tensor(table)[seen // BLOCK] * BLOCK + seen % BLOCK
+            for rows, plain in ((cache.k[0], given.k), (cache.v[0], given.v)):
+                rows[places] = cache.row.encode(plain[places])
+        told = replace(given, k=cache.k[0], v=cache.v[0], told=cache.told(0))
+        return replace(self, given=told, cache=cache)
 
 
 def case(groups: list[tuple[int, list[int]]], heads: tuple[int, int], norm: bool = False) -> Case:
@@ -302,3 +326,33 @@ def test_parts_fit_on_the_multiprocessors_and_into_the_results(heads: tuple[int,
             assert sharing.tiles <= 128
             assert 0 < cut.own < most_chunks(rows)
             assert 2 * cut.stages * cut.tile * machine.dim * 2 <= 112 << 10
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp32 is known in the interpreter only")
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("heads", [(4, 1), (2, 2)])
+def test_rows_of_bytes_are_attended_to_as_they_are_stored(kind: str, heads: tuple[int, int]) -> None:
+    """By one launch for shared rows and others, and by the kernel that shares nothing; new rows are written alike."""
+    groups = [(64, [70, 64, 127]), (0, [30, 0])]
+    made = case(groups, heads, norm=True).quantised(kind)
+    shared, members = [0] * 5, [[-1] * 16]
+    for index, table in enumerate(made.tables):
+        if table[0] == 1:
+            shared[index] = 64
+            members[0][members[0].index(-1)] = index
+    assert made.cache is not None
+    before, expected = made.cache.kv.clone(), made.plain()
+    outs, caches = [], []
+    for cut, sharing in ((CUT, Sharing(16, 1)), (None, None)):
+        made.cache.kv.copy_(before)
+        outs.append(made.run(cut, sharing, shared, members))
+        caches.append(made.cache.kv.clone())
+    torch.testing.assert_close(outs[0], expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(outs[1], expected, rtol=1e-4, atol=1e-3)
+    changed = (caches[0] != before).any(-1)[:, 0]
+    ends = {
+        table[row // BLOCK] * BLOCK + row % BLOCK for table, row in zip(made.tables, made.rows, strict=True)
+    }
+    assert {int(slot) for slot in changed.any(0).nonzero()} == ends
+    assert torch.equal(*caches)

@@ -1,0 +1,174 @@
+"""Rows of a quantised KV cache: what numbers become when they are written, and numbers of them again.
+
+The plain twin is `engine/cache/kv_rows.py`. FP8 says which of its two kinds rows are of, ROW how many bytes one has.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cache.kv_rows import KVRow
+
+if TYPE_CHECKING:
+    from engine.cache.kv_cache import KVCache
+
+UP = tl.constexpr(2.0**120)
+"""The bits of E4M3 in those of fp32 are the number divided by that."""
+DOWN = tl.constexpr(2.0**-120)
+NEAREST = tl.constexpr(1.5 * 2.0**23)
+"""A small number added to it is rounded to a whole one, half to even."""
+NUMBERS = 8192
+"""About so many a program reads."""
+
+
+@triton.jit
+def scale_of(most, FP8: tl.constexpr):
+    """The scale of numbers whose largest is `most`, fp32, and what they are multiplied with."""
+    if FP8:
+        exponent = (most.to(tl.int32, bitcast=True) >> 23) - 7
+        scale = tl.where(exponent > 0, exponent << 23, 0).to(tl.float32, bitcast=True)
+        inverse = tl.where(exponent > 0, (254 - exponent) << 23, 0).to(tl.float32, bitcast=True)
+    else:
+        there = most > 1e-30
+        scale = tl.where(there, most * (1.0 / 127.0), 0.0)
+        inverse = tl.where(there, tl.div_rn(most * 0.0 + 127.0, tl.where(there, most, 1.0)), 0.0)
+    return scale, inverse
+
+
+@triton.jit
+def coded(x, inverse, FP8: tl.constexpr):
+    """The codes of fp32 numbers, int32: 0 to 255."""
+    x *= inverse
+    if FP8:
+        bits = (x * DOWN).to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        codes = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) | ((bits >> 24) & 0x80)
+    else:
+        codes = (x + NEAREST).to(tl.int32, bitcast=True) & 0xFF
+    return codes
+
+
+@triton.jit
+def decoded(codes, FP8: tl.constexpr):
+    """What codes, 0 to 255, stand for without their scale, fp32."""
+    wide = codes.to(tl.int32)
+    if FP8:
+        numbers = (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(tl.float32, bitcast=True) * UP
+    else:
+        numbers = ((wide ^ 0x80) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
+    return numbers
+
+
+@triton.jit
+def _write(
+    source, rows, scales, slot, first, there,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
+    ROW: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """One row of K or V from the heads at `source`."""
+    head, column = tl.arange(0, PADDED), tl.arange(0, D)
+    inside = there & (head < HEADS)[:, None] & (column < DIM)[None, :]
+    at = head[:, None] * DIM + column[None, :]
+    x = tl.load(source + first + at, inside, 0.0).to(tl.float32)
+    scale, inverse = scale_of(tl.max(tl.abs(x), 1), FP8)
+    tl.store(rows + slot * ROW + at, coded(x, inverse[:, None], FP8).to(tl.uint8), inside)
+    tl.store(scales + slot * (ROW // 4) + head, scale, there & (head < HEADS))
+
+
+@triton.jit
+def write_rows_kernel(
+    k, v, cache_k, cache_v, slots, k_scales, v_scales, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
+    ROW: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Write K and V of a step's tokens into the cache, one program a token.
+
+    k and v [tokens, HEADS * DIM], K_STRIDE and V_STRIDE apart; cache_k and cache_v bytes [slots, ROW], k_scales and
+    v_scales theirs; slots [tokens]: where each goes, -1 for padding, which goes nowhere. PADDED and D are the powers of
+    two from HEADS and DIM on.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    _write(k, cache_k, k_scales, slot, token * K_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
+    _write(v, cache_v, v_scales, slot, token * V_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def write_slots_kernel(
+    k, v, cache_k, cache_v, active, counters, tables, table_stride, k_scales, v_scales,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """The same of one token of each of several sequences, which `slot_write_kernel` describes."""
+    token = tl.program_id(0).to(tl.int64)
+    sequence = tl.load(active + token)
+    if sequence >= 0:
+        row = tl.load(counters + 2 * sequence)
+        block = tl.load(tables + sequence.to(tl.int64) * table_stride + row // BLOCK).to(tl.int64)
+        slot = block * BLOCK + row % BLOCK
+        _write(k, cache_k, k_scales, slot, token * K_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
+        _write(v, cache_v, v_scales, slot, token * V_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _read_kernel(
+    rows, scales, out, count, ROWS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
+    ROW: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Numbers of ROWS rows of one head."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    head, column = tl.program_id(1), tl.arange(0, D)
+    inside = (row < count)[:, None] & (column < DIM)[None, :]
+    codes = tl.load(rows + row[:, None] * ROW + head * DIM + column[None, :], inside, 0)
+    scale = tl.load(scales + row * (ROW // 4) + head, row < count, 0.0)
+    numbers = decoded(codes, FP8) * scale[:, None]
+    target = out + row[:, None] * (HEADS * DIM) + head * DIM + column[None, :]
+    tl.store(target, numbers.to(out.dtype.element_ty), inside)
+
+
+def heads_of(row: KVRow) -> dict[str, int]:
+    """How the kernels here are told of the heads."""
+    padded, dim = triton.next_power_of_2(row.heads), triton.next_power_of_2(row.dim)
+    return {"HEADS": row.heads, "DIM": row.dim, "PADDED": padded, "D": dim}
+
+
+def write_rows(cache: "KVCache", layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Put K and V [n, heads, dim] into a quantised cache; slots [n or more], negative ones are left out."""
+    write_rows_kernel[(k.shape[0],)](
+        k,
+        v,
+        cache.k[layer],
+        cache.v[layer],
+        slots,
+        **cache.told(layer),
+        **heads_of(cache.row),
+        K_STRIDE=k.stride(0),
+        V_STRIDE=v.stride(0),
+        num_warps=4,
+    )
+
+
+def read_rows(row: KVRow, rows: Tensor) -> Tensor:
+    """Quantised rows [n, nbytes], contiguous, as numbers [n, heads, dim] in the dtype of `row`."""
+    count = rows.shape[0]
+    out = torch.empty((count, row.heads, row.dim), dtype=row.dtype, device=rows.device)
+    dim = triton.next_power_of_2(row.dim)
+    each = max(NUMBERS // dim, 16)
+    _read_kernel[(triton.cdiv(count, each), row.heads)](
+        rows,
+        row.scales(rows),
+        out,
+        count,
+        ROWS=each,
+        HEADS=row.heads,
+        DIM=row.dim,
+        D=dim,
+        ROW=row.nbytes,
+        FP8=row.is_fp8,
+        num_warps=4,
+    )
+    return out

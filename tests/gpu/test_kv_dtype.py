@@ -1,0 +1,121 @@
+"""A KV cache in fp8 and int8 on a GPU: errors beside torch's reading of it, bits of rows, cached prefixes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.stepping import blocks_for, forced_logits
+from engine import SamplingParams
+from engine.batch import Span, StepBatch
+from engine.engine import Engine
+from tests.gpu.engines import alone, an_engine, forget, random_tokens
+from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
+from tests.models.families import FUSED
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytest.importorskip("triton")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 272,
+    "max_position_embeddings": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+}
+CONFIGS: dict[str, Any] = {
+    "groups of two": tiny_qwen3(**SIZES, num_attention_heads=16, num_key_value_heads=8, head_dim=128),
+    "groups of four": tiny_qwen3(**SIZES, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "heads of 64": tiny_llama(**SIZES | {"hidden_size": 1152}, num_attention_heads=18, num_key_value_heads=3),
+    "windows": FUSED["gemma3"],
+    "sinks": FUSED["gpt-oss"],
+}
+KINDS = ["fp8", "int8"]
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name = request.param.replace(" ", "_")
+    return write_checkpoint(tmp_path_factory.mktemp(name), CONFIGS[request.param], dtype=BF16)
+
+
+def text_of(engine: Engine, count: int, seed: int) -> list[int]:
+    return [token % min(engine.vocab_size, 256) for token in random_tokens(count, seed)]
+
+
+def prefilled(engine: Engine, ids: list[int], cuts: list[int]) -> Tensor:
+    """Logits fp32 [T, vocab] of a prompt by the backend, in chunks that begin at `cuts`."""
+
+    def job() -> Tensor:
+        engine._blocks.evict_all()
+        runner, found = engine._runner, []
+        with blocks_for(engine, [[]], len(ids)) as (blocks,), torch.inference_mode():
+            for start, end in zip(cuts, [*cuts[1:], len(ids)], strict=True):
+                plan = runner._backend.plan(StepBatch((Span(tuple(blocks), start, end - start),)))
+                given = torch.tensor(ids[start:end], device="cuda"), torch.arange(start, end, device="cuda")
+                found.append(runner._model.logits(runner._model.forward(*given, plan)).float())
+        return torch.cat(found)
+
+    return engine._loop.call(job)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_error_is_larger_than_that_of_torch_with_the_same_rows(folder: Path, kind: str) -> None:
+    exact = reference_model(folder).cuda()
+    plain: dict[str, Any] = {"attention": "sdpa", "fused": False, "decode_runner": False, "graphs": False}
+    with an_engine(folder, BF16, kv_dtype=kind, **plain) as engine:
+        ids = text_of(engine, min(600, engine.max_positions - 8), 5)
+        with torch.inference_mode():
+            reference = exact(torch.tensor([ids], device="cuda"), use_cache=False).logits[0].float()
+        theirs = errors(prefilled(engine, ids, [0, len(ids) // 2]), reference)
+    for attention, block_size in (("triton", 32), ("auto", None)):
+        with an_engine(folder, BF16, kv_dtype=kind, attention=attention, block_size=block_size) as engine:
+            assert engine.figures().kv_dtype == kind
+            steps = errors(forced_logits(engine, [ids], len(ids) - 1)[0].float(), reference[1:])
+            prompt = errors(prefilled(engine, ids, [0, len(ids) // 2, len(ids) - 5]), reference)
+            told = engine.figures().decode, engine.figures().attention
+        for name, ours in (("steps", steps), ("prompt", prompt)):
+            print(f"{folder.name} {kind} {told} {name}: {ours.median():.3e}, torch's {theirs.median():.3e}")
+            assert ours.median() <= 1.05 * theirs.median()
+            assert ours.max() <= 1.3 * theirs.max()
+
+
+def errors(logits: Tensor, reference: Tensor) -> Tensor:
+    return (logits - reference).norm(dim=-1) / reference.norm(dim=-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_gets_the_bits_that_it_gets_alone(folder: Path, kind: str) -> None:
+    with an_engine(folder, BF16, kv_dtype=kind, attention="triton", context=1200) as engine:
+        texts = [text_of(engine, 40, seed) for seed in range(5)]
+        together = forced_logits(engine, texts, 39)
+        for text, found in zip(texts, together, strict=True):
+            assert torch.equal(forced_logits(engine, [text], 39)[0], found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_from_the_cache_gives_the_same_bits(folder: Path, kind: str) -> None:
+    """Deterministic, as such an engine says: the rows of a prompt, and the text after it."""
+    how = SamplingParams(temperature=0.0, max_tokens=20)
+    with an_engine(folder, BF16, kv_dtype=kind, attention="triton", deterministic=True) as engine:
+        ids = text_of(engine, min(300, engine.max_positions - 30), 3)
+        fresh, rows = alone(engine, (ids, how)), stored(engine, ids)
+        for cut in (1, 100, len(ids) - 1):
+            forget(engine)
+            engine.warm(ids[:cut])
+            assert alone(engine, (ids, how)) == fresh
+            assert torch.equal(stored(engine, ids), rows)
+
+
+def stored(engine: Engine, ids: list[int]) -> Tensor:
+    """The rows of a cached prompt."""
+
+    def job() -> Tensor:
+        with blocks_for(engine, [ids], 1) as (blocks,):
+            slots = engine._cache.every_slot(blocks, 0, len(ids) - 1).cuda()
+            return engine._cache.kv.index_select(2, slots).clone()
+
+    return engine._loop.call(job)
