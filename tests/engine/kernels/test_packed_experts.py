@@ -17,7 +17,6 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda import experts as launching
 from engine.execute.cuda.experts import ExpertStep, GroupTile, apart, mix
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
-from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.tiles import PackedTile
 from models.assemble import Store, assemble
@@ -38,8 +37,7 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
 )
 CLAMPED = FeedForward(256, bias=True, gain=1.7, limit=0.5, up_offset=1.0)
-ALIKE = FeedForward(256)
-PLAIN = (Experts(4, 2, ALIKE), 256, PackedTile(2, 4, 1), PackedTile(4, 4, 1))
+TILES = PackedTile(2, 4, 1), PackedTile(4, 4, 1)
 UNUSUAL = {
     "one": (Kind.Q4_0, Experts(3, 1, FeedForward(64)), 96, PackedTile(1, 2, 4), PackedTile(1, 4, 4)),
     "uneven": (Kind.Q8_0, Experts(4, 3, FeedForward(160)), 96, PackedTile(1, 4, 4), PackedTile(2, 2, 2)),
@@ -59,6 +57,12 @@ UNUSUAL = {
     ),
 }
 """By what is special: a type, the experts, the size of what they are given, and the tiles."""
+
+
+def usual(kind: Kind) -> tuple[Experts, int]:
+    """Experts, and the size of what they are given, as small as the type allows."""
+    size = kind.block if kind.block > 32 else 64
+    return Experts(4, 2, FeedForward(size)), size
 
 
 def stack(kind: Kind, experts: int, rows: int, columns: int, seed: int) -> tuple[list[Weight], torch.Tensor]:
@@ -123,7 +127,7 @@ def check_steps(
     found = step([0, 1, 2])
     added = 0.5 * given_by(spec, weights, numbers, F.rms_norm(x, (hidden,), norm.weight, 1e-6))
     torch.testing.assert_close(
-        (found - x)[[0, 2]], added[[0, 2]], rtol=1e-4, atol=3e-5 * float(added.abs().max())
+        (found - x)[[0, 2]], added[[0, 2]], rtol=1e-4, atol=1e-4 * float(added.abs().max())
     )
     assert torch.equal(found[1], x[1])  # a row without a sequence
     assert torch.equal(step([2])[0], found[2])
@@ -133,7 +137,7 @@ def check_steps(
 def test_rows_get_what_their_experts_give_and_their_own_bits(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_steps(kind, *PLAIN, monkeypatch)
+    check_steps(kind, *usual(kind), *TILES, monkeypatch)
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
@@ -147,13 +151,13 @@ def check_groups(kind: Kind, spec: Experts, hidden: int, tile: GroupTile, patch:
     x = random(9, hidden, seed=8)
     expected = given_by(spec, weights, numbers, x)
     torch.testing.assert_close(
-        mix(spec, weights, x, None), expected, rtol=1e-4, atol=3e-5 * float(expected.abs().max())
+        mix(spec, weights, x, None), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
     )
 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_groups_of_tokens_get_what_their_experts_give(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_groups(kind, *PLAIN[:2], GroupTile(16, 128, 128, 4), monkeypatch)
+    check_groups(kind, *usual(kind), GroupTile(16, 128, 128, 4), monkeypatch)
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
@@ -179,11 +183,11 @@ def a_network(spec: Experts, hidden: int) -> Network:
 
 
 QWEN = tiny_qwen3_moe(
-    num_hidden_layers=2,
+    num_hidden_layers=1,
+    decoder_sparse_step=1,
     head_dim=64,
     vocab_size=24,
     hidden_size=256,
-    intermediate_size=256,
     moe_intermediate_size=256,
     num_attention_heads=4,
     num_experts=4,
@@ -201,8 +205,8 @@ GPT_OSS = tiny_gpt_oss(
     num_experts_per_tok=2,
 )
 KINDS = {"token_embd": GGUF.Q6_K, "attn_q": GGUF.Q4_K, "attn_k": GGUF.Q4_K, "attn_v": GGUF.Q6_K,
-         "attn_output": GGUF.Q5_K, "ffn_gate": GGUF.Q4_K, "ffn_up": GGUF.Q4_K, "ffn_down": GGUF.Q8_0,
-         "ffn_gate_exps": GGUF.Q4_K, "ffn_up_exps": GGUF.Q4_K, "ffn_down_exps": GGUF.Q6_K}  # fmt: skip
+         "attn_output": GGUF.Q5_K, "ffn_gate_exps": GGUF.Q4_K, "ffn_up_exps": GGUF.Q4_K,
+         "ffn_down_exps": GGUF.Q6_K}  # fmt: skip
 SMALL = {"token_embd": GGUF.Q8_0, "attn_q": GGUF.Q8_0, "attn_k": GGUF.Q8_0, "attn_v": GGUF.Q8_0,
          "attn_output": GGUF.Q8_0, "ffn_gate_exps": GGUF.MXFP4, "ffn_up_exps": GGUF.MXFP4,
          "ffn_down_exps": GGUF.MXFP4, "output": GGUF.Q8_0}  # fmt: skip
@@ -242,7 +246,7 @@ def test_the_packed_network_is_the_expanded_one(path: Path, model: Network) -> N
     ids, found = torch.arange(9), []
     for network in (model, load(path, quantize="none")):
         spec = network.spec.attention
-        cache = KVCache(2, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
+        cache = KVCache(1, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
         plan = SdpaBackend(cache, spec.groups).plan(StepBatch((Span((1, 2), 0, 9),)))
         decoder = Decoder(network)
         with torch.inference_mode():
@@ -250,13 +254,19 @@ def test_the_packed_network_is_the_expanded_one(path: Path, model: Network) -> N
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
-def test_steps_give_what_the_plain_modules_give_and_rows_their_own_bits(model: Network) -> None:
+def test_steps_give_what_they_give_with_expanded_weights_and_rows_their_own_bits(
+    path: Path, model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "choose_expert_tile", lambda *given: TILES[0] if given[-2] else TILES[1])
+    monkeypatch.setattr("engine.execute.cuda.fused_program.choose_packed_tile", lambda *given: TILES[0])
     case = Case(model, [17, 5, 0, 3, 1, 2, 1, 1, 1])
     decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False)
-    alone = {slot: case.run(decoder, [slot], 1)[0] for slot in (0, 1)}
+    alone, _ = case.run(decoder, [1], 1)
     logits, cache = case.run(decoder, [1, 0], 2)
-    assert torch.equal(logits, torch.cat([alone[1], alone[0]]))
-    expected, written = case.run(PlainDecoder(model, case.cache, case.slots.given, "triton"), [1, 0], 2)
+    assert torch.equal(logits[:1], alone)
+    case.model = load(path, quantize="none")
+    other = FusedDecoder(case.model, case.cache, case.slots.given, pdl=False)
+    expected, written = case.run(other, [1, 0], 2)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)
 
@@ -265,7 +275,7 @@ def test_a_prompt_gives_what_the_plain_modules_give(model: Network) -> None:
     spec = model.spec.attention
     ids, found = torch.arange(21) * 7 % 24, []
     for program in (Decoder(model), FusedPrefill(model)):
-        cache = KVCache(2, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
+        cache = KVCache(1, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
         plan = SdpaBackend(cache, spec.groups).plan(StepBatch((Span((1, 2), 0, 21),)))
         with torch.inference_mode():
             found.append(program.logits(program.forward(ids, torch.arange(21), plan)))
