@@ -24,6 +24,7 @@ ENGINE_OPTIONS = (
     "threads",
     "attention",
     "graphs",
+    "tune",
     "deterministic",
     "offload_gb",
 )

@@ -176,6 +176,7 @@ def run(
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
+    no_tune: options.NoTune = False,
     deterministic: options.Deterministic = False,
     no_server: options.NoServer = False,
     keep_alive: options.KeepAlive = None,
@@ -379,11 +380,25 @@ def pull(model: options.ModelArgument) -> None:
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Measure now how a GPU's kernels run best for MODEL, and use that from the next start on.",
+            autocompletion=model_names,
+        ),
+    ] = None,
 ) -> None:
     """Report what this machine can do: GPU, kernels, memory, expected speed."""
-    from chatterm.cli.doctor import examine
+    from chatterm.cli import doctor as doctor_command
 
-    examine(as_json=as_json)
+    if tune is not None:
+        if as_json:
+            raise WrongUsage("--tune prints no JSON; leave out --json.")
+        options.check_model(tune)
+        doctor_command.tune(tune)
+        return
+    doctor_command.examine(as_json=as_json)
 
 
 @app.command("list")

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from chatterm.cli import doctor
 from chatterm.cli.main import call
+from engine.execute.tuning.store import Tuning
 from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
 from engine.machine.report import Cpu, Feature, Gpu, Machine
 from engine.machine.shapes import COMMON, shape_of
@@ -37,6 +38,13 @@ GPU = Machine(
     bandwidth=3.03e12,
     program=Program(0.9, 8e-6),
     speeds=(),
+    tunings=(
+        Tuning(
+            "Qwen3-0.6B",
+            {"1 to 8 rows: 1024 x 3072": (2, 8, 1, 3)},
+            {"1": (565e-6, 544e-6), "16": (7e-4, 7e-4)},
+        ),
+    ),
     advice=("flash-attn is missing: pip install flash-attn --no-build-isolation",),
     failures=(),
 )
@@ -63,6 +71,7 @@ CPU = replace(
     decode=(Feature("fused kernels, CUDA graph", "it needs an NVIDIA GPU"), Feature("plain modules", None)),
     bandwidth=20e9,
     program=PROGRAMS["plain modules, CPU"],
+    tunings=(),
     advice=(),
 )
 BROKEN = replace(
