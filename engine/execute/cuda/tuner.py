@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Protocol, TypeVar
@@ -81,7 +82,8 @@ def tune(
         guard = bench.measure(FEW) if rows == 1 else None
         found = search(candidates, bench.measure(rows), in_time, guard, told)
         chosen |= found.chosen
-        seconds[str(rows)] = (found.before, found.after)
+        if isfinite(found.before):
+            seconds[str(rows)] = (found.before, found.after)
     return Tuning(model, chosen, seconds)
 
 

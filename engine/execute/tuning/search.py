@@ -59,10 +59,10 @@ def search(
             chosen = with_it
     if chosen and guard is not None:
         chosen = _guarded(chosen, guard)
-    before, after = (_middle(times) for times in measure([{}, chosen], CONFIRM))
-    if not _faster(after, before):
+    before, *tuned = (_middle(times) for times in measure([{}, chosen] if chosen else [{}], CONFIRM))
+    if not tuned or not _faster(tuned[0], before):
         return Found({}, before, before)
-    return Found(chosen, before, after)
+    return Found(chosen, before, tuned[0])
 
 
 def _guarded(chosen: dict[str, Numbers], guard: Measure) -> dict[str, Numbers]:
