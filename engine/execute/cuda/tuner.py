@@ -75,7 +75,7 @@ def tune(
     seconds: dict[str, tuple[float, float]] = {}
     known = {rows: bench.candidates(rows) for rows in (1, FUSED)}
     for rows, candidates in known.items():  # all are compiled while the first ones are measured
-        bench.compile(rows, _every(candidates))
+        bench.compile(rows, every(candidates))
     for rows, candidates in known.items():
         if not candidates:
             continue
@@ -87,7 +87,7 @@ def tune(
     return Tuning(model, chosen, seconds)
 
 
-def _every(candidates: Mapping[str, Sequence[Numbers]]) -> list[Choice]:
+def every(candidates: Mapping[str, Sequence[Numbers]]) -> list[Choice]:
     """As few choices as have every candidate once: the n-th of each thing at once."""
     most = max(map(len, candidates.values()), default=0)
     return [
