@@ -5,6 +5,7 @@ L2, as in use. The KV cache is one of its own, because steps write to it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -201,7 +202,10 @@ class StepBench:
 
     def _unknown(self, rows: int, chosen: Chosen) -> list[Launch]:
         self._ready().cuts = self._cuts.with_(chosen)
-        with recorded() as launches:
+        with (
+            recorded() as launches,
+            suppress(Exception),
+        ):  # what does not even compile is found out with the others
             self._run(rows)
         return launches
 

@@ -207,11 +207,13 @@ class Tuner:
 
         Raises EngineError where that is not possible, StoppedError once stopped.
         """
-        bench = self._make_bench(self._compute)
         until, self._waited = monotonic() + self._seconds, 0.0
+        bench = self._make_bench(self._compute)
         try:
             found = tune(bench, self._model, lambda: monotonic() < until + self._waited, told)
-        except (RuntimeError, OSError) as error:
+        except (StoppedError, EngineError):
+            raise
+        except Exception as error:  # noqa: BLE001 - compilers and drivers raise all sorts
             raise EngineError(f"The kernels could not be tuned: {_line(error)}.") from None
         finally:
             bench.close()
