@@ -45,7 +45,7 @@ def main() -> None:
     def tell(name: str) -> None:
         print(f"{perf_counter() - began:>6.1f} s  {name}", flush=True)
 
-    tuner = Tuner.of(network, cache, given.shape, lambda job: job(), lambda: False)
+    tuner = Tuner.of(network, cache, True, given.shape, lambda job: job(), lambda: False)
     found = tuner.run(tell)
     tell(f"done, with {len(os.sched_getaffinity(0))} cores")
     for name, cut in found.chosen.items():

@@ -6,6 +6,7 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
+from engine.attention.triton import TritonBackend
 from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
@@ -254,6 +255,10 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     graphs = Graphs() if options.graphs else None
     fused = options.fused
     try:
+        cuts = _cuts(network, device, options) if fused else None
+        if cuts is not None and isinstance(pieces.backend, TritonBackend):
+            shape, itemsize = network.spec.attention, pieces.cache.kv.element_size()
+            pieces.backend.tile = cuts.prompt(shape, itemsize, _shared_bytes(device))
         if fused:
             reason = pieces.runner.fuse(
                 network, pieces.cache, pieces.context_length, graphs, options.deterministic
@@ -278,7 +283,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 fused,
                 options.deterministic,
                 pieces.on_host,
-                _cuts(network, device, options) if fused else None,
+                cuts,
             )
             pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
@@ -299,6 +304,12 @@ def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | No
     from engine.execute.cuda.tuner import tuned_cuts
 
     return tuned_cuts(network, device)
+
+
+def _shared_bytes(device: torch.device) -> int:
+    from engine.kernels.triton.launch import shared_bytes
+
+    return shared_bytes(device)
 
 
 def _refuse_deterministic(options: Options, why: str) -> None:

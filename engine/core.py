@@ -218,8 +218,14 @@ class EngineCore:
             )
         from engine.execute.cuda.tuner import Tuner
 
+        prompts = self._attention_name == "triton"
         return Tuner.of(
-            self._network, self._cache, self.model_name, self._loop.call, lambda: self._engine_step.has_work
+            self._network,
+            self._cache,
+            prompts,
+            self.model_name,
+            self._loop.call,
+            lambda: self._engine_step.has_work,
         )
 
     def tune_when_idle(self) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from engine.machine.report import Machine
 
 
+_STEPS = {"1": "one token", "16": "16 tokens at once", "prompt": "attention of a prompt"}
+"""What was timed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of the report: rows of cells under a title."""
@@ -64,8 +68,8 @@ def tune(model: str) -> None:
         engine.close()
     rows = [(one_line(name, 80), told(name, cut)) for name, cut in found.chosen.items()]
     times = [
-        f"{int(rows):,} row{'s' if int(rows) > 1 else ''}: {before * 1e6:,.0f} us a step, {after * 1e6:,.0f} us tuned"
-        for rows, (before, after) in found.seconds.items()
+        f"{_STEPS.get(kind, kind)} {before * 1e6:,.0f} us, tuned {after * 1e6:,.0f} us"
+        for kind, (before, after) in found.seconds.items()
     ]
     none = [("Nothing: the usual ways are the fastest here.",)]
     print(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -20,7 +21,10 @@ from engine.execute.cuda.tiles import (
 from models.spec import Attention
 from models.weights.block_formats import Kind
 
-Cut = Tile | PackedTile | Split
+if TYPE_CHECKING:
+    from engine.kernels.triton.prompt_attention import Tile as PromptTile
+
+Cut: TypeAlias = "Tile | PackedTile | Split | PromptTile"
 Chosen = Mapping[str, tuple[int, ...]]
 """The numbers of a cut, by what it is for."""
 
@@ -140,6 +144,19 @@ class Cuts:
         assert isinstance(found, Split)
         return found if found != self.candidates[name][0] else None
 
+    def prompt(self, spec: Attention, itemsize: int, shared: int) -> "PromptTile":
+        """Of the attention of prompts by `ragged_attention`, with so much shared memory for a program."""
+        from engine.kernels.triton.prompt_attention import MEASURED, Tile, choose_tile
+
+        head_bytes = max(16, 1 << (spec.head_dim - 1).bit_length()) * itemsize
+        known = [
+            choose_tile(head_bytes, shared),
+            *(tile for tile in MEASURED if tile.shared(head_bytes) <= shared),
+        ]
+        found = self._take(f"prompts: {spec.heads} / {spec.kv_heads} x {spec.head_dim}", lambda: known)
+        assert isinstance(found, Tile)
+        return found
+
     def _take(self, name: str, find: Callable[[], Iterable[Cut]]) -> Cut:
         cut = self._taken.get(name)
         if cut is None:
@@ -157,6 +174,8 @@ def numbers(cut: Cut) -> tuple[int, ...]:
 
 def told(name: str, cut: Sequence[int]) -> str:
     """Of what is written down of a cut, for people: "8 warps, 2 tiles, 4 ahead"."""
+    if name.startswith("prompts"):
+        return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
     kind = Split if "attention" in name else Tile if len(cut) == len(fields(Tile)) else PackedTile
     if kind is Split:
         return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}"

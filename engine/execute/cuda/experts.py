@@ -22,6 +22,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from engine.execute.cuda.cuts import fitted, table_cuts
 from engine.execute.cuda.tiles import choose_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel
 from engine.kernels.triton.groups import count_kernel, group_kernel, place_kernel, sum_kernel
@@ -78,6 +79,7 @@ class ExpertStep:
             layer.feed_forward for layer in network.spec.layers if isinstance(layer.feed_forward, Experts)
         ]
         self._pdl = pdl
+        self._room = table_cuts(network.device).room
 
         def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
@@ -146,7 +148,7 @@ class ExpertStep:
     ) -> None:
         """Add to x [rows, hidden] `scale` times what the experts give that `route` chose."""
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
-        tile = choose_tile(size, hidden, True)
+        tile = fitted(choose_tile(size, hidden, True), hidden, self._room)
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
             x,
             self._ids,
@@ -168,7 +170,7 @@ class ExpertStep:
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
-        tile = choose_tile(hidden, spec.chosen * size, False)
+        tile = fitted(choose_tile(hidden, spec.chosen * size, False), spec.chosen * size, self._room)
         kernel = down_kernel[(triton.cdiv(hidden, 16 // tile.folds), rows)](
             self._inner,
             self._ids,

@@ -20,11 +20,14 @@ from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import FUSED, SMALLEST
 from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.triton.ahead import Compilers, Launch, recorded
+from engine.kernels.triton.launch import shared_bytes
 from models.network import Network
 
 T = TypeVar("T")
 ROW = 511
 """Where the token of a step lies: with the context that benchmarks have."""
+PROMPT, PROMPT_TOKENS, PROMPT_LAYERS = 0, 1024, 4
+"""In the place of a number of rows: the attention of a prompt of so many tokens, in so many layers."""
 SLICE_S = 0.015
 """Steps of so long are one piece of work, which somebody's next token may have to wait for."""
 
@@ -90,14 +93,17 @@ class StepBench:
         compute: Compute,
         compilers: Compilers | None,
         stopwatch: Stopwatch,
+        prompts: bool = False,
     ) -> None:
-        """`like` is the cache that sequences have; without `compilers` kernels are compiled where they are launched
-        first."""
+        """`prompts`: their attention is ours, too. `like` is the cache that sequences have; without `compilers` kernels
+        are compiled where they are launched first.
+        """
         self._network, self._like, self._pdl = network, like, pdl
         self._cuts = cuts
         self._compute = compute
         self._compilers = compilers
         self._stopwatch = stopwatch
+        self._prompts = prompts
         self._program: FusedDecoder | None = None
         self._step_s = SLICE_S
 
@@ -181,6 +187,7 @@ class StepBench:
                 device,
             )
             cache.kv.zero_()
+            self._cache = cache
 
             def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
                 return torch.full(shape, value, dtype=dtype, device=device)
@@ -198,7 +205,27 @@ class StepBench:
 
     @torch.inference_mode()
     def _run(self, rows: int) -> None:
-        self._ready().run(rows, SMALLEST)
+        program = self._ready()
+        if rows != PROMPT:
+            program.run(rows, SMALLEST)
+        elif self._prompts:
+            self._prompt(program.cuts)
+
+    def _prompt(self, cuts: Cuts) -> None:
+        from engine.kernels.triton.prompt_attention import ragged_attention
+
+        cache, spec, device = self._cache, self._network.spec.attention, self._like.kv.device
+        q = torch.zeros(PROMPT_TOKENS, spec.heads, spec.head_dim, dtype=cache.kv.dtype, device=device)
+        ends = torch.arange(2, dtype=torch.int32, device=device) * PROMPT_TOKENS
+        table = torch.arange(
+            -(-PROMPT_TOKENS // cache.block_size), dtype=torch.int32, device=device
+        ) % _blocks(cache)
+        tile = cuts.prompt(spec, q.element_size(), shared_bytes(device))
+        for layer in range(min(PROMPT_LAYERS, len(cache.k))):
+            ragged_attention(
+                q, cache.k[layer], cache.v[layer], ends, ends, table[None], block_size=cache.block_size,
+                most_tokens=PROMPT_TOKENS, tile=tile,
+            )  # fmt: skip
 
     def _unknown(self, rows: int, chosen: Chosen) -> list[Launch]:
         self._ready().cuts = self._cuts.with_(chosen)

@@ -22,7 +22,7 @@ from engine.device import driver_version
 from engine.errors import EngineError
 from engine.execute.cuda.cuts import Cuts, table_cuts
 from engine.execute.cuda.fused_program import unsupported
-from engine.execute.cuda.step_bench import Compute, GraphStopwatch, StepBench
+from engine.execute.cuda.step_bench import PROMPT, Compute, GraphStopwatch, StepBench
 from engine.execute.cuda.tiles import FEW, FUSED
 from engine.execute.tuning import store
 from engine.execute.tuning.search import Choice, Measure, Numbers, search
@@ -70,10 +70,10 @@ class StoppedError(Exception):
 def tune(
     bench: Bench, model: str, in_time: Callable[[], bool], told: Callable[[str], None] = lambda _: None
 ) -> Tuning:
-    """Search what is best for steps of one row and of 2 * FEW, and what of the first does not slow down FEW."""
+    """Search what is best for steps of one row and of FUSED, and for prompts; nothing for one may slow down FEW."""
     chosen: dict[str, Numbers] = {}
     seconds: dict[str, tuple[float, float]] = {}
-    known = {rows: bench.candidates(rows) for rows in (1, FUSED)}
+    known = {rows: bench.candidates(rows) for rows in (1, FUSED, PROMPT)}
     for rows, candidates in known.items():  # all are compiled while the first ones are measured
         bench.compile(rows, every(candidates))
     for rows, candidates in known.items():
@@ -83,7 +83,7 @@ def tune(
         found = search(candidates, bench.measure(rows), in_time, guard, told)
         chosen |= found.chosen
         if isfinite(found.before):
-            seconds[str(rows)] = (found.before, found.after)
+            seconds["prompt" if rows == PROMPT else str(rows)] = (found.before, found.after)
     return Tuning(model, chosen, seconds)
 
 
@@ -167,11 +167,15 @@ class Tuner:
         cls,
         network: Network,
         cache: KVCache,
+        prompts: bool,
         model: str,
         call: Callable[[Callable[[], object]], object],
         is_busy: Callable[[], bool],
     ) -> "Tuner":
-        """For a network on a GPU and the cache that its sequences have. Raises EngineError where nothing is to tune."""
+        """For a network on a GPU and the cache that its sequences have; `prompts`: their attention is ours.
+
+        Raises EngineError where nothing is to tune.
+        """
         if (reason := unsupported(network)) is not None:
             raise EngineError(f"Only the fused kernels are tuned, and {reason}.")
         if network.on_host:
@@ -181,7 +185,12 @@ class Tuner:
         identity = _identity(network, cache.kv.device)
         seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
         return cls(
-            lambda compute: _gpu_bench(network, cache, compute), identity, model, call, is_busy, seconds
+            lambda compute: _gpu_bench(network, cache, prompts, compute),
+            identity,
+            model,
+            call,
+            is_busy,
+            seconds,
         )
 
     def kept(self) -> Tuning | None:
@@ -267,7 +276,7 @@ def result_line(found: Tuning) -> str:
     )
 
 
-def _gpu_bench(network: Network, cache: KVCache, compute: Compute) -> Bench:
+def _gpu_bench(network: Network, cache: KVCache, prompts: bool, compute: Compute) -> Bench:
     device = cache.kv.device
     needed = SPARE_BYTES + StepBench.cache_bytes(cache)
     if torch.cuda.mem_get_info(device)[0] < needed:
@@ -275,7 +284,7 @@ def _gpu_bench(network: Network, cache: KVCache, compute: Compute) -> Bench:
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES)))
-    return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, GraphStopwatch())
+    return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, GraphStopwatch(), prompts)
 
 
 def _line(error: BaseException) -> str:
