@@ -388,15 +388,33 @@ def doctor(
             autocompletion=model_names,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Show which kernel of a GPU a token of MODEL spends its time in.",
+            autocompletion=model_names,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path, typer.Option(metavar="FILE", help="With --profile: where the trace for Perfetto goes.")
+    ] = Path("chatterm-trace.json"),
 ) -> None:
     """Report what this machine can do: GPU, kernels, memory, expected speed."""
     from chatterm.cli import doctor as doctor_command
 
-    if tune is not None:
+    if tune is not None and profile is not None:
+        raise WrongUsage("--tune and --profile are two commands; give one of them.")
+    if tune is not None or profile is not None:
         if as_json:
-            raise WrongUsage("--tune prints no JSON; leave out --json.")
-        options.check_model(tune)
-        doctor_command.tune(tune)
+            raise WrongUsage("--tune and --profile print no JSON; leave out --json.")
+        options.check_model(tune or profile)
+        if tune is not None:
+            doctor_command.tune(tune)
+        elif profile is not None:
+            from chatterm.cli.profile import profile as show_profile
+
+            show_profile(profile, trace)
         return
     doctor_command.examine(as_json=as_json)
 

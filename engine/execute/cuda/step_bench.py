@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from engine.execute.cuda.cuts import Chosen, Cuts, numbers
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.sharing import most_members
 from engine.execute.cuda.slots import StepInput
+from engine.execute.cuda.step_profile import Ran, record_trace
 from engine.execute.cuda.tiles import FUSED, SMALLEST
 from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.triton.ahead import Compilers, Launch, recorded
@@ -94,9 +97,10 @@ class StepBench:
         compilers: Compilers | None,
         stopwatch: Stopwatch,
         prompts: bool = False,
+        used: Chosen = MappingProxyType({}),
     ) -> None:
-        """`prompts`: their attention is ours, too. `like` is the cache that sequences have; without `compilers` kernels
-        are compiled where they are launched first.
+        """`like` is the cache that sequences have, `used` their cuts; `prompts`: their attention is ours, too. Without
+        `compilers` kernels are compiled where they are launched first.
         """
         self._network, self._like, self._pdl = network, like, pdl
         self._cuts = cuts
@@ -104,6 +108,7 @@ class StepBench:
         self._compilers = compilers
         self._stopwatch = stopwatch
         self._prompts = prompts
+        self._used = used
         self._program: FusedDecoder | None = None
         self._step_s = SLICE_S
 
@@ -146,6 +151,16 @@ class StepBench:
     def measure(self, rows: int) -> Measure:
         """See `Bench`."""
         return lambda choices, rounds: self.seconds(rows, choices, rounds)
+
+    def profile(self, trace: Path) -> list[Ran]:
+        """See `Bench`."""
+        self.compile(1, [self._used])()
+
+        def run() -> list[Ran]:
+            self._ready().cuts = self._cuts.with_(self._used)
+            return record_trace(self._stopwatch.record(partial(self._run, 1)), trace)
+
+        return self._compute(run)
 
     def close(self) -> None:
         """See `Bench`."""

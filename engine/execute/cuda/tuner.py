@@ -23,6 +23,7 @@ from engine.errors import EngineError
 from engine.execute.cuda.cuts import Cuts, table_cuts
 from engine.execute.cuda.fused_program import unsupported
 from engine.execute.cuda.step_bench import PROMPT, Compute, GraphStopwatch, StepBench
+from engine.execute.cuda.step_profile import Part, Ran, parts_of
 from engine.execute.cuda.tiles import FEW, FUSED
 from engine.execute.tuning import store
 from engine.execute.tuning.search import Choice, Measure, Numbers, search
@@ -56,6 +57,10 @@ class Bench(Protocol):
 
     def measure(self, rows: int) -> Measure:
         """What times steps of so many rows."""
+        ...
+
+    def profile(self, trace: Path) -> list[Ran]:
+        """The kernels of some steps of one row, with what was chosen before; writes a trace."""
         ...
 
     def close(self) -> None:
@@ -184,8 +189,10 @@ class Tuner:
             )
         identity = _identity(network, cache.kv.device)
         seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
+        kept = store.kept(identity)
+        used = kept.chosen if kept is not None else {}
         return cls(
-            lambda compute: _gpu_bench(network, cache, prompts, compute),
+            lambda compute: _gpu_bench(network, cache, prompts, used, compute),
             identity,
             model,
             call,
@@ -232,6 +239,21 @@ class Tuner:
             raise EngineError(f"What was tuned could not be written: {_line(error)}.") from None
         return found
 
+    def profile(self, trace: Path) -> list[Part]:
+        """Where a step of one token spends its time; writes a trace for Perfetto. Raises EngineError."""
+        bench = self._make_bench(self._compute)
+        try:
+            parts = parts_of(bench.profile(trace))
+        except OSError as error:
+            raise EngineError(f"The trace could not be written: {_line(error)}.") from None
+        except RuntimeError as error:
+            raise EngineError(f"The step could not be profiled: {_line(error)}.") from None
+        finally:
+            bench.close()
+        if not parts:
+            raise EngineError("The profiler saw no kernels; the driver may not let this user profile.")
+        return parts
+
     def _wait_and_run(self) -> None:
         try:
             idle_since = monotonic()
@@ -276,7 +298,7 @@ def result_line(found: Tuning) -> str:
     )
 
 
-def _gpu_bench(network: Network, cache: KVCache, prompts: bool, compute: Compute) -> Bench:
+def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, compute: Compute) -> Bench:
     device = cache.kv.device
     needed = SPARE_BYTES + StepBench.cache_bytes(cache)
     if torch.cuda.mem_get_info(device)[0] < needed:
@@ -284,7 +306,8 @@ def _gpu_bench(network: Network, cache: KVCache, prompts: bool, compute: Compute
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES)))
-    return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, GraphStopwatch(), prompts)
+    watch = GraphStopwatch()
+    return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, watch, prompts, used)
 
 
 def _line(error: BaseException) -> str:
