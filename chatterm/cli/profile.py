@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.execute.cuda.step_profile import Part
 
 _WIDTH = 80
-_STEPS = " .:-=+*#%@"
+_STEPS = ".:-=+*#%@"
 """From the fastest layer to the slowest, where there are no blocks."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -188,7 +188,7 @@ def test_tuning_now_tells_what_was_chosen(
 def test_tuning_without_a_gpu_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with (
         tiny_engine(tmp_path) as engine,
-        pytest.raises(EngineError, match="Only the fused kernels of a GPU are tuned"),
+        pytest.raises(EngineError, match="Only the fused kernels of a GPU can be tuned"),
     ):
         engine.tuner()
     assert call(["doctor", "--tune", "tiny", "--json"]) == 2

@@ -75,7 +75,7 @@ def test_the_picture_fits_a_terminal_and_has_the_figures() -> None:
     assert lines[0] == "Qwen3-0.6B: a token after 511 takes 0.324 ms in 28 layers, without drawing it."
     assert "q, k, v              4.0 us a layer   0.112 ms  34.6%  ####" in text
     assert "head, once          60.0 us           0.060 ms  18.5%" in text
-    assert "8.0 to 10.7 us, 9.4 on average" in text
+    assert "8.0 to 10.7 us, 9.3 on average" in text
     assert "█" in "\n".join(picture("Qwen3-0.6B", parts))
 
 

@@ -182,10 +182,10 @@ class Tuner:
         Raises EngineError where nothing is to tune.
         """
         if (reason := unsupported(network)) is not None:
-            raise EngineError(f"Only the fused kernels are tuned, and {reason}.")
+            raise EngineError(f"Only the fused kernels can be tuned or profiled, and {reason}.")
         if network.on_host:
             raise EngineError(
-                "A model whose experts lie in host memory is not tuned: they take most of the time."
+                "A model whose experts lie in host memory is neither tuned nor profiled: they take most of the time."
             )
         identity = _identity(network, cache.kv.device)
         seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
