@@ -7,6 +7,7 @@ import torch
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
 from engine.attention.parts import EXPANDED_BYTES
+from engine.attention.triton import TritonBackend
 from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
@@ -27,6 +28,7 @@ from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, by_torch, lacking
+from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.fetched_experts import EXPANDING_BYTES
 from engine.execute.cuda.graphs import Graphs
@@ -63,6 +65,9 @@ class Options:
     """CUDA graphs; without them steps run kernel by kernel."""
     fused: bool = True
     """Kernels of our own; without them steps run through the plain modules."""
+    tuned: bool = True
+    """On a GPU kernels are cut as was measured there, where something was; else as tables say. Never with
+    `deterministic`: the text would depend on what was measured when."""
     deterministic: bool = False
     """On a GPU sums have one order however prompts are cut and whoever is beside them; on a CPU nothing changes."""
     decode_runner: bool = True
@@ -268,6 +273,10 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     graphs = Graphs() if options.graphs else None
     fused = options.fused
     try:
+        cuts = _cuts(network, device, options) if fused else None
+        if cuts is not None and isinstance(pieces.backend, TritonBackend):
+            shape, itemsize = network.spec.attention, pieces.cache.kv.element_size()
+            pieces.backend.tile = cuts.prompt(shape, itemsize, _shared_bytes(device))
         if fused:
             reason = pieces.runner.fuse(
                 network, pieces.cache, pieces.context_length, graphs, options.deterministic
@@ -292,6 +301,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 fused,
                 options.deterministic,
                 pieces.on_host,
+                cuts,
             )
             pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
@@ -303,6 +313,21 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     pieces.scheduler.recorded = pieces.runner.recorded
     if graphs is not None and graphs.problem is not None:
         pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)
+
+
+def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:
+    """As was measured here, or None."""
+    if not options.tuned or options.deterministic:
+        return None
+    from engine.execute.cuda.tuner import tuned_cuts
+
+    return tuned_cuts(network, device)
+
+
+def _shared_bytes(device: torch.device) -> int:
+    from engine.kernels.triton.launch import shared_bytes
+
+    return shared_bytes(device)
 
 
 def _refuse_deterministic(options: Options, why: str) -> None:

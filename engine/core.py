@@ -3,7 +3,7 @@
 import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +34,7 @@ from models.text.tokenizer import Tokenizer
 from models.units import counted
 
 if TYPE_CHECKING:
+    from engine.execute.cuda.tuner import Tuner
     from engine.sampling.grammar import Grammars
 
 T = TypeVar("T")
@@ -72,6 +73,8 @@ class EngineCore:
         self._grammars: Grammars | None = None
         self._grammars_lock = Lock()
         self._weight_bytes = network.nbytes
+        self._network = network
+        self._tuner: Tuner | None = None
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes
         self._kv_row = pieces.cache.row
@@ -160,7 +163,7 @@ class EngineCore:
             prefill_done=done,
             prefill_total=total,
             decode=self._decode_name,
-            notes=self._notes,
+            notes=self._notes if self._tuner is None else (*self._notes, *self._tuner.notes),
             bandwidth=self._bandwidth,
             host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
@@ -189,7 +192,12 @@ class EngineCore:
 
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
+        if self._tuner is not None:
+            self._tuner.stop()
         self._loop.close()
+        if self._tuner is not None:
+            self._tuner.join()
+            self._tuner = None
         self.tokenizer.close()
         if self._host is not None:
             self._host.close()
@@ -198,11 +206,39 @@ class EngineCore:
             self._host_experts.close()
             self._host_experts = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
+        for owner_of_memory in ("_cache", "_network", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
         if self.device.type == "cuda":  # what it held is free for the next model, and for other programs
             gc.collect()
             torch.cuda.empty_cache()
+
+    def tuner(self) -> "Tuner":
+        """What measures how the kernels of a decode step run best here. Raises EngineError where nothing is to tune."""
+        decode_runner = self._decode_runner
+        if decode_runner is None or not hasattr(decode_runner.program, "cuts"):
+            raise EngineError(
+                "Only the fused kernels of a GPU can be tuned or profiled; this model is computed by "
+                f"{self._decode_name}."
+            )
+        from engine.execute.cuda.tuner import Tuner
+
+        prompts = self._attention_name == "triton"
+        return Tuner.of(
+            self._network,
+            self._cache,
+            prompts,
+            self.model_name,
+            self._loop.call,
+            lambda: self._engine_step.has_work,
+        )
+
+    def tune_when_idle(self) -> None:
+        """Have the kernels tuned for the next start while nobody asks for anything, if they are not and can be."""
+        with suppress(EngineError):
+            tuner = self.tuner()
+            if tuner.kept() is None:
+                self._tuner = tuner
+                tuner.start()
 
     # -- what conversations use
 

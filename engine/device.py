@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import shutil
+import subprocess
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,28 @@ def driver_cuda() -> tuple[int, int] | None:
         except (OSError, AttributeError):
             continue
     return None
+
+
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver; None without one. Raises EngineError where its own tool fails."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _kernel_module())
+    if found:
+        return found[1]
+    if not has_nvidia_driver():
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
+    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).split("\n")
+    if done.returncode:
+        raise EngineError(f"nvidia-smi says: {lines[0] or f'exit code {done.returncode}'}")
+    return lines[0].strip() or None
+
+
+def _kernel_module() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _failed_start(error: Exception) -> CudaProblem:

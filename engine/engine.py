@@ -38,6 +38,8 @@ class Engine(EngineCore):
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
+        tuned: bool = True,
+        tunes: bool = False,
         deterministic: bool = False,
         threads: int | None = None,
         offload_gb: float | None = None,
@@ -51,11 +53,13 @@ class Engine(EngineCore):
         `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
         `models.load`, and `kv_dtype` is that of the KV cache (`kv_row`); `context` is in tokens (None: as long as the
         model and the memory allow). `threads` compute on a CPU (None: the physical cores, less one for the screen where
-        there are more than two); `offload_gb` of host memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
-        the memory has it; `taken` bytes of a CPU's memory count as free and are not (mapped weights of other models).
-        `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
-        and those of an answer whoever is beside it, which takes time. `room` is for tests: how many bytes of the device
-        the weights may take before experts are held in host memory.
+        there are more than two); `offload_gb` of host memory take what a GPU evicts (None: a share of it). `streams`
+        requests at once find room in the KV cache, where the memory has it; `taken` bytes of a CPU's memory count as
+        free and are not (mapped weights of other models).
+        `tuned`: a GPU's kernels are cut as was measured on it, where it was; `tunes`: where it was not, it is measured
+        while nobody asks for anything, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the
+        same bits however it is cut, and those of an answer whoever is beside it, which takes time. `room` is for tests:
+        how many bytes of the device the weights may take before experts are held in host memory.
         """
         check_threads(threads)
         if streams < 1:
@@ -85,6 +89,7 @@ class Engine(EngineCore):
                 context=context,
                 attention=attention,
                 graphs=graphs,
+                tuned=tuned,
                 deterministic=deterministic,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
@@ -102,6 +107,8 @@ class Engine(EngineCore):
             loop.close()
             tokenizer.close()
             raise
+        if tunes and not deterministic:
+            engine.tune_when_idle()
         if on_progress is not None:
             size = engine.figures().kv_bytes
             on_progress(Progress("prepare", f"KV cache for {engine.context_length:,} tokens", size, size))

@@ -117,7 +117,7 @@ def _started(options: ChatOptions, start: Start) -> tuple[_Peer | None, str]:
             let_go()
 
 
-_OPTION = {"graphs": "no-graph", "offload_gb": "offload-gb", "kv_dtype": "kv-dtype"}
+_OPTION = {"graphs": "no-graph", "offload_gb": "offload-gb", "kv_dtype": "kv-dtype", "tune": "no-tune"}
 
 
 def _differs(name: str, asked: ChatOptions, given: ChatOptions) -> bool:

@@ -66,6 +66,8 @@ class ChatOptions:
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""
+    tune: bool = True
+    """Whether a GPU's kernels run as was measured on it, and that is measured where it never was."""
     deterministic: bool = False
     """Whether a GPU, too, gives the same text whatever is cached or computed beside it."""
     streams: int = 1

@@ -103,6 +103,8 @@ class OwnEngines:
             threads=options.threads,
             attention=options.attention,
             graphs=options.graphs,
+            tuned=options.tune,
+            tunes=options.tune,
             deterministic=options.deterministic,
             offload_gb=options.offload_gb,
             streams=options.streams,

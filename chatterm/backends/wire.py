@@ -25,6 +25,7 @@ ENGINE_OPTIONS = (
     "threads",
     "attention",
     "graphs",
+    "tune",
     "deterministic",
     "offload_gb",
 )

@@ -57,6 +57,7 @@ def batch(
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
+    no_tune: options.NoTune = False,
     deterministic: options.Deterministic = False,
     no_server: options.NoServer = False,
 ) -> None:

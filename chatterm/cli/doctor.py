@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from engine.machine.report import Machine
 
 
+_STEPS = {"1": "one token", "16": "16 tokens at once", "prompt": "attention of a prompt"}
+"""What was timed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of the report: rows of cells under a title."""
@@ -32,7 +36,7 @@ class Section:
 
 def examine(*, as_json: bool = False) -> None:
     """Look at the machine and print what was found. What is broken becomes a line, never an exception."""
-    with _waiting():
+    with _waiting("Checking this machine"):
         machine = _inspect()
     if isinstance(machine, str):
         print(json.dumps({"failures": [machine]}) if as_json else machine)
@@ -44,6 +48,35 @@ def examine(*, as_json: bool = False) -> None:
         _paint(Console(highlight=False), sections(machine))
     else:
         print(plain(sections(machine)))
+
+
+def tune(model: str) -> None:
+    """Measure how the kernels run best for a model, keep it for the next start, and print it.
+
+    Raises ModelError and EngineError.
+    """
+    from chatterm.cli.progress import progress_on
+    from engine.engine import Engine
+    from engine.execute.cuda.cuts import told
+
+    with progress_on(sys.stderr) as report:
+        engine = Engine.load(model, tuned=False, on_progress=report)
+    try:
+        with _waiting("Tuning the kernels") as status:
+            found = engine.tuner().run(lambda name: status.update(f"Tuning {name}") if status else None)
+    finally:
+        engine.close()
+    rows = [(one_line(name, 80), told(name, cut)) for name, cut in found.chosen.items()]
+    times = [
+        f"{_STEPS.get(kind, kind)} {before * 1e6:,.0f} us, tuned {after * 1e6:,.0f} us"
+        for kind, (before, after) in found.seconds.items()
+    ]
+    none = [("Nothing: the usual ways are the fastest here.",)]
+    print(
+        plain(
+            [Section(f"What runs best for {one_line(model, 60)}", rows or none, note="; ".join(times) + ".")]
+        )
+    )
 
 
 def _inspect() -> "Machine | str":
@@ -58,17 +91,20 @@ def _inspect() -> "Machine | str":
     return machine
 
 
-def _waiting() -> AbstractContextManager[Any]:
+def _waiting(what: str) -> AbstractContextManager[Any]:
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
 
-    return Console(stderr=True).status("Checking this machine")
+    return Console(stderr=True).status(what)
 
 
 def sections(machine: "Machine") -> list[Section]:
     """The report, from the hardware to what to do next."""
-    found = [_hardware(machine), _kernels(machine), _speeds(machine)]
+    found = [_hardware(machine), _kernels(machine)]
+    if machine.tunings:
+        found.append(_tunings(machine))
+    found.append(_speeds(machine))
     advice = [(one_line(line),) for line in machine.advice]
     found.append(
         Section("Suggestions", advice or [("Nothing to install: everything useful here is present.",)])
@@ -115,6 +151,27 @@ def _kernels(machine: "Machine") -> Section:
             rows.append(("" if index else label, feature.name, answer))
             word = word if feature.reason is not None else "works too"
     return Section("Kernels", rows)
+
+
+def _tunings(machine: "Machine") -> Section:
+    rows = []
+    for tuning in machine.tunings:
+        alone = tuning.seconds.get("1")
+        rows.append(
+            (
+                one_line(tuning.model, 60),
+                str(len(tuning.chosen)),
+                *((f"{alone[0] * 1e6:,.0f} us", f"{alone[1] * 1e6:,.0f} us") if alone else ("-", "-")),
+                f"{tuning.gain:.1%}",
+            )
+        )
+    return Section(
+        "Tuned for this GPU",
+        rows,
+        ("Model", "Choices", "Token before", "Token now", "Gain"),
+        frozenset((1, 2, 3, 4)),
+        "Times of one token after 511, as they were measured; chatterm doctor --tune MODEL measures again.",
+    )
 
 
 def _speeds(machine: "Machine") -> Section:

@@ -177,6 +177,7 @@ def run(
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
+    no_tune: options.NoTune = False,
     deterministic: options.Deterministic = False,
     no_server: options.NoServer = False,
     keep_alive: options.KeepAlive = None,
@@ -380,11 +381,43 @@ def pull(model: options.ModelArgument) -> None:
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Measure now how a GPU's kernels run best for MODEL, and use that from the next start on.",
+            autocompletion=model_names,
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Show which kernel of a GPU a token of MODEL spends its time in.",
+            autocompletion=model_names,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path, typer.Option(metavar="FILE", help="With --profile: where the trace for Perfetto goes.")
+    ] = Path("chatterm-trace.json"),
 ) -> None:
     """Report what this machine can do: GPU, kernels, memory, expected speed."""
-    from chatterm.cli.doctor import examine
+    from chatterm.cli import doctor as doctor_command
 
-    examine(as_json=as_json)
+    if tune is not None and profile is not None:
+        raise WrongUsage("--tune and --profile are two commands; give one of them.")
+    if tune is not None or profile is not None:
+        if as_json:
+            raise WrongUsage("--tune and --profile print no JSON; leave out --json.")
+        options.check_model(tune or profile)
+        if tune is not None:
+            doctor_command.tune(tune)
+        elif profile is not None:
+            from chatterm.cli.profile import profile as show_profile
+
+            show_profile(profile, trace)
+        return
+    doctor_command.examine(as_json=as_json)
 
 
 @app.command("list")

@@ -161,6 +161,14 @@ NoGraph = Annotated[
     bool,
     typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
 ]
+NoTune = Annotated[
+    bool,
+    typer.Option(
+        "--no-tune",
+        help="On a GPU: neither measure how its kernels run best nor use what was measured.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Deterministic = Annotated[
     bool,
     typer.Option(
@@ -194,18 +202,10 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
     from chatterm.backends.backend import ChatOptions
 
     given = invocation.params
-    same = (
-        "think_cache",
-        "device",
-        "dtype",
-        "quantize",
-        "kv_dtype",
-        "context",
-        "threads",
-        "attention",
-        "deterministic",
+    same = "think_cache device dtype quantize kv_dtype context threads attention deterministic".split()
+    return ChatOptions(
+        **{name: given[name] for name in same}, graphs=not given["no_graph"], tune=not given["no_tune"]
     )
-    return ChatOptions(**{name: given[name] for name in same}, graphs=not given["no_graph"])
 
 
 def chat_options(invocation: typer.Context) -> "ChatOptions":
@@ -239,6 +239,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     return ChatOptions(
         **{name: given[name] for name in same if name in given},
         graphs=not given["no_graph"],
+        tune=not given["no_tune"],
         sampling=checked_sampling(sampling),
     )
 
@@ -310,7 +311,8 @@ def keep_alive_of(given: str | None, settings: "Settings", no_server: bool) -> f
 def decided(invocation: typer.Context) -> set[str]:
     """The fields of ChatOptions that the command line decides, whatever the settings say."""
     names = {"device", "context", "threads", "system", "think", "think_cache"} & invocation.params.keys()
-    return {name for name in names if is_given(invocation, name)}
+    found = {name for name in names if is_given(invocation, name)}
+    return found | {"tune"} if invocation.params.get("no_tune") else found
 
 
 def preferences() -> "Settings":

@@ -62,6 +62,7 @@ def serve(
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
+    no_tune: options.NoTune = False,
     deterministic: options.Deterministic = False,
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.

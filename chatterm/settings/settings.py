@@ -74,6 +74,9 @@ class ModelSettings:
     long, as in "30m"; "forever": until `chatterm stop`; not set: it is freed with the chat."""
     think_cache: ThinkCache = "exact"
     """After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask)."""
+    tune: bool = True
+    """On a GPU: measure once, while nobody asks for anything, how its kernels run best, and use that from the next
+    start on; false uses what is built in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
         "system": model.system,
         "think": model.think,
         "think_cache": model.think_cache,
+        "tune": model.tune,
     }
     fresh = {name: value for name, value in wanted.items() if name not in chosen}
     return replace(options, **fresh, sampling={**settings.sampling.given(), **options.sampling})

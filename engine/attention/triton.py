@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
+
+if TYPE_CHECKING:
+    from engine.kernels.triton.prompt_attention import Tile
 
 FEW = 8
 """The longest span of plain attention that is split among programs, which is the faster the fewer tokens there are."""
@@ -36,6 +40,8 @@ class TritonBackend:
         self._unusual = unusual
         self._has_plain = len(unusual) < len(cache.k)
         self._long = SdpaBackend(cache, groups)
+        self.tile: Tile | None = None
+        """How spans of any numbers of tokens are cut; None: as is usual. It is set before the first step."""
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
@@ -45,7 +51,7 @@ class TritonBackend:
         spans, cache = batch.spans, self._cache
         write, tables = WriteSpans(cache, spans), block_tables(cache, spans)
         tokens = max(span.count for span in spans)
-        return _Ragged(cache, self._unusual, write, *ends(cache, spans), tables, tokens, plain)
+        return _Ragged(cache, self._unusual, write, *ends(cache, spans), tables, tokens, plain, self.tile)
 
     def _expands(self, batch: StepBatch) -> bool:
         return all(span.count <= FEW or expands(self._cache, span) for span in batch.spans)
@@ -63,7 +69,7 @@ class TritonBackend:
         self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
     ) -> Attention:
         """See `RaggedBackend`."""
-        return _Ragged(self._cache, self._unusual, write, q_ends, k_ends, tables, tokens)
+        return _Ragged(self._cache, self._unusual, write, q_ends, k_ends, tables, tokens, tile=self.tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class _Ragged:
     most_tokens: int
     plain: Attention | None = None
     """What serves plain layers instead."""
+    tile: "Tile | None" = None
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from engine.kernels.triton.prompt_attention import ragged_attention
@@ -98,6 +105,7 @@ class _Ragged:
             block_size=self.cache.block_size,
             most_tokens=self.most_tokens,
             **self.cache.told(layer_index),
+            tile=self.tile,
             **(layer.asked if layer is not None else {}),
         )
 

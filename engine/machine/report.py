@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,12 +23,13 @@ from engine.device import (
     available_memory,
     cuda_problem,
     driver_cuda,
-    has_nvidia_driver,
+    driver_version,
     pick_device,
     pick_dtype,
     sm,
 )
 from engine.errors import EngineError
+from engine.execute.tuning.store import Tuning, all_kept
 from engine.kernels.native import library as native
 from engine.machine.bandwidth import cpu_name, known_bandwidth
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
@@ -115,6 +115,8 @@ class Machine:
     program: Program
     """What the speeds assume of decoding on `device`."""
     speeds: tuple[Speed, ...]
+    tunings: tuple[Tuning, ...]
+    """What was found to run best on this GPU, by model."""
     advice: tuple[str, ...]
     """What to install or change to get more; one line each."""
     failures: tuple[str, ...]
@@ -159,7 +161,7 @@ def _inspect() -> Machine:
         cpu=probe("The CPU", _cpu, None),
         memory_free=free if device.type == "cpu" else probe("Memory", lambda: available_memory(cpu), None),
         memory_total=probe("The size of the memory", _memory_total, None),
-        driver=probe("The driver", _driver_version, None),
+        driver=probe("The driver", driver_version, None),
         driver_cuda=f"{newest[0]}.{newest[1]}" if newest else None,
         torch_cuda=torch.version.cuda,
         packages=probe("Packages", _packages, {}),
@@ -168,6 +170,7 @@ def _inspect() -> Machine:
         bandwidth=bandwidth,
         program=here.program,
         speeds=tuple(catalogue_speed(name, here) for name in _worth_telling(here)),
+        tunings=probe("What was tuned", lambda: _tunings(device), ()),
         advice=advice(
             problem,
             gpu,
@@ -338,6 +341,14 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Feature, ...]:
     return tuple(Feature(name, reason) for name, reason in usable_backends(device, dtype))
 
 
+def _tunings(device: torch.device) -> tuple[Tuning, ...]:
+    if device.type != "cuda" or not _installed("triton"):
+        return ()
+    from engine.execute.cuda.tuner import machine_identity
+
+    return tuple(all_kept(machine_identity(device)))
+
+
 def _gpu(device: torch.device) -> Gpu:
     free, total = torch.cuda.mem_get_info(device)
     return Gpu(
@@ -368,20 +379,6 @@ def _memory_total() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _driver_version() -> str | None:
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read("/proc/driver/nvidia/version"))
-    if found:
-        return found[1]
-    if not has_nvidia_driver():
-        return None
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
-    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).split("\n")
-    if done.returncode:
-        raise EngineError(f"nvidia-smi says: {lines[0] or f'exit code {done.returncode}'}")
-    return lines[0].strip() or None
 
 
 def _packages() -> dict[str, str]:

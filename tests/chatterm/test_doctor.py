@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from rich.console import Console
 
 from chatterm.cli import doctor
 from chatterm.cli.main import call
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.execute.tuning.store import Tuning
 from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
 from engine.machine.report import Cpu, Feature, Gpu, Machine
 from engine.machine.shapes import COMMON, shape_of
+from tests.engine.tiny import tiny_engine
 
 GPU = Machine(
     device="cuda",
@@ -37,6 +42,13 @@ GPU = Machine(
     bandwidth=3.03e12,
     program=Program(0.9, 8e-6),
     speeds=(),
+    tunings=(
+        Tuning(
+            "Qwen3-0.6B",
+            {"1 to 8 rows: 1024 x 3072": (2, 8, 1, 3)},
+            {"1": (565e-6, 544e-6), "16": (7e-4, 7e-4)},
+        ),
+    ),
     advice=("flash-attn is missing: pip install flash-attn --no-build-isolation",),
     failures=(),
 )
@@ -63,6 +75,7 @@ CPU = replace(
     decode=(Feature("fused kernels, CUDA graph", "it needs an NVIDIA GPU"), Feature("plain modules", None)),
     bandwidth=20e9,
     program=PROGRAMS["plain modules, CPU"],
+    tunings=(),
     advice=(),
 )
 BROKEN = replace(
@@ -118,6 +131,68 @@ def test_a_gpu_in_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert small[:5] == ["qwen3:0.6b", "596M", "1.2", "GB", "40,960"]
     assert 1000 < int(small[5].replace(",", "")) < 2540
     assert text.isascii()
+    assert ["Qwen3-0.6B", "1", "565", "us", "544", "us", "3.7%"] in rows(text)
+
+
+class Tuned:
+    """An engine that was tuned, and its tuner."""
+
+    def __init__(self, chosen: dict[str, tuple[int, ...]]) -> None:
+        self.chosen, self.closed = chosen, False
+
+    def tuner(self) -> "Tuned":
+        return self
+
+    def run(self, told: Callable[[str], None]) -> Tuning:
+        for name in self.chosen:
+            told(name)
+        return Tuning("tiny", self.chosen, {"1": (565e-6, 544e-6), "prompt": (1e-3, 1e-3)})
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("chosen", "line"),
+    [
+        (
+            {"1 to 8 rows: 1024 x 3072": (2, 8, 1, 3)},
+            "1 to 8 rows: 1024 x 3072  2 folds, 8 warps, 1 tile, 3 ahead",
+        ),
+        ({}, "Nothing: the usual ways are the fastest here."),
+    ],
+)
+def test_tuning_now_tells_what_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    chosen: dict[str, tuple[int, ...]],
+    line: str,
+) -> None:
+    engine, asked = Tuned(chosen), dict[str, Any]()
+
+    def load(model: str, **options: Any) -> Tuned:
+        asked.update(options, model=model)
+        return engine
+
+    monkeypatch.setattr(Engine, "load", load)
+    assert call(["doctor", "--tune", "tiny"]) == 0
+    assert engine.closed
+    assert (asked["model"], asked["tuned"]) == ("tiny", False)
+    assert capsys.readouterr().out.splitlines() == [
+        "What runs best for tiny",
+        f"  {line}",
+        "  one token 565 us, tuned 544 us; attention of a prompt 1,000 us, tuned 1,000 us.",
+    ]
+
+
+def test_tuning_without_a_gpu_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with (
+        tiny_engine(tmp_path) as engine,
+        pytest.raises(EngineError, match="Only the fused kernels of a GPU can be tuned"),
+    ):
+        engine.tuner()
+    assert call(["doctor", "--tune", "tiny", "--json"]) == 2
+    assert "leave out --json" in capsys.readouterr().err
 
 
 def test_a_cpu_tells_as_much(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

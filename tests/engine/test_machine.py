@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine import device as device_module
 from engine.device import CudaProblem
 from engine.kernels.native import library as native
 from engine.machine import report as machine_module
@@ -307,7 +308,7 @@ def test_every_probe_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         "_attention",
         "_cpu",
         "_memory_total",
-        "_driver_version",
+        "driver_version",
         "_packages",
     )
     for name in probes:
@@ -330,8 +331,8 @@ def test_every_probe_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch, text: str, version: str) -> None:
-    monkeypatch.setattr(machine_module, "_read", lambda path: text)
-    assert machine_module._driver_version() == version
+    monkeypatch.setattr(device_module, "_kernel_module", lambda: text)
+    assert device_module.driver_version() == version
 
 
 def test_a_driver_tool_that_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -339,11 +340,11 @@ def test_a_driver_tool_that_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch, 
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2\nexit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(machine_module, "_read", lambda path: "")
+    monkeypatch.setattr(device_module, "_kernel_module", lambda: "")
     with pytest.raises(Exception, match="nvidia-smi says: NVIDIA-SMI has failed"):
-        machine_module._driver_version()
+        device_module.driver_version()
     tool.write_text("#!/bin/sh\necho 580.65.06\n")
-    assert machine_module._driver_version() == "580.65.06"
+    assert device_module.driver_version() == "580.65.06"
 
 
 def test_looking_at_a_machine_needs_no_screen() -> None:

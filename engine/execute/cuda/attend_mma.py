@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
 from engine.execute.cuda.sharing import Sharing
-from engine.execute.cuda.tiles import FEW, most_chunks
+from engine.execute.cuda.tiles import FEW, Split, most_chunks
 from engine.kernels.triton.attention_mma import combine_parts_kernel, parts_kernel
 from engine.kernels.triton.launch import split_alike
 
@@ -48,7 +48,12 @@ class PartsCut:
 def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int) -> bool:
     """Whether so many sequences that share nothing are attended to here."""
     enough = FEW_GROUP if rows <= FEW and not given.told else MANY_GROUP
-    return shape.group >= enough and shape.spec.window is None and given.sinks is None
+    return shape.group >= enough and can_use_tensor_cores(shape, given)
+
+
+def can_use_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
+    """Whether `parts_kernel` knows the layer."""
+    return shape.spec.window is None and given.sinks is None
 
 
 def choose_shared_cut(
@@ -67,14 +72,22 @@ def choose_shared_cut(
     return PartsCut(parts, own_parts, 256, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
 
 
-def choose_own_cut(shape: AttentionShape, rows: int, limit: int, itemsize: int = 2) -> PartsCut:
-    """For sequences of up to `limit` rows that share nothing. How few are cut depends on how long each is alone."""
+def choose_own_cut(
+    shape: AttentionShape, rows: int, limit: int, itemsize: int = 2, split: Split | None = None
+) -> PartsCut:
+    """For sequences of up to `limit` rows that share nothing. How few are cut depends on how long each is alone, and on
+    `split` where there is one.
+    """
     tile = 64 if shape.dim <= 128 else 32
     stages = max(64 * 1024 // (2 * itemsize * tile * shape.dim), 2)
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
+    if split is not None:
+        least = split.rows
     most = -(-limit // least)
     if rows <= FEW:
-        own = min(max(OWN_PROGRAMS // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
+        # Bytes take longer to become numbers than to come: then two programs share a multiprocessor.
+        programs = OWN_PROGRAMS * 2 // itemsize
+        own = min(max(programs // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
     else:
         own = min(most, most_chunks(rows) // 2)
     return PartsCut(1, own, least, min(own, most), tile, stages, 4, 1)

@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
+from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.sharing import LEAST, KVShape, choose_sharing, share
@@ -367,11 +368,12 @@ def make_decode_runner(
     fused: bool,
     deterministic: bool = False,
     on_host: HostExperts | None = None,
+    cuts: Cuts | None = None,
 ) -> DecodeRunner[S]:
     """A runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
-    `attention` is the name of the backend; `on_host` computes the experts that lie in host memory. Raises ImportError
-    where triton is not installed.
+    `attention` is the name of the backend; `on_host` computes the experts that lie in host memory; `cuts` are how the
+    fused kernels are cut (None: as the tables say). Raises ImportError where triton is not installed.
     """
     from engine.execute.cuda.fused_program import FusedDecoder, unsupported
     from engine.execute.cuda.plain_program import PlainDecoder
@@ -384,7 +386,7 @@ def make_decode_runner(
     given: StepInput = held.given
     program: DecodeProgram
     if fused and unsupported(network) is None:
-        program = FusedDecoder(network, cache, given, pdl, deterministic, on_host)
+        program = FusedDecoder(network, cache, given, pdl, deterministic, on_host, cuts)
     else:
         program = PlainDecoder(network, cache, given, attention, on_host)
     return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from engine.execute.cuda.cuts import fitted, table_cuts
 from engine.execute.cuda.packed import matrices_of, planes_of
 from engine.execute.cuda.tiles import PackedTile, Tile, choose_expert_tile, choose_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
@@ -88,6 +89,7 @@ class ExpertStep:
             layer.feed_forward for layer in network.spec.layers if isinstance(layer.feed_forward, Experts)
         ]
         self._pdl = pdl
+        self._room = table_cuts(network.device).room
 
         def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
@@ -159,7 +161,7 @@ class ExpertStep:
         (weight,) = first.gate_up.parts
         tile: Tile | PackedTile
         if weight.planes is None:
-            tile = choose_tile(size, hidden, True)
+            tile = fitted(choose_tile(size, hidden, True), hidden, self._room)
             folds = tile.folds
         else:
             tile, folds = choose_expert_tile(size, hidden, spec.chosen, True, weight.format), 1
@@ -187,7 +189,7 @@ class ExpertStep:
         (weight,) = first.down.parts
         matrices: dict[str, Any]
         if weight.planes is None:
-            tile = choose_tile(hidden, spec.chosen * size, False)
+            tile = fitted(choose_tile(hidden, spec.chosen * size, False), spec.chosen * size, self._room)
             launch, matrices = down_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             outputs = 16 // tile.folds
         else:

@@ -30,7 +30,14 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.attend_mma import attend_mma, by_tensor_cores, choose_own_cut, choose_shared_cut
+from engine.execute.cuda.attend_mma import (
+    attend_mma,
+    by_tensor_cores,
+    can_use_tensor_cores,
+    choose_own_cut,
+    choose_shared_cut,
+)
+from engine.execute.cuda.cuts import Cuts, table_cuts
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
@@ -42,11 +49,8 @@ from engine.execute.cuda.tiles import (
     FUSED,
     FUSED_MOST,
     MOST_CHUNKS,
-    PackedTile,
     Tile,
     choose_chunkings,
-    choose_packed_tile,
-    choose_tile,
     most_chunks,
 )
 from engine.execute.cuda.wide import WideProducts
@@ -94,9 +98,11 @@ class FusedDecoder:
         pdl: bool,
         deterministic: bool = False,
         on_host: HostExperts | None = None,
+        cuts: Cuts | None = None,
     ) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
-        FEW, so that each gets what it gets alone; `on_host` computes the experts that lie in host memory."""
+        FEW, so that each gets what it gets alone; `on_host` computes the experts that lie in host memory; `cuts` are
+        how kernels are cut (None: as the tables say)."""
         spec, heads = network.spec, network.spec.attention
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
@@ -108,6 +114,7 @@ class FusedDecoder:
         self._deterministic = deterministic
         self._on_host = on_host
         self._wide = WideProducts(pdl)
+        self.cuts = cuts or table_cuts(network.device)
         self._machine = (1, 0)
         if network.device.type == "cuda":
             device = torch.cuda.get_device_properties(network.device)
@@ -267,12 +274,11 @@ class FusedDecoder:
         gated, stride, first = gate is not None, out.shape[1], 0
         for weight in layer.parts:
             outputs = weight.rows // (2 if gated else 1)
-            tile: Tile | PackedTile
-            if weight.planes is None:
-                tile = choose_tile(outputs, weight.columns, gated)
+            kind = weight.format if weight.planes is not None else None
+            tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
+            if isinstance(tile, Tile):
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
-                tile = choose_packed_tile(outputs, weight.columns, gated, weight.format)
                 launch, matrix = packed_linear_kernel, {**planes_of(weight), "STRIDE": stride}
             kernel = launch[(triton.cdiv(outputs, tile.outputs(gated)),)](
                 x,
@@ -330,11 +336,15 @@ class FusedDecoder:
         if sharing is not None:
             cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
             attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
-        elif by_tensor_cores(shape, step, rows):
-            cut = choose_own_cut(shape, rows, limit, itemsize)
+            return
+        usual = by_tensor_cores(shape, step, rows)
+        split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
+        if usual if split is None else split.tensor_cores:
+            cut = choose_own_cut(shape, rows, limit, itemsize, split)
             attend_mma(shape, step, self._mixed, rows, None, cut, *self._alone)
         else:
-            attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
+            cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
+            attend(shape, step, self._mixed, rows, cuts)
 
 
 def _largest(spec: ModelSpec) -> int:

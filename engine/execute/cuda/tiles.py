@@ -37,6 +37,24 @@ class Tile:
         """Of a program."""
         return 16 * self.tiles // (self.folds * (2 if gated else 1))
 
+    def shared(self, inputs: int) -> int:
+        """Bytes of shared memory that a program holds weights in."""
+        spans = _parts(inputs, 128 * self.warps * self.folds)
+        return 4096 * self.warps * self.tiles * min(self.ahead, spans)
+
+
+TILES = tuple(
+    Tile(*cut)
+    for cut in (
+        *((1, 4, 1, ahead) for ahead in (2, 3, 4, 6)),
+        *((1, 8, 1, ahead) for ahead in (2, 3, 4)),
+        *((2, 4, 1, ahead) for ahead in (2, 4)),
+        *((1, 4, 2, ahead) for ahead in (2, 4)),
+        *((1, 2, 1, 4), (1, 2, 2, 4), (1, 16, 1, 2), (2, 8, 1, 3), (2, 4, 2, 4), (2, 2, 1, 4), (1, 8, 2, 2)),
+    )
+)
+"""What is worth a measurement. Which is best depends on the GPU."""
+
 
 def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     """What was fastest on an H200 for so many rows (pairs of rows where gated) of so many columns.
@@ -103,6 +121,11 @@ class PackedTile:
         """Of a program."""
         return 8 * self.tiles if gated else 16 * self.tiles
 
+    def shared(self, inputs: int, kind: Kind) -> int:
+        """Bytes of shared memory that a program holds weights in, about."""
+        stages = min(self.ahead, _parts(inputs, 256 * self.warps))
+        return 4096 * kind.block_bytes // kind.block * self.warps * self.tiles * stages
+
 
 PACKED_TILES = (
     *(PackedTile(warps, tiles, ahead) for warps in (2, 4, 8) for tiles in (1, 2) for ahead in (2, 4)),
@@ -140,6 +163,30 @@ def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """How the attention of up to FEW sequences is cut, where they are short; longer ones are cut into as many parts."""
+
+    tensor_cores: bool
+    """`parts_kernel` attends, else `attention_kernel`."""
+    tile: int
+    """Rows that a program holds at once."""
+    tiles: int
+    """Tiles of a program."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a program."""
+        return self.tile * self.tiles
+
+
+SPLITS = (
+    *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
+    *(Split(True, 64, tiles) for tiles in (1, 2, 4)),
+)
+"""What is worth a measurement. Rows of a part are a power of two, or sequences would be cut otherwise in company."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunking:
     """How the rows of a sequence are cut among the programs of the attention."""
 
@@ -168,32 +215,41 @@ def context_limit(row: int) -> int:
     return limit
 
 
-def choose_chunking(limit: int, heads: int) -> Chunking:
-    """What was fastest on an H200 for one sequence of up to `limit` rows and so many KV heads.
+def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunking:
+    """What was fastest on an H200 for one sequence of up to `limit` rows and so many KV heads, or as `split` says.
 
     Few heads are cut into shorter parts, or there would be few programs; where that makes too many, as many heads are.
     """
+    if split is not None:
+        tiles = split.tiles
+        while _parts(limit, split.tile * tiles) > MOST_CHUNKS:
+            tiles *= 2
+        return Chunking(4, split.tile, tiles, _parts(limit, split.tile * tiles))
     tile, tiles = (32, min(heads, 2)) if heads <= 4 else (64, 2)
     if _parts(limit, tile * tiles) > MOST_CHUNKS:
         tile, tiles = (64, 2) if limit <= 10240 else (32, _parts(limit, MOST_CHUNKS * 32))
     return Chunking(4, tile, tiles, _parts(limit, tile * tiles))
 
 
-def choose_chunkings(rows: int, limit: int, heads: int, window: int | None = None) -> tuple[Chunking, ...]:
+def choose_chunkings(
+    rows: int, limit: int, heads: int, window: int | None = None, split: Split | None = None
+) -> tuple[Chunking, ...]:
     """The launches of the attention of so many sequences of up to `limit` rows, with so many KV heads.
+
+    `split` says how up to FEW are cut; None: as is best on an H200.
 
     Few sequences are each cut as alone, which depends on how long they are. Of many, each is cut into few large parts.
     With a window they are cut as if they were twice as long as that at most, and only chunks in the window count.
     """
     if window is not None:
-        *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)), heads)
+        *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)), heads, None, split)
         cuts.append(replace(last, end=limit) if last.end else last)
         return tuple(
             replace(cut, chunks=min(_parts(cut.end or limit, cut.rows), _parts(window - 1, cut.rows) + 1))
             for cut in cuts
         )
     if rows == 1:
-        return (choose_chunking(limit, heads),)
+        return (choose_chunking(limit, heads, split),)
     if rows > FEW:
         # Measured on an H200 with sequences of 100 to 2,048 rows.
         most, tiles = most_chunks(rows), 16 if rows >= 128 else 8
@@ -203,13 +259,13 @@ def choose_chunkings(rows: int, limit: int, heads: int, window: int | None = Non
     found: list[Chunking] = []
     first, end = 0, SMALLEST
     while end <= limit:
-        cut = choose_chunking(end, heads)
+        cut = choose_chunking(end, heads, split)
         if found and (found[-1].warps, found[-1].rows) == (cut.warps, cut.rows):
             first = found.pop().first
         found.append(Chunking(cut.warps, cut.tile, cut.tiles, cut.chunks, first, end))
         first, end = end, 2 * end
     if len(found) == 1:
-        return (choose_chunking(limit, heads),)
+        return (choose_chunking(limit, heads, split),)
     return tuple(found)
 
 

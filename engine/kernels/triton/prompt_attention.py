@@ -46,6 +46,16 @@ TILES = (Tile(128, 64, 8), Tile(64, 32, 4))
 in 227 KB (sm_90) for heads of 256; the second one, for heads of 256, in 99 KB."""
 
 
+MEASURED = (
+    *TILES,
+    *(
+        Tile(*cut)
+        for cut in ((64, 64, 4), (128, 32, 4), (128, 64, 4), (128, 128, 8), (64, 128, 4), (128, 32, 8))
+    ),
+)
+"""What is worth a measurement where it fits."""
+
+
 @cache
 def choose_tile(head_bytes: int, shared: int) -> Tile:
     """The best tile for heads of so many bytes (made a power of two) and a GPU with so much shared memory a program."""
@@ -170,15 +180,16 @@ def ragged_attention(
     kv_heads: int,
     block_size: int,
     most_tokens: int,
+    tile: Tile | None = None,
     **asked: Any,
 ) -> Tensor:
     """The same of spans of any numbers of tokens, each over its own block table; tokens of no span are left unset.
 
     The tokens of span i are those of q [T, Hq, D] from q_ends[i] to q_ends[i + 1], `most_tokens` at most; the last one
     sees k_ends[i + 1] - k_ends[i] rows. A span without tokens has neither. q_ends and k_ends int32 [spans + 1], tables
-    int32 [spans, blocks], a stride of 1 in the last.
+    int32 [spans, blocks], a stride of 1 in the last. `tile`: None takes that of `tile_for`.
     """
-    tile = tile_for(q)
+    tile = tile or tile_for(q)
     if most_tokens <= FEW:
         tile = replace(tile, queries=FEW, warps=4)
     spans = tables.shape[0]

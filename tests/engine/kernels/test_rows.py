@@ -10,7 +10,16 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.sharing import choose_sharing
 from engine.execute.cuda.slots import Slots
-from engine.execute.cuda.tiles import SMALLEST, Tile, choose_chunkings, context_limit, most_chunks
+from engine.execute.cuda.tiles import (
+    MOST_CHUNKS,
+    SMALLEST,
+    SPLITS,
+    Split,
+    Tile,
+    choose_chunkings,
+    context_limit,
+    most_chunks,
+)
 from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
 from models.network import Network
@@ -201,10 +210,15 @@ def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
 @pytest.mark.parametrize("window", [1, 12, 639, 640, 4096, 10_240, 40_000])
-@pytest.mark.parametrize("heads", [1, 4, 8])
-def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, window: int, heads: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "split"), [(1, None), (4, None), (8, None), *((8, split) for split in SPLITS)]
+)
+def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(
+    rows: int, window: int, heads: int, split: Split | None
+) -> None:
+    split = split if rows <= 8 else None
     for limit in (640 << i for i in range(9)):
-        cuts = choose_chunkings(rows, limit, heads, window)
+        cuts = choose_chunkings(rows, limit, heads, window, split)
         assert all(cut.chunks <= most_chunks(rows) for cut in cuts)
         for row in {0, 1, window - 1, window, 2 * window + 63, 10239, 10240, limit - 1}:
             if row >= limit:
@@ -212,22 +226,31 @@ def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, win
             (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
             assert row // cut.rows - max(row - window + 1, 0) // cut.rows < cut.chunks
             if 1 < rows <= 8:  # as alone, in a step of the context that it needs by itself
-                (alone,) = choose_chunkings(1, context_limit(row), heads, window)
+                (alone,) = choose_chunkings(1, context_limit(row), heads, window, split)
                 assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
-@pytest.mark.parametrize("heads", [1, 2, 4, 8, 32])
-def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(rows: int, heads: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "split"), [*((heads, None) for heads in (1, 2, 4, 8, 32)), *((8, split) for split in SPLITS)]
+)
+def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(
+    rows: int, heads: int, split: Split | None
+) -> None:
+    split = split if rows <= 8 else None
     for limit in (640 << i for i in range(9)):
-        cuts = choose_chunkings(rows, limit, heads)
+        cuts = choose_chunkings(rows, limit, heads, None, split)
         for row in {0, 1, 639, 640, 1279, 1280, 10239, 10240, limit // 2, limit - 1}:
             if row >= limit:
                 continue
             (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
             assert row // cut.rows < cut.chunks <= 80
             if 1 < rows <= 8:  # as alone
-                (alone,) = choose_chunkings(1, context_limit(row), heads)
+                (alone,) = choose_chunkings(1, context_limit(row), heads, None, split)
+                size = cuts[0].rows  # as `combine_kernel` counts
+                while row >= size * MOST_CHUNKS:
+                    size *= 2
+                assert size == cut.rows
                 assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
 
 

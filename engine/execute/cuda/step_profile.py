@@ -1,0 +1,103 @@
+"""Which kernel of which layer a decode step spends its time in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+STEPS = 32
+ATTENDS = ("attention_kernel", "parts_kernel")
+"""A layer has one of these, once."""
+AFTER = ("o", "gate and up", "down")
+"""The products of a layer behind its attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A kernel as it ran; microseconds on one clock."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A kernel of a layer, or of what comes before and after the layers (layer None)."""
+
+    layer: int | None
+    name: str
+    seconds: float
+    """From the end of the kernel before it to its own, so that parts add up to the step: kernels overlap."""
+
+
+def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
+    """Run a recorded step STEPS times, and write a trace for Perfetto. Empty where nothing may be seen."""
+    replay.replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as session:
+        for _ in range(STEPS):
+            replay.replay()
+        torch.cuda.synchronize()
+    session.export_chrome_trace(str(path))
+    on_gpu = [event for event in session.events() if event.device_type.name == "CUDA"]
+    return [Ran(event.name, event.time_range.start, event.time_range.end) for event in on_gpu]
+
+
+def parts_of(ran: Iterable[Ran]) -> list[Part]:
+    """The medians of several runs of the same step, in its order. Empty where they are no such steps."""
+    runs = list(_steps(sorted(ran, key=lambda one: one.start)))
+    if not runs:
+        return []
+    usual = max(map(len, runs))
+    whole = [run for run in runs[1:] or runs if len(run) == usual]  # the first one waits for the host
+    names = [one.name for one in runs[0]] if len(runs[0]) == usual else [one.name for one in whole[0]]
+    times = [
+        median((run[at].end - (run[at - 1].end if at else run[at].start)) * 1e-6 for run in whole)
+        for at in range(usual)
+    ]
+    return [Part(layer, name, seconds) for (layer, name), seconds in zip(_places(names), times, strict=True)]
+
+
+def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:
+    """A step begins with the embedding."""
+    found: list[Ran] = []
+    for one in ran:
+        if "embedding" in one.name:
+            if found:
+                yield found
+            found = [one]
+        elif found:
+            found.append(one)
+    if found:
+        yield found
+
+
+def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
+    """The layer of each kernel of a step, and what it is for."""
+    attends = [at for at, name in enumerate(names) if name.startswith(ATTENDS)]
+    before = attends[0] - 1 if attends else 0
+    starts = [at - before for at in attends]
+    if len(starts) > 1:  # the last layer has as many as the one before
+        starts.append(starts[-1] + starts[-1] - starts[-2])
+    found: list[tuple[int | None, str]] = []
+    layer, products = -1, 0
+    for at, name in enumerate(names):
+        if layer + 1 < len(starts) and at == starts[layer + 1]:
+            layer, products = layer + 1, 0
+        inside = 0 <= layer < len(attends) and at < (starts[-1] if len(attends) > 1 else len(names))
+        plain = name.removesuffix("_kernel")
+        if not inside:
+            found.append((None, "head" if "linear" in name else plain))
+        elif at < attends[layer]:
+            found.append((layer, "q, k, v" if "linear" in name else plain))
+        elif name.startswith(ATTENDS):
+            found.append((layer, "attention"))
+        elif "linear" in name and products < len(AFTER):
+            found.append((layer, AFTER[products]))
+            products += 1
+        else:
+            found.append((layer, plain))
+    return found

@@ -1,0 +1,314 @@
+"""Finds how kernels are best cut on this GPU for a model, and keeps it for the next start.
+
+It measures while nobody asks for anything, a few steps at a time, or all at once where somebody waits for it. An engine
+that runs keeps its cuts, for with other cuts a row would get other bits.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Protocol, TypeVar
+
+import torch
+
+import engine.kernels.triton
+from engine.cache.kv_cache import KVCache
+from engine.device import driver_version
+from engine.errors import EngineError
+from engine.execute.cuda.cuts import Cuts, table_cuts
+from engine.execute.cuda.fused_program import unsupported
+from engine.execute.cuda.step_bench import PROMPT, Compute, GraphStopwatch, StepBench
+from engine.execute.cuda.step_profile import Part, Ran, parts_of
+from engine.execute.cuda.tiles import FEW, FUSED
+from engine.execute.tuning import store
+from engine.execute.tuning.search import Choice, Measure, Numbers, search
+from engine.execute.tuning.store import Tuning
+from engine.kernels.triton.ahead import Compilers
+from models.network import Network, Weight
+from models.units import counted
+
+T = TypeVar("T")
+IDLE_S = 4.0
+"""So long nobody asked for anything before tuning begins: a single answer is not for it."""
+BUSY_S = 0.3
+"""It looks again after so long whether somebody asks for something."""
+SMALL_BYTES, SMALL_S, LARGE_S = 3 << 30, 10.0, 30.0
+"""Weights of a small model; the seconds of measuring after which no more is begun, for it and for larger ones."""
+SPARE_BYTES = 512 << 20
+"""What tuning needs of the GPU's memory beside the rows of its sequence, so that nobody else misses it."""
+MOST_PROCESSES = 16
+
+
+class Bench(Protocol):
+    """What times steps (see `StepBench`)."""
+
+    def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
+        """What there is to choose for steps of so many rows; the first of each is what the tables say."""
+        ...
+
+    def compile(self, rows: int, choices: Sequence[Choice]) -> Callable[[], None]:
+        """Begin to compile what steps with these choices need; what is returned waits for it."""
+        ...
+
+    def measure(self, rows: int) -> Measure:
+        """What times steps of so many rows."""
+        ...
+
+    def profile(self, trace: Path) -> list[Ran]:
+        """The kernels of some steps of one row, with what was chosen before; writes a trace."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class StoppedError(Exception):
+    """The engine is being closed."""
+
+
+def tune(
+    bench: Bench, model: str, in_time: Callable[[], bool], told: Callable[[str], None] = lambda _: None
+) -> Tuning:
+    """Search what is best for steps of one row and of FUSED, and for prompts; nothing for one may slow down FEW."""
+    chosen: dict[str, Numbers] = {}
+    seconds: dict[str, tuple[float, float]] = {}
+    known = {rows: bench.candidates(rows) for rows in (1, FUSED, PROMPT)}
+    for rows, candidates in known.items():  # all are compiled while the first ones are measured
+        bench.compile(rows, every(candidates))
+    for rows, candidates in known.items():
+        if not candidates:
+            continue
+        guard = bench.measure(FEW) if rows == 1 else None
+        found = search(candidates, bench.measure(rows), in_time, guard, told)
+        chosen |= found.chosen
+        if isfinite(found.before):
+            seconds["prompt" if rows == PROMPT else str(rows)] = (found.before, found.after)
+    return Tuning(model, chosen, seconds)
+
+
+def every(candidates: Mapping[str, Sequence[Numbers]]) -> list[Choice]:
+    """As few choices as have every candidate once: the n-th of each thing at once."""
+    most = max(map(len, candidates.values()), default=0)
+    return [
+        {name: found[min(at, len(found) - 1)] for name, found in candidates.items()} for at in range(most)
+    ]
+
+
+def machine_identity(device: torch.device) -> dict[str, str]:
+    """What every measurement on this machine holds for."""
+    import triton
+
+    driver = None
+    with suppress(EngineError, OSError):
+        driver = driver_version()
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "driver": driver or "unknown",
+        "triton": str(triton.__version__),
+        "kernels": _sources(),
+    }
+
+
+def model_identity(network: Network) -> str:
+    """The same for networks whose steps have the same kernels."""
+    formats = [
+        (weight.format.name, weight.planes is not None, weight.rows, weight.columns)
+        for weight in network.parts(Weight)
+    ]
+    return sha256(repr((network.spec, formats)).encode()).hexdigest()[:16]
+
+
+def _sources() -> str:
+    """Changes with the kernels, and with what launches them."""
+    rooms = Path(__file__).parent, Path(engine.kernels.triton.__file__).parent
+    files = [path for room in rooms for path in sorted(room.glob("*.py"))]
+    return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def tuned_cuts(network: Network, device: torch.device) -> Cuts:
+    """How kernels are cut here: as was chosen at an earlier start, where something was."""
+    kept, cuts = store.kept(_identity(network, device)), table_cuts(device)
+    return cuts if kept is None else cuts.with_(kept.chosen)
+
+
+def _identity(network: Network, device: torch.device) -> dict[str, str]:
+    return {**machine_identity(device), "model": model_identity(network)}
+
+
+class Tuner:
+    """Tunes one model, once, in a thread of its own or in that of the caller."""
+
+    def __init__(
+        self,
+        make_bench: Callable[[Compute], Bench],
+        identity: dict[str, str],
+        model: str,
+        call: Callable[[Callable[[], object]], object],
+        is_busy: Callable[[], bool],
+        seconds: float,
+    ) -> None:
+        """`make_bench` gets what has the thread that computes call a function; `call` does that at once, and
+        `is_busy`, on that thread, says whether somebody waits for it. After `seconds` nothing more is tried."""
+        self._make_bench = make_bench
+        self._identity = identity
+        self._model = model
+        self._call = call
+        self._is_busy = is_busy
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._waited = 0.0
+        self.notes: tuple[str, ...] = ()
+        """What there is to tell of it, for people."""
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        cache: KVCache,
+        prompts: bool,
+        model: str,
+        call: Callable[[Callable[[], object]], object],
+        is_busy: Callable[[], bool],
+    ) -> "Tuner":
+        """For a network on a GPU and the cache that its sequences have; `prompts`: their attention is ours.
+
+        Raises EngineError where nothing is to tune.
+        """
+        if (reason := unsupported(network)) is not None:
+            raise EngineError(f"Only the fused kernels can be tuned or profiled, and {reason}.")
+        if network.on_host:
+            raise EngineError(
+                "A model whose experts lie in host memory is neither tuned nor profiled: they take most of the time."
+            )
+        identity = _identity(network, cache.kv.device)
+        seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
+        kept = store.kept(identity)
+        used = kept.chosen if kept is not None else {}
+        return cls(
+            lambda compute: _gpu_bench(network, cache, prompts, used, compute),
+            identity,
+            model,
+            call,
+            is_busy,
+            seconds,
+        )
+
+    def kept(self) -> Tuning | None:
+        """What was found before."""
+        return store.kept(self._identity)
+
+    def start(self) -> None:
+        """Tune in the background, from when nobody asks for anything on."""
+        self._thread = threading.Thread(target=self._wait_and_run, name="tuner", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more. Returns at once."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait until it has stopped, and let go of everything."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def run(self, told: Callable[[str], None] = lambda _: None) -> Tuning:
+        """Tune now, and keep what was found.
+
+        Raises EngineError where that is not possible, StoppedError once stopped.
+        """
+        until, self._waited = monotonic() + self._seconds, 0.0
+        bench = self._make_bench(self._compute)
+        try:
+            found = tune(bench, self._model, lambda: monotonic() < until + self._waited, told)
+        except (StoppedError, EngineError):
+            raise
+        except Exception as error:  # noqa: BLE001 - compilers and drivers raise all sorts
+            raise EngineError(f"The kernels could not be tuned: {_line(error)}.") from None
+        finally:
+            bench.close()
+        try:
+            store.keep(self._identity, found)
+        except OSError as error:
+            raise EngineError(f"What was tuned could not be written: {_line(error)}.") from None
+        return found
+
+    def profile(self, trace: Path) -> list[Part]:
+        """Where a step of one token spends its time; writes a trace for Perfetto. Raises EngineError."""
+        bench = self._make_bench(self._compute)
+        try:
+            parts = parts_of(bench.profile(trace))
+        except OSError as error:
+            raise EngineError(f"The trace could not be written: {_line(error)}.") from None
+        except RuntimeError as error:
+            raise EngineError(f"The step could not be profiled: {_line(error)}.") from None
+        finally:
+            bench.close()
+        if not parts:
+            raise EngineError("The profiler saw no kernels; the driver may not let this user profile.")
+        return parts
+
+    def _wait_and_run(self) -> None:
+        try:
+            idle_since = monotonic()
+            while monotonic() - idle_since < IDLE_S:
+                if self._stop.wait(BUSY_S):
+                    return
+                if self._call(self._is_busy):
+                    idle_since = monotonic()
+            self.notes = (
+                "The kernels are being tuned for this GPU while nobody asks for anything, which takes about "
+                f"{self._seconds:.0f} s; the next start uses what is found.",
+            )
+            self.notes = (result_line(self.run()),)
+        except StoppedError:
+            self.notes = ()
+        except EngineError as error:
+            self.notes = (str(error),)
+
+    def _compute(self, job: Callable[[], T]) -> T:
+        found: list[T] = []
+
+        def try_it() -> None:
+            if not self._is_busy():
+                found.append(job())
+
+        while not self._stop.is_set():
+            self._call(try_it)
+            if found:
+                return found[0]
+            self._stop.wait(BUSY_S)
+            self._waited += BUSY_S
+        raise StoppedError
+
+
+def result_line(found: Tuning) -> str:
+    """What tuning gave, for people."""
+    if not found.chosen:
+        return "Tuned for this GPU: the usual tiles are the fastest here."
+    return (
+        f"Tuned for this GPU: {counted(len(found.chosen), 'better choice')} for its kernels; "
+        f"a token takes {found.gain:.1%} less time from the next start on."
+    )
+
+
+def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, compute: Compute) -> Bench:
+    device = cache.kv.device
+    needed = SPARE_BYTES + StepBench.cache_bytes(cache)
+    if torch.cuda.mem_get_info(device)[0] < needed:
+        raise EngineError("The kernels could not be tuned: too little memory of the GPU is free.")
+    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES)))
+    watch = GraphStopwatch()
+    return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, watch, prompts, used)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")

@@ -1,0 +1,122 @@
+"""The file that keeps what was chosen for a model on a machine. What is in it is never trusted, only looked up."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from models.files import write_whole
+from models.hub.catalogue import cache_folder
+
+VERSION = 1
+LARGEST = 1 << 18
+"""Bytes of a file that is read at all; one of ours has a few thousand."""
+OLD_S = 3600.0
+"""What a process that was killed left behind is swept away after so long."""
+Identity = Mapping[str, str]
+"""What a measurement holds for: the GPU, its driver, the compiler, the kernels, the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was chosen, and what it gains."""
+
+    model: str
+    """For people."""
+    chosen: dict[str, tuple[int, ...]]
+    seconds: dict[str, tuple[float, float]]
+    """Of a step of so many rows: without what was chosen, and with it."""
+
+    @property
+    def gain(self) -> float:
+        """The share of a token's time that is saved, alone."""
+        before, after = next(iter(self.seconds.values()), (1.0, 1.0))
+        return 1 - after / before
+
+
+def keep(identity: Identity, tuning: Tuning) -> None:
+    """Write it, whole or not at all. Raises OSError."""
+    path = _path(identity)
+    content = {
+        "version": VERSION,
+        "for": dict(identity),
+        "model": tuning.model,
+        "chosen": tuning.chosen,
+        "seconds": tuning.seconds,
+    }
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+    _sweep(path.parent)
+
+
+def kept(identity: Identity) -> Tuning | None:
+    """What was written for just this; None where nothing was, or where the file is not one of ours."""
+    found = _read(_path(identity))
+    return found[1] if found is not None and found[0] == dict(identity) else None
+
+
+def all_kept(identity: Identity) -> Iterator[Tuning]:
+    """What was written for all models where everything that `identity` names is the same."""
+    with suppress(OSError):
+        for path in sorted(_folder().glob("*.json")):
+            found = _read(path)
+            if found is not None and identity.items() <= found[0].items():
+                yield found[1]
+
+
+def _folder() -> Path:
+    return cache_folder() / "tuning"
+
+
+def _path(identity: Identity) -> Path:
+    text = json.dumps(dict(identity), sort_keys=True)
+    return _folder() / f"{sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _read(path: Path) -> tuple[dict[str, str], Tuning] | None:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        content = json.loads(raw) if len(raw) <= LARGEST else None
+        return _checked(content)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _checked(content: Any) -> tuple[dict[str, str], Tuning] | None:
+    """Raises ValueError for what is none of ours."""
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        return None
+    identity, chosen, seconds = (_entries(content.get(name)) for name in ("for", "chosen", "seconds"))
+    if not all(isinstance(value, str) for value in identity.values()):
+        return None
+    cuts = {name: _numbers(value, int, 8) for name, value in chosen.items()}
+    times = {name: _numbers(value, float, 2) for name, value in seconds.items()}
+    if any(len(pair) != 2 or not all(isfinite(one) and one > 0 for one in pair) for pair in times.values()):
+        return None
+    pairs = {name: (pair[0], pair[1]) for name, pair in times.items()}
+    return identity, Tuning(str(content.get("model"))[:200], cuts, pairs)
+
+
+def _entries(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+def _numbers(value: Any, kind: type, most: int) -> tuple[Any, ...]:
+    if not isinstance(value, list) or len(value) > most or not all(type(one) is kind for one in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what is left of processes that were killed while they wrote."""
+    for path in folder.glob("*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > OLD_S:
+                path.unlink()

@@ -1,0 +1,84 @@
+"""`chatterm doctor --profile`: which kernel of which layer is which, and the picture of it."""
+
+import pytest
+
+from chatterm.cli.main import call
+from chatterm.cli.profile import picture
+from engine.execute.cuda.step_profile import Part, Ran, parts_of
+
+LAYER = [
+    "linear_kernel",
+    "attention_kernel",
+    "combine_kernel",
+    "linear_kernel",
+    "linear_kernel",
+    "linear_kernel",
+]
+MIXED = [
+    "packed_linear_kernel",
+    "packed_linear_kernel",
+    "parts_kernel",
+    "combine_parts_kernel",
+    "linear_kernel",
+]
+MIXED += ["router_kernel", "gate_up_kernel", "down_kernel"]
+
+
+def steps(kernels: list[str], count: int = 4) -> list[Ran]:
+    """Kernels of 3 us, each of which begins 1 us before the one before it ends; the first step is slow."""
+    ran, now = [], 0.0
+    for step in range(count):
+        for name in kernels:
+            took = 300.0 if step == 0 else 3.0
+            ran.append(Ran(name, now, now + took))
+            now += took - 1
+        now += 50
+    return ran
+
+
+def test_kernels_are_told_by_their_place_in_a_layer_and_add_up_to_the_step() -> None:
+    parts = parts_of(reversed(steps(["embedding_kernel", *3 * LAYER, "linear_kernel"])))
+    names = ["q, k, v", "attention", "combine", "o", "gate and up", "down"]
+    assert [part.name for part in parts] == ["embedding", *3 * names, "head"]
+    assert [part.layer for part in parts] == [None, *6 * [0], *6 * [1], *6 * [2], None]
+    assert parts[0].seconds == pytest.approx(3e-6)
+    assert all(part.seconds == pytest.approx(2e-6) for part in parts[1:])
+
+
+def test_layers_with_experts_and_several_products_before_the_attention() -> None:
+    parts = parts_of(steps(["packed_embedding_kernel", *2 * MIXED, "packed_linear_kernel"]))
+    names = ["q, k, v", "q, k, v", "attention", "combine_parts", "o", "router", "gate_up", "down"]
+    assert [part.name for part in parts] == ["packed_embedding", *2 * names, "head"]
+    assert [part.layer for part in parts] == [None, *8 * [0], *8 * [1], None]
+
+
+@pytest.mark.parametrize("kernels", [[], ["linear_kernel"], ["copy", "attention_kernel"]])
+def test_what_is_no_step_has_no_parts(kernels: list[str]) -> None:
+    assert parts_of(steps(kernels)) == []
+
+
+def test_a_step_without_attention_or_with_one_layer_is_shown_all_the_same() -> None:
+    assert [part.layer for part in parts_of(steps(["embedding_kernel", "linear_kernel"]))] == [None, None]
+    one = parts_of(steps(["embedding_kernel", *LAYER, "linear_kernel"]))
+    assert picture("tiny", one)
+
+
+def test_the_picture_fits_a_terminal_and_has_the_figures() -> None:
+    parts = [Part(None, "embedding", 2e-6)]
+    for layer in range(28):
+        parts += [Part(layer, "q, k, v", 4e-6), Part(layer, "attention", 4e-6 + layer * 1e-7)]
+    parts.append(Part(None, "head", 60e-6))
+    lines = picture("Qwen3-0.6B", parts, blocks=False)
+    text = "\n".join(lines)
+    assert text.isascii()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "Qwen3-0.6B: a token after 511 takes 0.324 ms in 28 layers, without drawing it."
+    assert "q, k, v              4.0 us a layer   0.112 ms  34.6%  ####" in text
+    assert "head, once          60.0 us           0.060 ms  18.5%" in text
+    assert "8.0 to 10.7 us, 9.3 on average" in text
+    assert "█" in "\n".join(picture("Qwen3-0.6B", parts))
+
+
+def test_options_that_do_not_go_together_are_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["doctor", "--profile", "tiny", "--tune", "tiny"]) == 2
+    assert "give one of them" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""Steps whose kernels are cut as a tuner may choose, and what times them, in Triton's interpreter."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from collections.abc import Callable, Sequence
+
+from engine.cache.kv_cache import KVCache
+from engine.execute.cuda import step_bench
+from engine.execute.cuda.cuts import STARTS, Cuts, fitted, fitted_packed, numbers, room_of, told
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.step_bench import StepBench
+from engine.execute.cuda.tiles import PackedTile, Split, Tile, choose_packed_tile, choose_tile
+from engine.execute.cuda.tuner import every, tune
+from engine.machine.shapes import CONFIGS, shape_of
+from models.load import load_model
+from models.network import Network
+from models.spec import FeedForward
+from models.weights.block_formats import Kind
+from models.weights.packing import PACKINGS
+from tests.engine.kernels.test_rows import DEVICE, Case
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
+    config = tiny_qwen3(
+        num_hidden_layers=1,
+        hidden_size=256,
+        num_attention_heads=4,
+        head_dim=64,
+        intermediate_size=256,
+        vocab_size=24,
+    )
+    return load_model(
+        files_of(write_checkpoint(tmp_path_factory.mktemp("tuned"), config)),
+        dtype=torch.float32,
+        device=DEVICE,
+    )
+
+
+def test_whatever_is_chosen_rows_have_the_bits_that_they_have_alone_and_nearly_those_of_the_tables(
+    model: Network,
+) -> None:
+    case = Case(model, [3, 200])
+    decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False)
+    usual, cache = case.run(decoder, [1, 0], 2)
+    known = {name: tuple(map(numbers, cuts)) for name, cuts in decoder.cuts.candidates.items()}
+    assert sum("attention" in name for name in known) == 1
+    assert all(len(cuts) > 1 for cuts in known.values())
+    for chosen in every(known)[1::3]:
+        decoder.cuts = Cuts(chosen=chosen)
+        logits, written = case.run(decoder, [1, 0], 2)
+        torch.testing.assert_close(logits, usual, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(written, cache, rtol=1e-3, atol=1e-3)
+        for place, slot in enumerate([1, 0]):
+            assert torch.equal(case.run(decoder, [slot], 1)[0][0], logits[place]), chosen
+
+
+class Watch:
+    """A stopwatch by which steps take as long as it says, and one cut works nowhere."""
+
+    def __init__(self, seconds: Callable[[Cuts], float]) -> None:
+        self.seconds_of, self.bench, self.steps = seconds, None, 0
+
+    def record(self, step: Callable[[], object]) -> float:
+        if self.steps < 2:  # more would take long in the interpreter, and be nothing else
+            step()
+        self.steps += 1
+        assert isinstance(self.bench, StepBench)
+        program = self.bench._program
+        assert program is not None
+        return self.seconds_of(program.cuts)
+
+    def seconds(self, recordings: Sequence[float]) -> list[float]:
+        return list(recordings)
+
+
+def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_found(
+    model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = model.spec.attention
+    cache = KVCache(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+    cache.kv.fill_(7.0)
+
+    def seconds(cuts: Cuts) -> float:
+        qkv = cuts.product(1, sum_of_heads, 256, False, None)
+        assert isinstance(qkv, Tile)
+        if qkv.warps == 2 and qkv.tiles == 1:
+            raise RuntimeError("out of resource: shared memory")
+        split = cuts.split(1, shape, 64, False, True)
+        return 1e-3 * (0.9 if qkv.tiles == 2 else 1.0) * (0.9 if split and split.tensor_cores else 1.0)
+
+    sum_of_heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    watch = Watch(seconds)
+    bench = watch.bench = StepBench(model, cache, False, Cuts(), lambda job: job(), None, watch)
+    monkeypatch.setattr(step_bench, "ROW", 20)
+    ran = FusedDecoder.run
+    monkeypatch.setattr(
+        FusedDecoder, "run", lambda self, rows, limit: ran(self, rows, limit) if watch.steps < 2 else None
+    )
+    known = {1: bench.candidates(1), 16: {}}
+    monkeypatch.setattr(bench, "candidates", known.__getitem__)
+    found = tune(bench, "tiny", lambda: True)
+    assert (cache.kv == 7.0).all()
+    qkv, attention = (
+        f"1 to 8 rows: {sum_of_heads} x 256",
+        f"1 to 8 rows: attention {shape.heads} / {shape.kv_heads} x 64",
+    )
+    assert set(found.chosen) == {qkv, attention}
+    assert (found.chosen[qkv][2], found.chosen[attention][0]) == (2, 1)
+    assert found.seconds == {"1": pytest.approx((1e-3, 0.81e-3))}
+    bench.close()
+
+
+def test_what_is_no_candidate_is_not_taken() -> None:
+    usual = Cuts().product(1, 4096, 1024, False, None)
+    name = "1 to 8 rows: 4096 x 1024"
+    for wrong in ((3, 5, 7, 9), (1, 4), (), (1, 4, 1, 1000), (0, 0, 0, 0)):
+        assert Cuts(chosen={name: wrong}).product(1, 4096, 1024, False, None) == usual
+    right = Cuts(chosen={name: (1, 4, 2, 2)})
+    assert right.product(8, 4096, 1024, False, None) == Tile(1, 4, 2, 2)
+    assert right.product(16, 4096, 1024, False, None) == usual, "more rows have choices of their own"
+    assert right.product(1, 4096, 1024, True, None) != Tile(1, 4, 2, 2)
+    assert right.product(1, 4096, 1024, False, Kind.Q4_0) == choose_packed_tile(4096, 1024, False, Kind.Q4_0)
+
+
+@pytest.mark.parametrize("capability", STARTS, ids=str)
+def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, int]) -> None:
+    kilobytes = {(8, 0): 164, (9, 0): 228, (10, 0): 228}.get(capability, 100)
+    room = room_of(capability, kilobytes << 10)
+    assert room < kilobytes << 10
+    for name in CONFIGS:
+        spec = shape_of(name)
+        feeds = [layer.feed_forward for layer in spec.layers]
+        inner = next((feed.size for feed in feeds if isinstance(feed, FeedForward)), 512)
+        shapes = [
+            (spec.hidden_size, inner, False),
+            (inner, spec.hidden_size, True),
+            (spec.vocab_size, spec.hidden_size, False),
+        ]
+        for outputs, inputs, gated in shapes:
+            cuts = Cuts(room)
+            tile = cuts.product(1, outputs, inputs, gated, None)
+            assert isinstance(tile, Tile)
+            assert tile.shared(inputs) <= room
+            if capability == (9, 0):
+                assert tile == choose_tile(outputs, inputs, gated), "what was measured there"
+            for kind in PACKINGS:
+                packed = cuts.product(1, outputs, inputs, gated, kind)
+                assert isinstance(packed, PackedTile)
+                assert packed.shared(inputs, kind) <= room
+                if capability == (9, 0):
+                    assert packed == choose_packed_tile(outputs, inputs, gated, kind)
+            assert all(
+                cut.shared(inputs) <= room
+                for name, known in cuts.candidates.items()
+                for cut in known
+                if isinstance(cut, Tile)
+            )
+
+
+def test_a_gpu_that_nobody_knows_begins_as_its_shared_memory_says() -> None:
+    assert room_of((8, 7), 164 << 10) == 80 << 10
+    assert room_of((12, 1), 100 << 10) == 48 << 10
+    for room in (1, 5000, 48 << 10):  # too small for anything: as small as it gets, and no endless loop
+        assert fitted(Tile(1, 16, 2, 6), 12_288, room).warps >= 1
+        assert fitted_packed(PackedTile(16, 4, 8), 12_288, Kind.Q8_0, room).warps >= 1
+
+
+def test_choices_are_told_in_words() -> None:
+    assert told("1 to 8 rows: 4096 x 1024", numbers(Tile(2, 8, 1, 3))) == "2 folds, 8 warps, 1 tile, 3 ahead"
+    assert told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
+    assert (
+        told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(True, 64, 2)))
+        == "128 rows a part, tensor cores"
+    )
