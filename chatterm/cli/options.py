@@ -202,7 +202,17 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
     from chatterm.backends.backend import ChatOptions
 
     given = invocation.params
-    same = "think_cache device dtype quantize kv_dtype context threads attention deterministic".split()
+    same = [
+        "think_cache",
+        "device",
+        "dtype",
+        "quantize",
+        "kv_dtype",
+        "context",
+        "threads",
+        "attention",
+        "deterministic",
+    ]
     return ChatOptions(
         **{name: given[name] for name in same}, graphs=not given["no_graph"], tune=not given["no_tune"]
     )

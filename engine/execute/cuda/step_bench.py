@@ -198,8 +198,9 @@ class StepBench:
                 like.block_size,
                 heads.kv_heads,
                 heads.head_dim,
-                like.kv.dtype,
+                like.dtype,
                 device,
+                kind=like.row.kind if like.row.is_quantised else "auto",
             )
             cache.kv.zero_()
             self._cache = cache
