@@ -11,7 +11,8 @@ from torch import Tensor
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
 from engine.execute.cuda.sharing import Sharing
 from engine.execute.cuda.tiles import FEW, most_chunks
-from engine.kernels.triton.attention_mma import combine_parts_kernel, parts_kernel
+from engine.kernels.triton.attention_mma import parts_kernel
+from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
 
 FEW_GROUP, MANY_GROUP = 8, 4
