@@ -52,7 +52,8 @@ class Engine(EngineCore):
         `models.load`, and `kv_dtype` is that of the KV cache (`kv_row`); `context` is in tokens (None: as long as the
         model and the memory allow). `threads` compute on a CPU (None: the physical cores, less one for the screen where
         there are more than two); `offload_gb` of host memory take what a GPU evicts (None: a share of it). `streams`
-        requests at once find room in the KV cache, where the memory has it; `taken` bytes of a CPU's memory count as free and are not (mapped weights of other models).
+        requests at once find room in the KV cache, where the memory has it; `taken` bytes of a CPU's memory count as
+        free and are not (mapped weights of other models).
         `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
         and those of an answer whoever is beside it, which takes time. `room` is for tests: how many bytes of the device
         the weights may take before experts are held in host memory.

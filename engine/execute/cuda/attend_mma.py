@@ -23,6 +23,8 @@ OWN_ROWS = 512
 """Rows of the largest part of what a sequence has alone, where others are shared."""
 OWN_PROGRAMS = 128
 """Of a long sequence alone, for all of its KV heads: about as many as there are multiprocessors."""
+OWN_PROGRAMS_OF_BYTES = 384
+"""The same of quantised rows: there is as much to compute for half the bytes, and three at once hide what each waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def choose_own_cut(shape: AttentionShape, rows: int, limit: int, itemsize: int =
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
     most = -(-limit // least)
     if rows <= FEW:
-        own = min(max(OWN_PROGRAMS // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
+        programs = OWN_PROGRAMS if itemsize > 1 else OWN_PROGRAMS_OF_BYTES
+        own = min(max(programs // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
     else:
         own = min(most, most_chunks(rows) // 2)
     return PartsCut(1, own, least, min(own, most), tile, stages, 4, 1)
