@@ -24,7 +24,7 @@ OWN_ROWS = 512
 OWN_PROGRAMS = 128
 """Of a long sequence alone, for all of its KV heads: about as many as there are multiprocessors."""
 OWN_PROGRAMS_OF_BYTES = 384
-"""The same of quantised rows: there is as much to compute for half the bytes, and three at once hide what each waits for."""
+"""The same of quantised rows: as much is computed for half the bytes, and three at once hide what each waits for."""
 
 
 @dataclass(frozen=True, slots=True)
