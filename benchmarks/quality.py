@@ -2,14 +2,15 @@
 same weights in fp32 with fp32 activations.
 
     python -m benchmarks.quality [MODEL] [--reference MODEL] [--requantise] [--llama-python PYTHON] [--device cpu|cuda]
-                                 [--text FILE] [--tokens 1024] [--json FILE]
+                                 [--kv-dtype auto,fp8,int8] [--text FILE] [--tokens 1024] [--json FILE]
 
 For every way of holding the weights and every executor: mean KL divergence in nats (with its standard error over the
 tokens) and its 99th percentile, how often the likeliest token is the same, the perplexity of the text, bits a weight.
 
 Executors: `fp32` is the plain modules in fp32, so only the weights differ; `bf16` the same in bf16. `engine` is what
 chatterm really runs, token by token as it decodes: native kernels on a CPU with their rounding of activations, fused
-ones on a GPU. `llama.cpp` reads the same GGUF file, token by token and (`prompt`) all at once.
+ones on a GPU; with every KV cache of `--kv-dtype`. `llama.cpp` reads the same GGUF file, token by token and (`prompt`)
+all at once.
 
 The reference is MODEL itself, its blocks expanded, or the model of `--reference`, whose tokenizer must be the same.
 `--requantise` holds the reference's weights in other formats, too. The weights of a quantised GGUF file lie on the grid
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import describe
+from benchmarks.options import names
 from benchmarks.peers.llama_cpp_python import LlamaCppPython
 from benchmarks.requantised import WAYS, requantised
 from benchmarks.stepping import forced_logits
@@ -90,9 +92,9 @@ def by_modules(network: Network) -> Logits:
     return logits
 
 
-def by_engine(network: Network) -> tuple[str, Logits]:
+def by_engine(network: Network, kv_dtype: str = "auto") -> tuple[str, Logits]:
     """What the engine runs on a CPU when it decodes, and its name."""
-    pieces = build(network, CPU, network.dtype, Options(context=WINDOW), ())
+    pieces = build(network, CPU, network.dtype, Options(context=WINDOW, kv_dtype=kv_dtype), ())
     size = pieces.cache.block_size
     blocks = tuple(range(-(-WINDOW // size)))
 
@@ -103,17 +105,21 @@ def by_engine(network: Network) -> tuple[str, Logits]:
             found += [one.float().clone() for one in pieces.runner.run(StepBatch((span,)))]
         return torch.stack(found)
 
-    return pieces.decode_name, logits
+    return pieces.decode_name + told_of(kv_dtype), logits
 
 
-def by_gpu(files: ModelFiles, quantize: str) -> tuple[str, Logits]:
+def told_of(kv_dtype: str) -> str:
+    return "" if kv_dtype == "auto" else f", kv {kv_dtype}"
+
+
+def by_gpu(files: ModelFiles, quantize: str, kv_dtype: str) -> tuple[str, Logits]:
     """The same on a GPU; the first token of a window is computed as a prompt."""
-    engine = Engine.load(files, device="cuda", quantize=quantize, context=WINDOW)
+    engine = Engine.load(files, device="cuda", quantize=quantize, kv_dtype=kv_dtype, context=WINDOW)
 
     def logits(window: list[int]) -> Tensor:
         return forced_logits(engine, [window], len(window) - 1)[0].float().cpu()
 
-    return "fused kernels", logits
+    return "fused kernels" + told_of(kv_dtype), logits
 
 
 def by_peer(peer: LlamaCppPython, prompt: bool) -> Logits:
@@ -193,11 +199,12 @@ def measure(files: ModelFiles, reference: ModelFiles, arguments: argparse.Namesp
         yield line(by_modules(load(files, "none", torch.float32)), "expanded", "fp32", 16.0)
     held = load(files, "auto", dtype)
     bits = bits_of(held) if held.is_quantized else 16.0
-    name, logits = by_engine(held)
-    yield line(logits, "as stored", name, bits)
+    for kv_dtype in arguments.kv_dtype:
+        name, logits = by_engine(held, kv_dtype)
+        yield line(logits, "as stored", name, bits)
     del held, logits
-    if arguments.device == "cuda":
-        name, logits = by_gpu(files, "auto")
+    for kv_dtype in arguments.kv_dtype if arguments.device == "cuda" else ():
+        name, logits = by_gpu(files, "auto", kv_dtype)
         yield line(logits, "as stored", name, bits)
     if arguments.llama_python is not None and files.gguf is not None:
         with LlamaCppPython(arguments.llama_python, files.gguf, 2, WINDOW, logits=True) as peer:
@@ -215,6 +222,7 @@ def main() -> None:
     parser.add_argument("--requantise", action="store_true", help="the reference in other formats, too")
     parser.add_argument("--llama-python", help="a Python that has llama_cpp, for GGUF files")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: a GPU, too")
+    parser.add_argument("--kv-dtype", type=names, default=["auto"], help="of our KV cache")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--tokens", type=int, default=1024, help="how much of the text")
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -222,14 +230,14 @@ def main() -> None:
     files = resolve(arguments.model)
     reference = files if arguments.reference is None else resolve(arguments.reference)
     print(
-        f"{'weights':22}{'computed by':30}{'bits':>6}{'KL, nats':>20}{'99%':>9}{'same first':>12}{'perplexity':>12}"
+        f"{'weights':22}{'computed by':44}{'bits':>6}{'KL, nats':>20}{'99%':>9}{'same first':>12}{'perplexity':>12}"
     )
     lines = []
     for line in measure(files, reference, arguments):
         lines.append(asdict(line))
         kl = f"{line.kl:.5f} ± {line.kl_error:.5f}"
         print(
-            f"{line.weights:22}{line.executor:30}{line.bits:6.2f}{kl:>20}{line.kl_99:9.4f}{line.same_first:12.1%}"
+            f"{line.weights:22}{line.executor:44}{line.bits:6.2f}{kl:>20}{line.kl_99:9.4f}{line.same_first:12.1%}"
             f"{line.perplexity:12.3f}",
             flush=True,
         )

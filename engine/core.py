@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,6 +79,7 @@ class EngineCore:
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes
         self._kv_row = pieces.cache.row
+        self._kv_token_bytes = 2 * len(network.spec.layers) * pieces.cache.row.nbytes
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
@@ -155,7 +157,7 @@ class EngineCore:
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
             kv_dtype=self._kv_row.name,
-            kv_token_bytes=2 * len(self.spec.layers) * self._kv_row.nbytes,
+            kv_token_bytes=self._kv_token_bytes,
             block_size=self.block_size,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
@@ -186,7 +188,8 @@ class EngineCore:
 
         def job() -> None:
             running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
-            seen(block_map(self._blocks, running[-1] if running else keys))
+            found = block_map(self._blocks, running[-1] if running else keys)
+            seen(replace(found, kv_dtype=self._kv_row.name, token_bytes=self._kv_token_bytes))
 
         self._loop.post(job)
 

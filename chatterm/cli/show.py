@@ -88,6 +88,7 @@ def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str
 
 def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     """Memory and speed on the device that `--device auto` takes."""
+    from engine.cache.kv_rows import token_bytes
     from engine.machine.expected import CONVERSATION, speed_here
     from engine.machine.report import look_here
 
@@ -104,7 +105,11 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     if not found.fits:
         speed = "none: it does not fit"
     weights = bytes_text(found.weight_bytes)
-    memory = f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}{room}"
+    fewer = bytes_text(tokens * token_bytes(spec, here.dtype, "fp8"))
+    memory = (
+        f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}"
+        f" ({fewer} with --kv-dtype fp8 or int8){room}"
+    )
     if not found.host_layers:
         return [("Memory", memory), ("Speed", speed)]
     experts = (

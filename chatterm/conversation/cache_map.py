@@ -3,7 +3,7 @@
 from chatterm.conversation.figures import count_text
 from chatterm.markdown.lines import Line, Run, line_cells, wrap
 from engine.cache.block_map import BlockMap, BlockState
-from models.units import counted
+from models.units import bytes_text, counted
 
 _STYLES = {
     BlockState.FREE: "rule",
@@ -34,6 +34,8 @@ def cache_lines(found: BlockMap, width: int, height: int = 24, *, plain: bool = 
     """
     marks = PLAIN_MARKS if plain else _MARKS
     blocks = f"{counted(len(found.states), 'block')} of {counted(found.block_size, 'token')}"
+    if found.token_bytes:
+        blocks += f" in {found.kv_dtype}, {bytes_text(found.token_bytes)} a token"
     head: list[Line] = [
         *wrap([("KV cache", "heading"), (f"  {blocks}", "muted")], width),
         [],

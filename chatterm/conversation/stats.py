@@ -137,6 +137,8 @@ def _about(
         cache = (
             f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
         )
+        if figures.kv_token_bytes:
+            cache += f" · {figures.kv_dtype}, {bytes_text(figures.kv_token_bytes)} a token"
         pairs.append(("KV cache", cache))
         if figures.offload is not None:
             pairs.append(("evicted", _offload(figures.offload)))

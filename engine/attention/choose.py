@@ -144,16 +144,21 @@ def _problem(
         )
     if name == "flash" and any(spec.sinks for spec in asked):
         return _Problem(f"flash-attn does not know {Feature.SINKS.value}", broken=False)
-    return _tried(name, device, dtype, asked or (Attention(4, 2, head_dim),), kind)
+    return _tried(name, device, dtype, head_dim, asked, kind)
 
 
 def _tried(
-    name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Attention, ...], kind: str
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    asked: tuple[Attention, ...] = (),
+    kind: str = "auto",
 ) -> _Problem | None:
     package = _PACKAGES[name]
     try:
         importlib.import_module(package.module)
-        error = _error(name, device, dtype, asked, kind)
+        error = _error(name, device, dtype, asked or (Attention(4, 2, head_dim),), kind)
     except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, there is another backend
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:
             remedy = f"Install it with: {package.install}. Or use --attention auto."

@@ -43,6 +43,10 @@ class BlockMap:
     """Tokens of thinking that were taken out of the branch."""
     others: int
     """Branches besides this one that the cache can find."""
+    kv_dtype: str = ""
+    """Of the numbers in a block."""
+    token_bytes: int = 0
+    """What a token takes."""
 
     def count(self, state: BlockState) -> int:
         """How many blocks are in `state`."""

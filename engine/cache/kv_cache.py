@@ -54,7 +54,7 @@ class KVCache:
 
             if isinstance(at, slice):
                 at = torch.arange(at.start, at.stop, device=self.kv.device)
-            write_rows(self, layer, at, k, v)
+            write_rows((self.k[layer], self.v[layer]), self.told(layer), at, k, v)
             return
         for rows, given in ((self.k[layer], k), (self.v[layer], v)):
             if isinstance(at, slice):
@@ -67,7 +67,8 @@ class KVCache:
         if self.row.is_quantised and self.kv.device.type == "cuda":
             from engine.kernels.triton.kv_rows import read_rows
 
-            return read_rows(self.row, rows)
+            out = torch.empty((len(rows), self.row.heads, self.row.dim), dtype=self.dtype, device=rows.device)
+            return read_rows(rows, self.row.scales(rows), out, self.row.is_fp8)
         return self.row.decode(rows, self.dtype)
 
     @property

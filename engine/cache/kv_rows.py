@@ -99,9 +99,8 @@ class KVRow:
         if not self.is_quantised:
             return rows.to(dtype)
         codes = rows[:, : self.heads * self.dim].view(torch.float8_e4m3fn if self.is_fp8 else torch.int8)
-        return (codes.float().unflatten(1, (self.heads, self.dim)) * self.scales(rows).unsqueeze(-1)).to(
-            dtype
-        )
+        numbers = codes.float().view(len(rows), self.heads, self.dim)
+        return (numbers * self.scales(rows).unsqueeze(-1)).to(dtype)
 
 
 def token_bytes(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> int:
@@ -117,8 +116,8 @@ def kv_row(kind: str, heads: int, dim: int, dtype: torch.dtype, device: torch.de
         raise EngineError(f"Unknown KV dtype {kind!r}; it must be auto, bf16, fp16, fp8 or int8.")
     if kind == "auto":
         return KVRow(heads, dim, dtype)
-    if kind == "fp8" or kind == "int8":
-        return KVRow(heads, dim, dtype, kind)
+    if kind not in PLAIN:
+        return KVRow(heads, dim, dtype, "fp8" if kind == "fp8" else "int8")
     if device.type != "cpu" and PLAIN[kind] != dtype:
         name = str(dtype).removeprefix("torch.")
         raise EngineError(

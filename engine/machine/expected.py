@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import (
     GRAPH_BYTES,
     USUAL_BYTES,
@@ -110,6 +111,8 @@ class Here:
     """Bytes of its memory."""
     host_free: int | None = None
     """Bytes of host memory beside a GPU; None where no experts are held there."""
+    kv_dtype: str = "auto"
+    """Of the KV cache: see `engine.cache.kv_rows.kv_row`."""
 
 
 def catalogue_speed(name: str, here: Here) -> Speed:
@@ -175,7 +178,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     """The speed of a model of this shape; `stored` are the bytes of weights that stay quantised, None: they do not."""
     count = parameters(spec)
     weights = stored or count * here.dtype.itemsize
-    per_token = spec.kv_numbers * here.dtype.itemsize
+    per_token = token_bytes(spec, here.dtype, here.kv_dtype)
     # Of an embedding that is not the output layer too, one row is read.
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     unread = (unread + not_chosen(spec)) * weights // count
@@ -195,7 +198,7 @@ def _context(spec: ModelSpec, here: Here, left: int) -> int:
     """Tokens of a conversation in the memory that the weights leave; 0 when there is none."""
     reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
     window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
-    per_token, share = spec.kv_numbers * here.dtype.itemsize, kv_share(here.device)
+    per_token, share = token_bytes(spec, here.dtype, here.kv_dtype), kv_share(here.device)
     with suppress(EngineError):
         plan = plan_kv(per_token, 32, max(left, 0), spec.max_positions, None, share, reserve, window=window)
         return plan.context_length

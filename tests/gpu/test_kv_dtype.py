@@ -116,6 +116,7 @@ def stored(engine: Engine, ids: list[int]) -> Tensor:
     def job() -> Tensor:
         with blocks_for(engine, [ids], 1) as (blocks,):
             slots = engine._cache.every_slot(blocks, 0, len(ids) - 1).cuda()
-            return engine._cache.kv.index_select(2, slots).clone()
+            row = engine._cache.row
+            return engine._cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
 
     return engine._loop.call(job)

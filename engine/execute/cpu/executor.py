@@ -22,6 +22,8 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
+QUANTISED = {"int8": 100, "fp8": 101}
+"""`ct_kv_type`"""
 PORTABLE = 0
 """The number of the first variant."""
 
@@ -60,20 +62,21 @@ class NativeDecoder:
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
             logit_cap=spec.logit_cap or 0.0,
         )
-        if cache.kv.dtype not in PLAIN or cache.kv.device.type != "cpu":
+        number = QUANTISED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
+        if number is None or cache.kv.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
         kept = native.Cache(
             k=cache.k.data_ptr(),
             v=cache.v.data_ptr(),
             slots=cache.k.shape[1],
-            type=PLAIN[cache.kv.dtype],
+            type=number,
             block_size=cache.block_size,
         )
         reason = ctypes.c_char_p()
-        number = pool.library.best if variant is None else variant
+        chosen = pool.library.best if variant is None else variant
         with pool.held() as handle:
             self._handle = self._functions.ct_decoder_create(
-                described, kept, handle, number, ctypes.byref(reason)
+                described, kept, handle, chosen, ctypes.byref(reason)
             )
         if not self._handle:
             raise NativeError((reason.value or b"no reason").decode())
@@ -81,7 +84,7 @@ class NativeDecoder:
         self._vocab = spec.vocab_size
         self._logits = torch.empty(0, self._vocab)
         self._rows: list[Tensor] = []
-        self.takes_prompts = network.is_quantized and number != PORTABLE
+        self.takes_prompts = network.is_quantized and chosen != PORTABLE
         """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:

@@ -8,7 +8,8 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.tiles import FEW, MOST_CHUNKS, Chunking, most_chunks
-from engine.kernels.triton.attention import attention_kernel, combine_kernel
+from engine.kernels.triton.attention import attention_kernel
+from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.launch import split_alike
 from models.spec import Attention
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
 from engine.execute.cuda.sharing import Sharing
 from engine.execute.cuda.tiles import FEW, Split, most_chunks
-from engine.kernels.triton.attention_mma import combine_parts_kernel, parts_kernel
+from engine.kernels.triton.attention_mma import parts_kernel
+from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
 
 FEW_GROUP, MANY_GROUP = 8, 4
@@ -22,6 +23,8 @@ OWN_ROWS = 512
 """Rows of the largest part of what a sequence has alone, where others are shared."""
 OWN_PROGRAMS = 128
 """Of a long sequence alone, for all of its KV heads: about as many as there are multiprocessors."""
+OWN_PROGRAMS_OF_BYTES = 384
+"""The same of quantised rows: as much is computed for half the bytes, and three at once hide what each waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,7 @@ def choose_own_cut(
         least = split.rows
     most = -(-limit // least)
     if rows <= FEW:
-        # Bytes take longer to become numbers than to come: then two programs share a multiprocessor.
-        programs = OWN_PROGRAMS * 2 // itemsize
+        programs = OWN_PROGRAMS if itemsize > 1 else OWN_PROGRAMS_OF_BYTES
         own = min(max(programs // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
     else:
         own = min(most, most_chunks(rows) // 2)

@@ -213,7 +213,9 @@ class _Write:
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         if self._cache.row.is_quantised:
-            write_rows(self._cache, layer_index, self._slots, k, v)
+            cache = self._cache
+            rows = cache.k[layer_index], cache.v[layer_index]
+            write_rows(rows, cache.told(layer_index), self._slots, k, v)
             return
         keys = self._cache.k[layer_index]
         width = keys.shape[1] * keys.shape[2]

@@ -134,7 +134,7 @@ class _Step:
             given.tables,
             given.tables.shape[1],
             **cache.told(layer_index),
-            **heads_of(cache.row),
+            **heads_of(k),
             K_STRIDE=k.stride(0),
             V_STRIDE=v.stride(0),
             BLOCK=cache.block_size,

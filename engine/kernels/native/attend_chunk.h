@@ -159,6 +159,7 @@ void attend_chunk_as(const AttendChunk& a) {
     const int32_t count = locate(a, first, k, v);
     widen<Type>(a, count, k, v, row);
     multiply_floats<true>(a.q, a.dim, a.keys, ATTEND_ROWS, a.queries, a.dim, ATTEND_ROWS, a.scores, ATTEND_ROWS);
+    if constexpr (Type::SCALED) scale_rows(a.scores, a.queries, count, k, a.scales);
     for (int32_t i = 0; i < a.queries; ++i) {
       const int32_t seen = a.newest + 1 - (a.queries - 1 - i) / a.heads - first;  // up to the query's own row
       if (a.cap > 0.0f) cap(a.scores + i * ATTEND_ROWS, ATTEND_ROWS, a.cap);
@@ -168,6 +169,7 @@ void attend_chunk_as(const AttendChunk& a) {
         for (int32_t d = 0; d < row; ++d) a.out[i * row + d] *= kept;
       }
     }
+    if constexpr (Type::SCALED) scale_rows(a.scores, a.queries, count, v, a.scales);
     multiply_floats<false>(a.scores, ATTEND_ROWS, a.values, row, a.queries, count, row, a.out, row);
   }
 }

@@ -123,8 +123,9 @@ void Group::position(int32_t layer) {
     for (int32_t h = 0; h < sizes.q_heads + sizes.kv_heads; ++h) position_head(layer, r, h, heads(r) + h * sizes.dim);
     const int64_t place = space.given[size_t(r)].slot * decoder.slot_bytes;
     const float *k = heads(r) + sizes.q_size, *v = k + sizes.kv_size;
-    decoder.kernels.store(k, sizes.kv_size, cache.type, cached(cache.k, layer) + place);
-    decoder.kernels.store(v, sizes.kv_size, cache.type, cached(cache.v, layer) + place);
+    uint8_t *keys = cached(cache.k, layer) + place, *values = cached(cache.v, layer) + place;
+    decoder.kernels.store(k, sizes.kv_heads, sizes.dim, cache.type, keys, keys + sizes.kv_size);
+    decoder.kernels.store(v, sizes.kv_heads, sizes.dim, cache.type, values, values + sizes.kv_size);
   });
 }
 
@@ -153,15 +154,16 @@ void Group::attend(int32_t layer, const Task& task, Bench& bench) {
     for (int32_t i = 0; i < queries * dim; ++i) out[i] *= how.scale;
   }
   const int64_t stride = decoder.slot_bytes;
-  const int64_t offset = int64_t(task.head) * dim * (stride / sizes.kv_size);
+  const int64_t offset = int64_t(task.head) * dim * decoder.number_bytes;
+  const int64_t scales = sizes.kv_size + 4 * task.head - offset;  // from the first number of the task's first head
   uint8_t *k = cached(cache.k, layer) + offset, *v = cached(cache.v, layer) + offset;
   if (!positioned && task.end == some.end) {
     float* keys = query + queries * dim;
     const int64_t place = space.given[0].slot * stride;
     for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, sizes.q_heads + task.head + h, keys + h * dim);
     const float* values = heads(0) + (sizes.q_heads + sizes.kv_heads + task.head) * dim;
-    kernels.store(keys, task.heads * dim, cache.type, k + place);
-    kernels.store(values, task.heads * dim, cache.type, v + place);
+    kernels.store(keys, task.heads, dim, cache.type, k + place, k + place + scales);
+    kernels.store(values, task.heads, dim, cache.type, v + place, v + place + scales);
   }
   const Sums all = some.apart ? space.sums.from(some.sums, dim) : bench.sums.from(0, dim);
   const int32_t kept_heads = some.apart ? sizes.kv_heads : task.heads, kept_head = some.apart ? task.head : 0;
@@ -173,10 +175,10 @@ void Group::attend(int32_t layer, const Task& task, Bench& bench) {
     const int64_t place = (int64_t(part - some.part) * kept_heads + kept_head) * some.count * groups;
     const Sums sums{all.out + place * padded(dim), all.most + place, all.sum + place};
     if (some.count == 1) {
-      kernels.attend({query, k, v, some.table, stride, cache.type, cache.block_size, task.heads, groups, dim, first,
+      kernels.attend({query, k, v, some.table, stride, scales, cache.type, cache.block_size, task.heads, groups, dim, first,
                       end, hidden, how.cap, bench.scores.as<float>(), sums.out, sums.most, sums.sum});
     } else {
-      kernels.attend_chunk({query, k, v, some.table, stride, cache.type, cache.block_size, some.count * groups, groups,
+      kernels.attend_chunk({query, k, v, some.table, stride, scales, cache.type, cache.block_size, some.count * groups, groups,
                             dim, rows - 1, first, end, hidden, how.window, how.cap, bench.keys.as<float>(),
                             bench.values.as<float>(), bench.scores.as<float>(), sums.out, sums.most, sums.sum});
     }

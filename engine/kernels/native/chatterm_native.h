@@ -23,6 +23,9 @@ enum ct_type : int32_t {
   CT_TYPES = 40,
 };
 
+// Those of a quantised KV cache, beside CT_F32, CT_BF16 and CT_F16.
+enum ct_kv_type : int32_t { CT_KV_INT8 = 100, CT_KV_FP8 = 101 };
+
 // [rows, columns], a row at every row_bytes. Any address, read-only, nothing is read past the last row.
 struct ct_matrix {
   const uint8_t* data;
@@ -126,6 +129,7 @@ struct ct_model {
 };
 
 // K and V: [layers, slots, kv_heads, head_dim] of `type` (CT_F32, CT_BF16 or CT_F16) each; a block is block_size slots.
+// Quantised (ct_kv_type), a slot has the bytes of all heads, then fp32 [kv_heads], and begins at a multiple of 16 bytes.
 struct ct_cache {
   void* k;
   void* v;

@@ -60,7 +60,7 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   if (model.head_dim < 8 || model.head_dim % 8 || model.head_dim > MOST_DIM) {
     return "the size of a head is no multiple of 8, or above 512";
   }
-  if (cache.type != CT_F32 && cache.type != CT_BF16 && cache.type != CT_F16) return "the KV cache has another dtype";
+  if (number_bytes(cache.type) == 0) return "the KV cache has another dtype";
   if (cache.block_size < 1 || cache.slots < 1) return "the KV cache is empty";
   const Sizes sizes(model);
   for (int32_t i = 0; i < model.layer_count; ++i) {
@@ -116,7 +116,9 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
       pool(team),
       kernels(chosen),
       layers(given.layers, given.layers + given.layer_count),
-      slot_bytes(int64_t(sizes.kv_size) * (kv.type == CT_F32 ? 4 : 2)),
+      number_bytes(chatterm::number_bytes(kv.type)),
+      slot_bytes(number_bytes > 1 ? int64_t(sizes.kv_size) * number_bytes
+                                  : (int64_t(sizes.kv_size) + 4 * sizes.kv_heads + 15) / 16 * 16),
       plain(has_plain(given)),
       norms_after(has_norms_after(given)) {
   for (const ct_layer& layer : layers) {

@@ -161,6 +161,11 @@ struct Workspace {
   Buffer floats(int32_t columns) const { return room<float>(size_t(rows) * size_t(columns)); }
 };
 
+// Of a number in a KV cache of this type; 0 for one that there is not.
+constexpr int32_t number_bytes(int32_t type) {
+  return type == CT_F32 ? 4 : type == CT_BF16 || type == CT_F16 ? 2 : type == CT_KV_INT8 || type == CT_KV_FP8 ? 1 : 0;
+}
+
 struct Decoder {
   const ct_model model;
   const ct_cache cache;
@@ -169,6 +174,7 @@ struct Decoder {
   Pool& pool;
   const Kernels& kernels;
   const std::vector<ct_layer> layers;
+  const int32_t number_bytes;  // in the KV cache
   const int64_t slot_bytes;
   const bool plain;        // whether a weight is multiplied with what is not rounded
   const bool norms_after;  // whether a layer has a norm after one of its parts

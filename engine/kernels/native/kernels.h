@@ -56,6 +56,7 @@ struct Attend {
   const uint8_t* v;
   const int32_t* table;
   int64_t stride;  // bytes from slot to slot
+  int64_t scales;  // bytes from the first number of the first head to its scale, of quantised rows
   int32_t type;
   int32_t block_size;
   int32_t heads;
@@ -85,6 +86,7 @@ struct AttendChunk {
   const uint8_t* v;
   const int32_t* table;
   int64_t stride;
+  int64_t scales;
   int32_t type;
   int32_t block_size;
   int32_t queries;
@@ -134,7 +136,8 @@ struct Kernels {
   // [heads] or null
   void (*combine)(const float* parts, const float* most, const float* sum, const float* sinks, int32_t count,
                   int32_t stride, int32_t heads, int32_t dim, float* out);
-  void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
+  // Heads [heads, dim] to `out`, and their scales, where the type has some.
+  void (*store)(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales);
   // The largest of n numbers; no number if one of them is none.
   float (*largest)(const float* x, int32_t n);
   // out = exp((x - most) / temperature), 0 where that is under e^-87; for every PIECE_OF_LOGITS their sum and the largest

@@ -3,6 +3,7 @@
 // Everything is in an unnamed namespace and no template of the standard library is used: the linker would take one
 // copy of a shared function for all variants, and it might be one that this machine cannot run.
 #include "kernels.h"
+#include "kv_rows.h"
 #include "vectors.h"
 
 namespace chatterm {
@@ -364,6 +365,9 @@ void attend_rows(const Attend& a) {
         score_some<Type, heads.value>(q + group * a.dim, a.dim, some, scores + group * ATTEND_ROWS);
       });
     });
+    for (int32_t head = 0; Type::SCALED && head < a.heads; ++head) {
+      scale_rows(a.scores + head * a.groups * ATTEND_ROWS, a.groups, count, k[tile], a.scales + 4 * head);
+    }
     for (int32_t g = 0; g < queries; ++g) {
       if (a.cap > 0.0f) cap(a.scores + g * ATTEND_ROWS, ATTEND_ROWS, a.cap);
       const float kept =
@@ -371,6 +375,9 @@ void attend_rows(const Attend& a) {
       if (kept != 1.0f) {
         for (int32_t d = 0; d < a.dim; ++d) a.out[g * wide + d] *= kept;
       }
+    }
+    for (int32_t head = 0; Type::SCALED && head < a.heads; ++head) {
+      scale_rows(a.scores + head * a.groups * ATTEND_ROWS, a.groups, count, v, a.scales + 4 * head);
     }
     const uint8_t* values[ATTEND_ROWS];
     for (int32_t i = 0; i < count; ++i) values[i] = v[i];
@@ -391,6 +398,8 @@ template <typename Part>
 inline void by_type(int32_t type, const Part& part) {
   if (type == CT_F32) return part(F32{});
   if (type == CT_BF16) return part(BF16{});
+  if (type == CT_KV_INT8) return part(Int8{});
+  if (type == CT_KV_FP8) return part(Fp8{});
   part(F16{});
 }
 
@@ -428,9 +437,13 @@ void combine(const float* parts, const float* most, const float* sum, const floa
   }
 }
 
-void store_row(const float* x, int32_t n, int32_t type, uint8_t* out) {
+void store_row(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales) {
   by_type(type, [&](auto as) {
-    for (int32_t i = 0; i < n; ++i) as.put(out + i * as.BYTES, x[i]);
+    if constexpr (as.SCALED) {
+      store_bytes<decltype(as)>(x, heads, dim, out, scales);
+    } else {
+      for (int32_t i = 0; i < heads * dim; ++i) as.put(out + i * as.BYTES, x[i]);
+    }
   });
 }
 

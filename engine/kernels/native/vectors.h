@@ -63,6 +63,7 @@ inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* out) {
 }
 
 struct F32 {
+  static constexpr bool SCALED = false;
   static constexpr int BYTES = 4;
   static Floats eight(const uint8_t* p) {
     Floats v;
@@ -74,6 +75,7 @@ struct F32 {
 };
 
 struct BF16 {
+  static constexpr bool SCALED = false;
   static constexpr int BYTES = 2;
   static Floats eight(const uint8_t* p) {
 #ifdef __AVX2__
@@ -92,6 +94,7 @@ struct BF16 {
 };
 
 struct F16 {
+  static constexpr bool SCALED = false;
   static constexpr int BYTES = 2;
   static Floats eight(const uint8_t* p) {
 #ifdef __F16C__

@@ -11,6 +11,7 @@ reads of shared memory what it copied there itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
+# mypy: disable-error-code="has-type"
 import triton
 import triton.language as tl
 
@@ -468,66 +469,3 @@ def attention_kernel(
         else:
             column = gl.arange(0, D, layout=gl.SliceLayout(0, MERGE))
             gl.store(partial + part * DIM + column, result, mask=column < DIM)
-
-
-@triton.jit
-def combine_kernel(
-    partial,
-    lse,
-    active,
-    counters,
-    out,
-    HQ: tl.constexpr,
-    D: tl.constexpr,
-    DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    PADDED: tl.constexpr,
-    PDL: tl.constexpr,
-    WINDOW: tl.constexpr = 0,
-    sinks=None,
-):
-    """out [rows, HQ, DIM] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
-
-    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
-    sequence does not have adds exact zeros. Programs [HQ, rows]. sinks [HQ]: a score of each head that takes part in
-    the softmax and has no value.
-    """
-    gdc_launch_dependents(PDL)
-    head = tl.program_id(0)
-    batch = tl.program_id(1)
-    chunks = tl.arange(0, PADDED)
-    columns = tl.arange(0, D)
-    slot = tl.load(active + batch)
-    row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
-    size = CHUNK
-    for _ in tl.static_range(DOUBLINGS):
-        size = tl.where(row >= size * CHUNKS, 2 * size, size)
-    last = row // size
-    if WINDOW > 0:
-        last -= tl.maximum(row - (WINDOW - 1), 0) // size
-    there = chunks <= last
-    gdc_wait(PDL)
-    if slot >= 0:
-        part = (batch * CHUNKS + chunks) * HQ + head
-        logs = tl.load(lse + part, mask=there, other=-float("inf"))
-        inside = there[:, None]
-        if DIM < D:
-            inside = inside & (columns < DIM)[None, :]
-        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-        top = tl.max(logs, 0)
-        if sinks is not None:
-            sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-            top = tl.maximum(top, sink)
-        share = tl.exp2(logs - top)
-        mixed = tl.sum(values * share[:, None], 0)
-        total = tl.sum(share, 0)
-        if sinks is not None:
-            total += tl.exp2(sink - top)
-        mixed /= total
-        at = out + (batch * HQ + head) * DIM + columns
-        if DIM == D:
-            tl.store(at, mixed.to(out.dtype.element_ty))
-        else:
-            tl.store(at, mixed.to(out.dtype.element_ty), mask=columns < DIM)

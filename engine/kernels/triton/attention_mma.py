@@ -1,4 +1,4 @@
-"""Attention of a decode step by tensor cores: all parts of it in one launch, and their sum.
+"""Attention of a decode step by tensor cores: all parts of it in one launch. `combine.py` puts them together.
 
 It serves sequences that share a prefix, and models with many query heads to a KV head. The plain twin is attention
 without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch
@@ -10,37 +10,15 @@ the kernel before it, and others while it computes. "Hydragen: High-Throughput L
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
-import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention import norm_heads
 from engine.kernels.triton.attention_bytes import attend_bytes, copy_bytes, leave, rounded
+from engine.kernels.triton.combine import MOST_TILES, own_part, parts_of_tile, shared_part
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
 from engine.kernels.triton.kv_rows import coded, decoded
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
-
-MOST_TILES = tl.constexpr(128)
-UNIT = tl.constexpr(128)
-"""Parts are a multiple of so many rows, so that all tiles but the last are whole."""
-
-
-@triton.jit
-def shared_part(rows, parts):
-    """How many of `rows` rows each of up to `parts` parts has."""
-    return tl.maximum(tl.cdiv(tl.cdiv(rows, parts), UNIT), 1) * UNIT
-
-
-@triton.jit
-def own_part(rows, parts, least):
-    """The same of rows that a sequence has alone, at least `least`."""
-    return tl.maximum(shared_part(rows, parts), least)
-
-
-@triton.jit
-def parts_of_tile(used, parts, chunks, own):
-    """How many parts each of so many tiles in use gets."""
-    return tl.minimum(parts // tl.maximum(used, 1), chunks - own)
 
 
 @jit
@@ -458,54 +436,3 @@ def parts_kernel(
             CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, OWN_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
         )
     # fmt: on
-
-
-@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own", "least"])
-def combine_parts_kernel(
-    partial,
-    lse,
-    active,
-    counters,
-    shared,
-    members,
-    out,
-    tiles,
-    chunks,
-    parts,
-    own,
-    least,
-    HQ: tl.constexpr,
-    D: tl.constexpr,
-    DIM: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    PADDED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """out [rows, HQ, DIM] from the parts of `parts_kernel`; PADDED is the power of two from all parts of a row on.
-
-    What a sequence does not have adds exact zeros. Programs [HQ, rows].
-    """
-    gdc_launch_dependents(PDL)
-    head = tl.program_id(0)
-    batch = tl.program_id(1)
-    number = tl.arange(0, PADDED)
-    columns = tl.arange(0, D)
-    tile = tl.arange(0, MOST_TILES)
-    used = tl.sum((tl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1) >= 0).to(tl.int32), 0)
-    slot = tl.load(active + batch)
-    row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
-    common = tl.load(shared + batch)
-    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own, least)), 1)
-    together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
-    there = (number < alone) | ((number >= own) & (number < own + together))
-    gdc_wait(PDL)
-    if slot >= 0:
-        part = (batch * chunks + number) * HQ + head
-        logs = tl.load(lse + part, mask=there, other=-float("inf"))
-        inside = there[:, None] & (columns < DIM)[None, :]
-        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-        share = tl.exp2(logs - tl.max(logs, 0))
-        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
-        tl.store(
-            out + (batch * HQ + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM
-        )

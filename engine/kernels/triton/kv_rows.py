@@ -4,17 +4,11 @@ The plain twin is `engine/cache/kv_rows.py`. FP8 says which of its two kinds row
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
-from typing import TYPE_CHECKING
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from engine.cache.kv_rows import KVRow
-
-if TYPE_CHECKING:
-    from engine.cache.kv_cache import KVCache
 
 UP = tl.constexpr(2.0**120)
 """The bits of E4M3 in those of fp32 are the number divided by that."""
@@ -130,45 +124,49 @@ def _read_kernel(
     tl.store(target, numbers.to(out.dtype.element_ty), inside)
 
 
-def heads_of(row: KVRow) -> dict[str, int]:
-    """How the kernels here are told of the heads."""
-    padded, dim = triton.next_power_of_2(row.heads), triton.next_power_of_2(row.dim)
-    return {"HEADS": row.heads, "DIM": row.dim, "PADDED": padded, "D": dim}
+def heads_of(x: Tensor) -> dict[str, int]:
+    """How the kernels here are told of heads [n, heads, dim]."""
+    _, heads, dim = x.shape
+    padded = {"PADDED": triton.next_power_of_2(heads), "D": triton.next_power_of_2(dim)}
+    return {"HEADS": heads, "DIM": dim, **padded}
 
 
-def write_rows(cache: "KVCache", layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Put K and V [n, heads, dim] into a quantised cache; slots [n or more], negative ones are left out."""
+def write_rows(
+    rows: tuple[Tensor, Tensor], told: dict[str, Any], slots: Tensor, k: Tensor, v: Tensor
+) -> None:
+    """Put K and V [n, heads, dim] into quantised rows, those of K and of V [slots, ROW]; slots [n or more].
+
+    Negative slots are left out. `told` is what `KVCache.told` tells.
+    """
     write_rows_kernel[(k.shape[0],)](
         k,
         v,
-        cache.k[layer],
-        cache.v[layer],
+        *rows,
         slots,
-        **cache.told(layer),
-        **heads_of(cache.row),
+        **told,
+        **heads_of(k),
         K_STRIDE=k.stride(0),
         V_STRIDE=v.stride(0),
         num_warps=4,
     )
 
 
-def read_rows(row: KVRow, rows: Tensor) -> Tensor:
-    """Quantised rows [n, nbytes], contiguous, as numbers [n, heads, dim] in the dtype of `row`."""
-    count = rows.shape[0]
-    out = torch.empty((count, row.heads, row.dim), dtype=row.dtype, device=rows.device)
-    dim = triton.next_power_of_2(row.dim)
-    each = max(NUMBERS // dim, 16)
-    _read_kernel[(triton.cdiv(count, each), row.heads)](
+def read_rows(rows: Tensor, scales: Tensor, out: Tensor, fp8: bool) -> Tensor:
+    """Quantised rows [n, ROW], contiguous, with their scales, as numbers in `out` [n, heads, dim]; returns that."""
+    count, heads, dim = out.shape
+    padded = triton.next_power_of_2(dim)
+    each = max(NUMBERS // padded, 16)
+    _read_kernel[(triton.cdiv(count, each), heads)](
         rows,
-        row.scales(rows),
+        scales,
         out,
         count,
         ROWS=each,
-        HEADS=row.heads,
-        DIM=row.dim,
-        D=dim,
-        ROW=row.nbytes,
-        FP8=row.is_fp8,
+        HEADS=heads,
+        DIM=dim,
+        D=padded,
+        ROW=rows.shape[1],
+        FP8=fp8,
         num_warps=4,
     )
     return out

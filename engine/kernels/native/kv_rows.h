@@ -1,0 +1,94 @@
+// Numbers of a quantised KV cache: one byte each, and a scale in fp32 for each head of a row, behind the numbers of all
+// heads. The twin of engine/cache/kv_rows.py. Scores are multiplied by K's scales and weights by V's, wherever that is
+// done, so that a query gets the same bits alone and in a chunk. Part of kernels_impl.h.
+#pragma once
+
+#include "kernels.h"
+#include "vectors.h"
+
+namespace chatterm {
+namespace {
+
+struct Bytes8 {
+  static constexpr int BYTES = 1;
+  static constexpr bool SCALED = true;
+  // Eight bytes as whole numbers, with or without their sign.
+  template <bool SIGNED>
+  static Ints whole(const uint8_t* p) {
+#ifdef __AVX2__
+    const __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
+    return (Ints)(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    Ints v;
+    for (int i = 0; i < 8; ++i) v[i] = SIGNED ? int8_t(p[i]) : p[i];
+    return v;
+#endif
+  }
+};
+
+struct Int8 : Bytes8 {
+  static Floats eight(const uint8_t* p) { return __builtin_convertvector(whole<true>(p), Floats); }
+  static uint8_t code(float x) {
+    const float rounded = x + 12582912.0f;  // 1.5 * 2^23: half to even
+    uint32_t bits;
+    std::memcpy(&bits, &rounded, sizeof bits);
+    return uint8_t(bits);
+  }
+  static void factors(float most, float& scale, float& inverse) {
+    scale = most > 1e-30f ? most * float(1.0 / 127.0) : 0.0f;
+    inverse = most > 1e-30f ? 127.0f / most : 0.0f;
+  }
+};
+
+// E4M3, whose bits in those of fp32 are the number divided by 2^120; the scale is a power of two.
+struct Fp8 : Bytes8 {
+  static Floats eight(const uint8_t* p) {
+    const Ints v = whole<false>(p);
+    return (Floats)(((v & 0x80) << 24) | ((v & 0x7f) << 20)) * 0x1p120f;
+  }
+  static uint8_t code(float x) {
+    const float small = x * 0x1p-120f;
+    uint32_t bits;
+    std::memcpy(&bits, &small, sizeof bits);
+    const uint32_t size = bits & 0x7fffffffu;
+    return uint8_t((size + 0x7ffffu + (size >> 20 & 1)) >> 20 | (bits >> 24 & 0x80));
+  }
+  static void factors(float most, float& scale, float& inverse) {
+    int32_t bits;
+    std::memcpy(&bits, &most, sizeof bits);
+    const int32_t exponent = (bits >> 23) - 7;
+    const int32_t up = exponent > 0 ? exponent << 23 : 0, down = exponent > 0 ? (254 - exponent) << 23 : 0;
+    std::memcpy(&scale, &up, sizeof scale);
+    std::memcpy(&inverse, &down, sizeof inverse);
+  }
+};
+
+inline float scale_at(const uint8_t* p) {
+  float scale;
+  std::memcpy(&scale, p, sizeof scale);
+  return scale;
+}
+
+// Each of `lines` lines of scores or weights times the scales of the rows that it is of.
+inline void scale_rows(float* scores, int32_t lines, int32_t count, const uint8_t* const* rows, int64_t scales) {
+  float factors[ATTEND_ROWS];
+  for (int32_t r = 0; r < count; ++r) factors[r] = scale_at(rows[r] + scales);
+  for (int32_t i = 0; i < lines; ++i) {
+    for (int32_t r = 0; r < count; ++r) scores[i * ATTEND_ROWS + r] *= factors[r];
+  }
+}
+
+// Numbers [heads, dim] to their bytes, and their scales to where these are.
+template <typename Type>
+inline void store_bytes(const float* x, int32_t heads, int32_t dim, uint8_t* out, uint8_t* scales) {
+  for (int32_t h = 0; h < heads; ++h, x += dim, out += dim) {
+    float most = 0.0f, scale, inverse;
+    for (int32_t i = 0; i < dim; ++i) most = __builtin_fabsf(x[i]) > most ? __builtin_fabsf(x[i]) : most;
+    Type::factors(most, scale, inverse);
+    for (int32_t i = 0; i < dim; ++i) out[i] = Type::code(x[i] * inverse);
+    std::memcpy(scales + 4 * h, &scale, sizeof scale);
+  }
+}
+
+}  // namespace
+}  // namespace chatterm

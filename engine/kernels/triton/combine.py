@@ -1,0 +1,143 @@
+"""The parts of a decode step's attention put together, those of `attention.py` and those of `attention_mma.py`."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+
+MOST_TILES = tl.constexpr(128)
+UNIT = tl.constexpr(128)
+"""Parts are a multiple of so many rows, so that all tiles but the last are whole."""
+
+
+@triton.jit
+def shared_part(rows, parts):
+    """How many of `rows` rows each of up to `parts` parts has."""
+    return tl.maximum(tl.cdiv(tl.cdiv(rows, parts), UNIT), 1) * UNIT
+
+
+@triton.jit
+def own_part(rows, parts, least):
+    """The same of rows that a sequence has alone, at least `least`."""
+    return tl.maximum(shared_part(rows, parts), least)
+
+
+@triton.jit
+def parts_of_tile(used, parts, chunks, own):
+    """How many parts each of so many tiles in use gets."""
+    return tl.minimum(parts // tl.maximum(used, 1), chunks - own)
+
+
+@triton.jit
+def combine_kernel(
+    partial,
+    lse,
+    active,
+    counters,
+    out,
+    HQ: tl.constexpr,
+    D: tl.constexpr,
+    DIM: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DOUBLINGS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
+    sinks=None,
+):
+    """out [rows, HQ, DIM] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
+
+    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
+    sequence does not have adds exact zeros. Programs [HQ, rows]. sinks [HQ]: a score of each head that takes part in
+    the softmax and has no value.
+    """
+    gdc_launch_dependents(PDL)
+    head = tl.program_id(0)
+    batch = tl.program_id(1)
+    chunks = tl.arange(0, PADDED)
+    columns = tl.arange(0, D)
+    slot = tl.load(active + batch)
+    row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
+    size = CHUNK
+    for _ in tl.static_range(DOUBLINGS):
+        size = tl.where(row >= size * CHUNKS, 2 * size, size)
+    last = row // size
+    if WINDOW > 0:
+        last -= tl.maximum(row - (WINDOW - 1), 0) // size
+    there = chunks <= last
+    gdc_wait(PDL)
+    if slot >= 0:
+        part = (batch * CHUNKS + chunks) * HQ + head
+        logs = tl.load(lse + part, mask=there, other=-float("inf"))
+        inside = there[:, None]
+        if DIM < D:
+            inside = inside & (columns < DIM)[None, :]
+        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+        top = tl.max(logs, 0)
+        if sinks is not None:
+            sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+            top = tl.maximum(top, sink)
+        share = tl.exp2(logs - top)
+        mixed = tl.sum(values * share[:, None], 0)
+        total = tl.sum(share, 0)
+        if sinks is not None:
+            total += tl.exp2(sink - top)
+        mixed /= total
+        at = out + (batch * HQ + head) * DIM + columns
+        if DIM == D:
+            tl.store(at, mixed.to(out.dtype.element_ty))
+        else:
+            tl.store(at, mixed.to(out.dtype.element_ty), mask=columns < DIM)
+
+
+@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own", "least"])
+def combine_parts_kernel(
+    partial,
+    lse,
+    active,
+    counters,
+    shared,
+    members,
+    out,
+    tiles,
+    chunks,
+    parts,
+    own,
+    least,
+    HQ: tl.constexpr,
+    D: tl.constexpr,
+    DIM: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [rows, HQ, DIM] from the parts of `parts_kernel`; PADDED is the power of two from all parts of a row on.
+
+    What a sequence does not have adds exact zeros. Programs [HQ, rows].
+    """
+    gdc_launch_dependents(PDL)
+    head = tl.program_id(0)
+    batch = tl.program_id(1)
+    number = tl.arange(0, PADDED)
+    columns = tl.arange(0, D)
+    tile = tl.arange(0, MOST_TILES)
+    used = tl.sum((tl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1) >= 0).to(tl.int32), 0)
+    slot = tl.load(active + batch)
+    row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
+    common = tl.load(shared + batch)
+    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own, least)), 1)
+    together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
+    there = (number < alone) | ((number >= own) & (number < own + together))
+    gdc_wait(PDL)
+    if slot >= 0:
+        part = (batch * chunks + number) * HQ + head
+        logs = tl.load(lse + part, mask=there, other=-float("inf"))
+        inside = there[:, None] & (columns < DIM)[None, :]
+        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+        share = tl.exp2(logs - tl.max(logs, 0))
+        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+        tl.store(
+            out + (batch * HQ + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM
+        )
