@@ -214,7 +214,8 @@ class EngineCore:
         decode_runner = self._decode_runner
         if decode_runner is None or not hasattr(decode_runner.program, "cuts"):
             raise EngineError(
-                f"Only the fused kernels of a GPU can be tuned or profiled; this model is computed by {self._decode_name}."
+                "Only the fused kernels of a GPU can be tuned or profiled; this model is computed by "
+                f"{self._decode_name}."
             )
         from engine.execute.cuda.tuner import Tuner
 
