@@ -275,8 +275,8 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     try:
         cuts = _cuts(network, device, options) if fused else None
         if cuts is not None and isinstance(pieces.backend, TritonBackend):
-            shape, itemsize = network.spec.attention, pieces.cache.kv.element_size()
-            pieces.backend.tile = cuts.prompt(shape, itemsize, _shared_bytes(device))
+            shared = _shared_bytes(device)
+            pieces.backend.tile = cuts.prompt(network.spec.attention, network.dtype.itemsize, shared)
         if fused:
             reason = pieces.runner.fuse(
                 network, pieces.cache, pieces.context_length, graphs, options.deterministic

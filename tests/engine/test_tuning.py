@@ -300,6 +300,27 @@ def test_tuning_that_is_stopped_lets_go_of_everything_and_writes_nothing(
     assert kept(IDENTITY) is None
 
 
+def test_stopping_does_not_wait_for_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+    monkeypatch.setattr(fake.module, "IDLE_S", 0.0)
+    monkeypatch.setattr(fake.module, "BUSY_S", 0.001)
+    compiling, killed = threading.Event(), threading.Event()
+
+    def seconds(choices: Sequence[Choice], rounds: int) -> list[list[float]]:
+        compiling.set()
+        assert killed.wait(30), "nobody ended the processes"
+        raise RuntimeError("the process that compiles ended")
+
+    monkeypatch.setattr(FakeBench, "measure", lambda self, rows: seconds)
+    monkeypatch.setattr(FakeBench, "close", lambda self: killed.set())
+    fake.tuner.start()
+    assert compiling.wait(30)
+    fake.tuner.stop()
+    fake.tuner.join()
+    assert fake.tuner.notes == ()
+    assert kept(IDENTITY) is None
+
+
 def test_what_goes_wrong_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from engine.errors import EngineError
 

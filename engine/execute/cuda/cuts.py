@@ -40,18 +40,24 @@ class Start:
 
 STARTS: Mapping[tuple[int, int], Start] = MappingProxyType(
     {
-        (8, 0): Start(80 << 10, "A100: 164 KB, so that two programs fit, for there is no dependent launch"),
+        (8, 0): Start(
+            80 << 10, "A100: 164 KB, 108 multiprocessors: two of 80 KB; 2 TB/s need 13 KB on the way"
+        ),
         (8, 6): Start(
-            48 << 10, "RTX 30: 100 KB and 48 warps; 48 KB on the way is ten times what 0.9 TB/s needs"
+            48 << 10, "RTX 30: 100 KB, 82 multiprocessors: two of 48 KB; 0.9 TB/s need 8 KB on the way"
         ),
         (8, 9): Start(
-            48 << 10, "RTX 40, L4: 100 KB; the 72 MB of L2 change nothing, a step reads more than that"
+            48 << 10, "RTX 40: 100 KB, 128 multiprocessors: two of 48 KB; 72 MB of L2 hold no step"
         ),
-        (9, 0): Start(227 << 10, "H100, H200: 228 KB; measured there, the largest tile takes 128 KB"),
+        (9, 0): Start(
+            227 << 10, "H100, H200: 228 KB, 132 multiprocessors: measured there; two of the largest, 96 KB"
+        ),
         (10, 0): Start(
-            227 << 10, "B200: 228 KB as an H100, 148 multiprocessors for 132; 8 TB/s need 43 KB each"
+            227 << 10, "B200: 228 KB, 148 multiprocessors: as an H100; 8 TB/s need 43 KB on the way"
         ),
-        (12, 0): Start(48 << 10, "RTX 50: 100 KB, though it has dependent launch; 170 multiprocessors"),
+        (12, 0): Start(
+            48 << 10, "RTX 50: 100 KB, 170 multiprocessors: two of 48 KB, of which one may wait (PDL)"
+        ),
     }
 )
 """By compute capability; all have 65,536 registers a multiprocessor. Only (9, 0) was measured. Others begin with what
@@ -69,7 +75,8 @@ def table_cuts(device: torch.device) -> "Cuts":
     if device.type != "cuda":
         return Cuts()
     found = torch.cuda.get_device_properties(device)
-    return Cuts(room_of((found.major, found.minor), found.shared_memory_per_multiprocessor))
+    shared = found.shared_memory_per_multiprocessor
+    return Cuts(room_of((found.major, found.minor), shared), most=shared - 1024)
 
 
 def fitted(tile: Tile, inputs: int, room: int) -> Tile:
@@ -103,11 +110,14 @@ def fitted_packed(tile: PackedTile, inputs: int, kind: Kind, room: int) -> Packe
 class Cuts:
     """How each kernel is cut. What was chosen counts only where it is one of the candidates."""
 
-    __slots__ = ("_chosen", "_taken", "candidates", "room")
+    __slots__ = ("_chosen", "_most", "_taken", "candidates", "room")
 
-    def __init__(self, room: int = 227 << 10, chosen: Chosen = MappingProxyType({})) -> None:
-        """`room` is that of `room_of`."""
+    def __init__(
+        self, room: int = 227 << 10, chosen: Chosen = MappingProxyType({}), most: int = 227 << 10
+    ) -> None:
+        """`room` is that of `room_of`; `most`: bytes of shared memory that a program may have at all."""
         self.room = room
+        self._most = most
         self._chosen = chosen
         self._taken: dict[str, Cut] = {}
         self.candidates: dict[str, tuple[Cut, ...]] = {}
@@ -115,7 +125,7 @@ class Cuts:
 
     def with_(self, chosen: Chosen) -> "Cuts":
         """The same GPU with other choices."""
-        return Cuts(self.room, chosen)
+        return Cuts(self.room, chosen, self._most)
 
     def product(
         self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
@@ -123,9 +133,11 @@ class Cuts:
         """Of a matrix, quantised where it has a `kind`, with so many rows. Up to FEW rows have one in common."""
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         if kind is None:
-            found = self._take(name, lambda: _tiles(outputs, inputs, gated, self.room))
+            found = self._take(name, lambda: _tiles(outputs, inputs, gated, self.room, self._most))
         else:
-            found = self._take(name, lambda: _packed_tiles(outputs, inputs, gated, kind, self.room))
+            found = self._take(
+                name, lambda: _packed_tiles(outputs, inputs, gated, kind, self.room, self._most)
+            )
         assert isinstance(found, Tile | PackedTile)
         return found
 
@@ -190,14 +202,14 @@ def _of(rows: int) -> str:
     return f"1 to {FEW} rows: " if rows <= FEW else f"{2 * FEW} rows: "
 
 
-def _tiles(outputs: int, inputs: int, gated: bool, room: int) -> Iterable[Tile]:
+def _tiles(outputs: int, inputs: int, gated: bool, room: int, most: int) -> Iterable[Tile]:
     first = fitted(choose_tile(outputs, inputs, gated), inputs, room)
     yield first
     seen = {_works_as(first, inputs)}
     for tile in TILES:
         same = _works_as(tile, inputs)
         wide = 128 * tile.warps * tile.folds
-        if same not in seen and tile.shared(inputs) <= room and wide < 2 * max(inputs, 128):
+        if same not in seen and tile.shared(inputs) <= most and wide < 2 * max(inputs, 128):
             seen.add(same)
             yield tile
 
@@ -207,14 +219,16 @@ def _works_as(tile: Tile, inputs: int) -> Tile:
     return replace(tile, ahead=min(tile.ahead, -(-inputs // (128 * tile.warps * tile.folds))))
 
 
-def _packed_tiles(outputs: int, inputs: int, gated: bool, kind: Kind, room: int) -> Iterable[PackedTile]:
+def _packed_tiles(
+    outputs: int, inputs: int, gated: bool, kind: Kind, room: int, most: int
+) -> Iterable[PackedTile]:
     first = fitted_packed(choose_packed_tile(outputs, inputs, gated, kind), inputs, kind, room)
     yield first
     seen = {_works_as_packed(first, inputs)}
     for tile in PACKED_TILES:
         same = _works_as_packed(tile, inputs)
         wide = 256 * tile.warps
-        if same not in seen and tile.shared(inputs, kind) <= room and wide < 2 * max(inputs, 256):
+        if same not in seen and tile.shared(inputs, kind) <= most and wide < 2 * max(inputs, 256):
             seen.add(same)
             yield tile
 

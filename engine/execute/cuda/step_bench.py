@@ -15,12 +15,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import has_experts
 from engine.execute.cuda.cuts import Chosen, Cuts, numbers
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.sharing import most_members
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_profile import Ran, record_trace
-from engine.execute.cuda.tiles import FUSED, SMALLEST
+from engine.execute.cuda.tiles import FEW, FUSED, SMALLEST
 from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.triton.ahead import Compilers, Launch, recorded
 from engine.kernels.triton.launch import shared_bytes
@@ -110,6 +111,7 @@ class StepBench:
         self._prompts = prompts
         self._used = used
         self._program: FusedDecoder | None = None
+        self._cache: KVCache | None = None
         self._step_s = SLICE_S
 
     @staticmethod
@@ -119,6 +121,9 @@ class StepBench:
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
         """See `Bench`; in the order in which a step has it."""
+
+        if rows > FEW and has_experts(self._network.spec):
+            return {}  # products of the library
 
         def ask() -> dict[str, tuple[Numbers, ...]]:
             program = self._ready()
@@ -164,7 +169,7 @@ class StepBench:
 
     def close(self) -> None:
         """See `Bench`."""
-        self._program = None
+        self._program = self._cache = None
         if self._compilers is not None:
             self._compilers.close()
 
@@ -231,6 +236,7 @@ class StepBench:
         from engine.kernels.triton.prompt_attention import ragged_attention
 
         cache, spec, device = self._cache, self._network.spec.attention, self._like.kv.device
+        assert cache is not None
         q = torch.zeros(PROMPT_TOKENS, spec.heads, spec.head_dim, dtype=self._network.dtype, device=device)
         ends = torch.arange(2, dtype=torch.int32, device=device) * PROMPT_TOKENS
         table = torch.arange(

@@ -18,7 +18,7 @@ import torch
 
 import engine.kernels.triton
 from engine.cache.kv_cache import KVCache
-from engine.device import driver_version
+from engine.device import available_memory, driver_version
 from engine.errors import EngineError
 from engine.execute.cuda.cuts import Cuts, table_cuts
 from engine.execute.cuda.fused_program import unsupported
@@ -41,7 +41,8 @@ SMALL_BYTES, SMALL_S, LARGE_S = 3 << 30, 10.0, 30.0
 """Weights of a small model; the seconds of measuring after which no more is begun, for it and for larger ones."""
 SPARE_BYTES = 512 << 20
 """What tuning needs of the GPU's memory beside the rows of its sequence, so that nobody else misses it."""
-MOST_PROCESSES = 16
+MOST_PROCESSES, PROCESS_BYTES = 16, 1 << 30
+"""That compile, and what each takes of the host's free memory at most."""
 
 
 class Bench(Protocol):
@@ -64,7 +65,7 @@ class Bench(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything, and wait for nothing. Closing twice is fine."""
         ...
 
 
@@ -162,6 +163,7 @@ class Tuner:
         self._is_busy = is_busy
         self._seconds = seconds
         self._stop = threading.Event()
+        self._bench: Bench | None = None
         self._thread: threading.Thread | None = None
         self._waited = 0.0
         self.notes: tuple[str, ...] = ()
@@ -210,8 +212,10 @@ class Tuner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more. Returns at once."""
+        """Begin nothing more, and wait for nothing that is compiled."""
         self._stop.set()
+        if (bench := self._bench) is not None:
+            bench.close()
 
     def join(self) -> None:
         """Wait until it has stopped, and let go of everything."""
@@ -224,7 +228,7 @@ class Tuner:
         Raises EngineError where that is not possible, StoppedError once stopped.
         """
         until, self._waited = monotonic() + self._seconds, 0.0
-        bench = self._make_bench(self._compute)
+        self._bench = bench = self._make_bench(self._compute)
         try:
             found = tune(bench, self._model, lambda: monotonic() < until + self._waited, told)
         except (StoppedError, EngineError):
@@ -232,6 +236,7 @@ class Tuner:
         except Exception as error:  # noqa: BLE001 - compilers and drivers raise all sorts
             raise EngineError(f"The kernels could not be tuned: {_line(error)}.") from None
         finally:
+            self._bench = None
             bench.close()
         try:
             store.keep(self._identity, found)
@@ -270,7 +275,7 @@ class Tuner:
         except StoppedError:
             self.notes = ()
         except EngineError as error:
-            self.notes = (str(error),)
+            self.notes = () if self._stop.is_set() else (str(error),)
 
     def _compute(self, job: Callable[[], T]) -> T:
         found: list[T] = []
@@ -305,7 +310,8 @@ def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, co
         raise EngineError("The kernels could not be tuned: too little memory of the GPU is free.")
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES)))
+    fit = available_memory(torch.device("cpu")) // PROCESS_BYTES
+    compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES, fit)))
     watch = GraphStopwatch()
     return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, watch, prompts, used)
 
