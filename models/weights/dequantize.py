@@ -173,9 +173,13 @@ def _mxfp4(blocks: Tensor, out: Tensor) -> None:
     # A sign, two bits of an exponent and one of a fraction: as the leading bits of a half, 2 ** 14 times too small.
     digits = nibbles(blocks[..., 1:]).short()
     halves = ((digits & 8) << 12 | (digits & 7) << 9).view(torch.float16)
+    out.copy_(halves).mul_(2.0**15).mul_(mxfp4_scales(blocks))
+
+
+def mxfp4_scales(blocks: Tensor) -> Tensor:
+    """2 ** (e - 128), fp32 [..., 1], which bf16 has, too."""
     exponents = blocks[..., :1].int()
-    scales = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23).view(torch.float32)
-    out.copy_(halves).mul_(2.0**15).mul_(scales)
+    return torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23).view(torch.float32)
 
 
 _PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}

@@ -7,10 +7,11 @@ which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, th
     codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes a word. Two neighbours lie 16 bits apart:
             the pair p of a word at bits b * p and b * p + 16, so that one shift and one mask take both
     scales  [tiles of rows, tiles of columns, 8 rows, values]: of a row the scales of its groups, then their minima.
-            fp16, or int8 where `supers` multiply them
+            fp16, or int8 where `supers` multiply them; those of MXFP4, powers of two, are bf16
     supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common
 
 A number is (code - offset) * scale, or code * scale + minimum; with supers, code * (super * scale) - super * minimum.
+A code of MXFP4 stands for one of 0, 1, 2, 3, 4, 6, 8 and 12, or from 8 on for its negative.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from models.weights.dequantize import (
     fifth_bits,
     k_fields,
     k_nibbles,
+    mxfp4_scales,
     nibbles,
     q5_k_digits,
     q6_k_digits,
@@ -34,6 +36,7 @@ ROWS, COLUMNS = 8, 128
 """Of a tile."""
 SUPER = 256
 """Numbers of a row that have a super in common."""
+_SMALL_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)
 _SLAB = 1 << 22
 """Numbers that are packed or unpacked at once: they take 40 times as many bytes."""
 
@@ -52,6 +55,8 @@ class Packing:
     """Whether groups have a minimum, too."""
     supers: bool
     """Whether scales are bytes that are multiplied by what 256 numbers have in common."""
+    floats: bool = False
+    """Whether codes are those of MXFP4."""
 
     @property
     def values(self) -> int:
@@ -74,6 +79,7 @@ PACKINGS: dict[Kind, Packing] = {
     Kind.Q4_K: Packing((4,), 0, 32, True, True),
     Kind.Q5_K: Packing((4, 1), 0, 32, True, True),
     Kind.Q6_K: Packing((4, 2), 32, 16, False, True),
+    Kind.MXFP4: Packing((4,), 0, 32, False, False, floats=True),
 }
 """The types that kernels of a GPU read. What is not here is expanded."""
 
@@ -121,7 +127,7 @@ def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device)
         return torch.empty(row_tiles, *shape, dtype=dtype, device=device)
 
     codes = tuple(plane(across, 32 * bits, dtype=torch.int32) for bits in packing.planes)
-    of_scales = torch.int8 if packing.supers else torch.float16
+    of_scales = torch.int8 if packing.supers else torch.bfloat16 if packing.floats else torch.float16
     scales = plane(across, ROWS, packing.values, dtype=of_scales)
     supers = plane(across // 2, ROWS, 2, dtype=torch.float16) if packing.supers else None
     return Planes(codes, scales, supers)
@@ -165,6 +171,9 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
         low += bits
     if packing.planes == (8,):
         code = code - (code & 128) * 2
+    if packing.floats:
+        table = torch.tensor(_SMALL_FLOATS, dtype=torch.int32, device=code.device)
+        code = torch.where(code < 8, table[code & 7], -table[code & 7])
     size = packing.group // 4
     code = code.view(len(rows), -1, 4, COLUMNS // packing.group, size).transpose(2, 3)
     numbers = (code - packing.offset).reshape(len(rows), -1, packing.group).float()
@@ -249,6 +258,10 @@ def _q6_k(blocks: Tensor) -> _Fields:
     return q6_k_digits(blocks), [scales], supers
 
 
+def _mxfp4(blocks: Tensor) -> _Fields:
+    return nibbles(blocks[..., 1:]), [mxfp4_scales(blocks)[..., 0].bfloat16()], None
+
+
 _READERS: dict[Kind, Callable[[Tensor], _Fields]] = {
     Kind.Q4_0: _simple(2, lambda blocks: nibbles(blocks[..., 2:])),
     Kind.Q4_1: _simple(4, lambda blocks: nibbles(blocks[..., 4:])),
@@ -258,4 +271,5 @@ _READERS: dict[Kind, Callable[[Tensor], _Fields]] = {
     Kind.Q4_K: _k(lambda blocks: k_nibbles(blocks[..., 16:])),
     Kind.Q5_K: _k(q5_k_digits),
     Kind.Q6_K: _q6_k,
+    Kind.MXFP4: _mxfp4,
 }

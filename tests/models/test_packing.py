@@ -19,6 +19,9 @@ def random_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> torch.Tensor
     """uint8 [rows, bytes a row]: any digits, and scales that are finite."""
     random = np.random.default_rng(seed)
     data = random.integers(0, 256, (rows, blocks, kind.block_bytes), dtype=np.uint8)
+    if kind == Kind.MXFP4:
+        data[..., 0] = random.integers(119, 127, (rows, blocks))
+        return torch.from_numpy(data.reshape(rows, -1))
     start, stop = _SCALES.get(kind, (0, 2))
     scales = random.normal(0, 0.1, (rows, blocks, (stop - start) // 2)).astype(np.float16)
     data[..., start:stop] = scales.view(np.uint8).reshape(rows, blocks, stop - start)
@@ -45,7 +48,7 @@ def test_packed_weights_are_the_numbers_of_their_blocks(
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_packed_weights_take_little_more_than_their_blocks(kind: Kind) -> None:
     size = packed_bytes(kind, 64, 16 * COLUMNS)
-    assert size <= 1.03 * 64 * 16 * COLUMNS * kind.block_bytes / kind.block
+    assert size <= (1.06 if kind == Kind.MXFP4 else 1.03) * 64 * 16 * COLUMNS * kind.block_bytes / kind.block
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0], ids=lambda kind: kind.name)

@@ -36,7 +36,16 @@ def planes_of(weight: Weight) -> dict[str, Any]:
         "GROUP": packing.group,
         "VALUES": packing.values,
         "SUPERS": packing.supers,
+        "FLOATS": packing.floats,
     }
+
+
+def matrices_of(weight: Weight) -> dict[str, Any]:
+    """The same for kernels that multiply plain numbers, too: codes stand in their place."""
+    if weight.planes is None:
+        return {"weight": weight.data}
+    planes = planes_of(weight)
+    return {"weight": planes.pop("codes"), **planes}
 
 
 def packed_product(x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:

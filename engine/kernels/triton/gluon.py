@@ -25,6 +25,7 @@ __all__ = [
     "own_layout",
     "row_layout",
     "signed_halves",
+    "small_halves",
 ]
 jit = gluon.jit
 
@@ -98,6 +99,20 @@ def signed_halves(pairs, less):
     )
 
 
+@jit
+def small_halves(pairs):
+    """The two bf16 of each int32, times 2 ** 127: the lower one, the upper one."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 large, nothing, found; mov.b32 large, 0x7F007F00; mov.b32 nothing, 0x80008000; "
+        "fma.rn.bf16x2 found, $2, large, nothing; mov.b32 {$0, $1}, found; }",
+        "=h,=h,r",
+        [pairs],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )
+
+
 if knobs.runtime.interpret:
 
     def _without_layout(name):
@@ -163,6 +178,11 @@ if knobs.runtime.interpret:
         """The same."""
         pairs, less = halves(pairs), halves(less)
         return pairs[0] - less[0], pairs[1] - less[1]
+
+    def small_halves(pairs):
+        """The same."""
+        low, high = halves(pairs)
+        return low * 2.0**127, high * 2.0**127
 
     def mma_v2(left, right, sums):
         """left @ right + sums."""

@@ -3,17 +3,44 @@
 A code of up to seven bits is put behind the leading bits of 128: with a shift and a mask for two of them, they are the
 bf16 of 128 + code. What is too much is taken off the sums: 128 + offset times the sum of the activations of each group,
 which a product with a constant gives for all rows of weights. A signed code of eight bits is 128 + its lower seven
-bits, less 128, or less 256 where it is negative. Scales multiply the sum of a group, in fp32.
+bits, less 128, or less 256 where it is negative. A code of MXFP4 is a small floating-point number, whose bits are put
+where a bf16 has them. Scales multiply the sum of a group, in fp32.
+
+What is side by side in memory need not be one matrix: with `experts`, the columns are those of each of them in turn.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, gl, halves, jit, masked, row_layout, signed_halves
+from engine.kernels.triton.gluon import (
+    async_copy,
+    gl,
+    halves,
+    jit,
+    masked,
+    row_layout,
+    signed_halves,
+    small_halves,
+)
 from engine.kernels.triton.linear import along
 
 COLUMNS = tl.constexpr(128)
 """Of a tile, whose rows are eight."""
+
+
+@jit
+def choice_of(i, L: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr):
+    """Of the tiles of columns [WARPS, 1, 1] of span i: which of the matrices side by side they belong to."""
+    return (i * WARPS + along(0, WARPS, L)) // ACROSS
+
+
+@jit
+def pick(numbers, choice, CHOSEN: tl.constexpr):
+    """The number of each choice. (To load them so would be a load for every register that a tensor core reads.)"""
+    found = gl.where(choice == 0, numbers[0], numbers[CHOSEN - 1])
+    for j in tl.static_range(1, CHOSEN - 1):
+        found = gl.where(choice == j, numbers[j], found)
+    return found
 
 
 @jit
@@ -28,21 +55,27 @@ def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexp
 
 @jit
 def _copy(
-    held, plane, first, i, L: tl.constexpr, WARPS: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
-    PER: tl.constexpr, SPANS: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+    held, plane, first, i, experts, L: tl.constexpr, WARPS: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
+    PER: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Begin to copy [WARPS, LINES, SIZE] of two tiles a warp, whose lines and sizes lie one behind the other.
 
-    PER tiles of columns share what is copied. MASKED: only what belongs to one of SPANS tiles of columns, and to a tile
-    of rows before LAST (where the second half is from UP on: before LAST + UP).
+    PER tiles of columns share what is copied. MASKED: only what belongs to one of ACROSS tiles of columns (of CHOSEN
+    matrices), and to a tile of rows before LAST (where the second half is from UP on: before LAST + UP).
     """
     row, column = _tile(first, i, LINES, L, WARPS, UP)
-    line = along(1, LINES, L) % (LINES // 2)
-    at = (row * ((SPANS + PER - 1) // PER) + column // PER) * (LINES // 2 * SIZE) + line * SIZE
+    line, whole = along(1, LINES, L) % (LINES // 2), column
+    if experts is not None:
+        choice = choice_of(i, L, WARPS, ACROSS)
+        column -= choice * ACROSS
+        EACH: tl.constexpr = LAST * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
+        plane += pick(experts, choice, CHOSEN).to(tl.int64) * EACH
+    at = (row * ((ACROSS + PER - 1) // PER) + column // PER) * (LINES // 2 * SIZE) + line * SIZE
     at = plane + (at + along(2, SIZE, L))
     if MASKED:
         bound = LAST if UP == 1 else LAST + along(1, LINES, L) // (LINES // 2) * UP
-        there = (row < bound) & (column < SPANS) & (along(2, SIZE, L) >= 0)
+        there = (row < bound) & (whole < ACROSS * CHOSEN) & (along(2, SIZE, L) >= 0)
         async_copy.async_copy_global_to_shared(held, at, mask=there)
     else:
         async_copy.async_copy_global_to_shared(held, at)
@@ -50,18 +83,18 @@ def _copy(
 
 @jit
 def copy_codes(
-    held, plane, first, i, BITS: tl.constexpr, WARPS: tl.constexpr, SPANS: tl.constexpr, UP: tl.constexpr,
-    LAST: tl.constexpr, MASKED: tl.constexpr,
+    held, plane, first, i, experts, BITS: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr,
+    CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Begin to copy the words of a plane, 16 bytes a thread and as many as it has of two and one bit."""
     L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
-    _copy(held, plane, first, i, L, WARPS, 2, 32 * BITS, 1, SPANS, UP, LAST, MASKED)
+    _copy(held, plane, first, i, experts, L, WARPS, 2, 32 * BITS, 1, ACROSS, CHOSEN, UP, LAST, MASKED)
 
 
 @jit
 def copy_rows(
-    held, plane, first, i, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr, SPANS: tl.constexpr,
-    UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+    held, plane, first, i, experts, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Begin to copy VALUES values of each row, of 16 bits or of eight."""
     BYTES: tl.constexpr = plane.dtype.element_ty.primitive_bitwidth // 8
@@ -69,7 +102,7 @@ def copy_rows(
     L: tl.constexpr = gl.BlockedLayout(
         [1, 1, EACH], [1, 32 * EACH // VALUES, VALUES // EACH], [WARPS, 1, 1], [2, 1, 0]
     )
-    _copy(held, plane, first, i, L, WARPS, 16, VALUES, PER, SPANS, UP, LAST, MASKED)
+    _copy(held, plane, first, i, experts, L, WARPS, 16, VALUES, PER, ACROSS, CHOSEN, UP, LAST, MASKED)
 
 
 @jit
@@ -118,22 +151,34 @@ def load_words(held, WARPS: tl.constexpr, BITS: tl.constexpr):
 
 
 @jit
-def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr):
-    """The codes of a pair in one plane, from bit LOW of each half on, beside what is in `rest`."""
-    word = words[pair // (16 // BITS)]
-    SHIFT: tl.constexpr = pair % (16 // BITS) * BITS - LOW
-    MASK: tl.constexpr = (((1 << BITS) - 1) * 0x10001) << LOW
-    if SHIFT > 0:
-        word = word >> SHIFT
-    elif SHIFT < 0:
-        word = word << -SHIFT
-    return masked(word, MASK, rest)
+def _shifted(word, BITS: tl.constexpr):
+    """To the right, or to the left where BITS is negative."""
+    if BITS > 0:
+        word = word >> BITS
+    elif BITS < 0:
+        word = word << -BITS
+    return word
 
 
 @jit
-def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr):
+def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr):
+    """The codes of a pair in one plane, from bit LOW of each half on, beside what is in `rest`."""
+    MASK: tl.constexpr = (((1 << BITS) - 1) * 0x10001) << LOW
+    return masked(_shifted(words[pair // (16 // BITS)], pair % (16 // BITS) * BITS - LOW), MASK, rest)
+
+
+@jit
+def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr, FLOATS: tl.constexpr):
     """The numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large where the codes have no sign."""
-    if BITS == 8:
+    if (
+        FLOATS
+    ):  # a sign, two bits of an exponent and one of a fraction, which a bf16 has from bits 15, 7 and 6 on
+        word = first[pair // 4]
+        AT: tl.constexpr = pair % 4 * 4
+        found = small_halves(
+            masked(_shifted(word, AT - 12), -0x7FFF8000, _shifted(word, AT - 6) & 0x01C001C0)
+        )
+    elif BITS == 8:
         word = first[pair // 2]
         if pair % 2 == 1:
             word = word >> 8
@@ -149,13 +194,13 @@ def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.conste
 @jit
 def operand(
     first, second, chunk: tl.constexpr, WARPS: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    GROUP: tl.constexpr, W: tl.constexpr,
+    GROUP: tl.constexpr, FLOATS: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """The numbers [WARPS, 16, GROUP] of two tiles in the columns of group `chunk`; see `_pair`."""
     COUNT: tl.constexpr = GROUP // 8
     pairs = ()
     for i in tl.static_range(COUNT):
-        low, high = _pair(first, second, chunk * COUNT + i, BITS, MORE)
+        low, high = _pair(first, second, chunk * COUNT + i, BITS, MORE, FLOATS)
         pairs += (gl.join(low, high),)
     joined = gl.join(pairs[0], pairs[1])
     if COUNT == 4:

@@ -12,7 +12,16 @@ import triton.language as tl
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import along, finish, load
-from engine.kernels.triton.packed import COLUMNS, copy_codes, copy_rows, load_rows, load_words, operand
+from engine.kernels.triton.packed import (
+    COLUMNS,
+    choice_of,
+    copy_codes,
+    copy_rows,
+    load_rows,
+    load_words,
+    operand,
+    pick,
+)
 
 UNROLLED = tl.constexpr(4)
 """Spans that are multiplied without a loop."""
@@ -20,9 +29,9 @@ UNROLLED = tl.constexpr(4)
 
 @jit
 def _copy_span(
-    held, planes, first, i, BITS: tl.constexpr, MORE: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
-    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, SPANS: tl.constexpr, PAIR: tl.constexpr,
-    UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+    held, planes, first, i, experts, BITS: tl.constexpr, MORE: tl.constexpr, VALUES: tl.constexpr,
+    SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
+    CHOSEN: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Begin to copy the tiles of span i, zeros where there is nothing."""
     codes, more, scales, supers = planes
@@ -30,12 +39,22 @@ def _copy_span(
     stage = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         tile, place = first + j * (2 // PAIR), stage * TILES + j
-        copy_codes(held_codes.index(place), codes, tile, i, BITS, WARPS, SPANS, UP, LAST, MASKED)
+        # fmt: off
+        copy_codes(
+            held_codes.index(place), codes, tile, i, experts, BITS, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+        )
         if MORE > 0:
-            copy_codes(held_more.index(place), more, tile, i, MORE, WARPS, SPANS, UP, LAST, MASKED)
-        copy_rows(held_scales.index(place), scales, tile, i, VALUES, 1, WARPS, SPANS, UP, LAST, MASKED)
+            copy_codes(
+                held_more.index(place), more, tile, i, experts, MORE, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+            )
+        copy_rows(
+            held_scales.index(place), scales, tile, i, experts, VALUES, 1, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+        )
         if SUPERS:
-            copy_rows(held_supers.index(place), supers, tile, i, 2, 2, WARPS, SPANS, UP, LAST, MASKED)
+            copy_rows(
+                held_supers.index(place), supers, tile, i, experts, 2, 2, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+            )
+        # fmt: on
 
 
 @jit
@@ -47,33 +66,51 @@ def _columns(
 
 
 @jit
+def _load_rows(
+    rows, i, chunk: tl.constexpr, given, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """Of span i what is multiplied with a group: K numbers for each of the matrices side by side."""
+    at = _columns(i, chunk, 1, X, WARPS, GROUP)
+    if CHOSEN == 1 or K % COLUMNS == 0:
+        loaded = load(rows, at, given, K * CHOSEN, WHOLE)
+    else:
+        choice = choice_of(i, X, WARPS, ACROSS)
+        at -= choice * (ACROSS * COLUMNS)
+        loaded = gl.load(rows + (choice * K + at), mask=given & (at < K) & (choice < CHOSEN), other=0.0)
+    return loaded
+
+
+@jit
 def _coming(
     i, rows, given, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Load what the span after i is made of: of each group the rows, and the norm's weights that belong to them."""
     after = i + 1 - (i + 1) // TURNS  # of the last one it is that one again, and nobody looks at it
     coming, scales = (), ()
     for chunk in tl.static_range(COLUMNS // GROUP):
-        at = _columns(after, chunk, 1, X, WARPS, GROUP)
-        coming += (load(rows, at, given, K, WHOLE),)
+        coming += (_load_rows(rows, after, chunk, given, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
         if NORM:
-            scales += (load(norm_weight, at, None, K, WHOLE),)
+            scales += (load(norm_weight, _columns(after, chunk, 1, X, WARPS, GROUP), None, K, WHOLE),)
     return coming, scales
 
 
 @jit
 def _span(
-    i, held, planes, first, rows, given, norm_weight, sums, squares, parts, scales, constant,
+    i, held, planes, first, experts, weighed, rows, given, norm_weight, sums, squares, parts, scales, constant,
     K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr,
-    STAGES: tl.constexpr, SPANS: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr,
-    LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr,
-    W: tl.constexpr, X: tl.constexpr,
+    GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr, WARPS: tl.constexpr,
+    TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr,
+    PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
     CHUNKS: tl.constexpr = COLUMNS // GROUP
-    coming, coming_scales = _coming(i, rows, given, norm_weight, K, NORM, WARPS, GROUP, TURNS, WHOLE, X)
+    EXACT: tl.constexpr = BITS == 8 or FLOATS  # numbers are what their codes say, and not too large
+    coming, coming_scales = _coming(
+        i, rows, given, norm_weight, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, TURNS, WHOLE, X
+    )
     normed, common, added = (), (), ()
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     for chunk in tl.static_range(CHUNKS):
@@ -85,10 +122,10 @@ def _span(
             else:
                 part = (part.to(tl.float32) * (scales[chunk].to(tl.float32) + OFFSET)).to(part.dtype)
         normed += (part,)
-        if BITS < 8:
-            common += (mma_v2(constant, part, nothing),)
-        else:
+        if EXACT:
             common += (nothing,)
+        else:
+            common += (mma_v2(constant, part, nothing),)
     async_copy.wait_group(STAGES - 1)
     held_codes, held_more, held_scales, held_supers = held
     stage = i - i // STAGES * STAGES
@@ -99,13 +136,16 @@ def _span(
         if SUPERS:
             high, low = load_rows(held_supers.index(place), WARPS, 2, MMA)
             low *= 0.0078125
+        if weighed is not None:
+            share = pick(weighed, choice_of(i, MMA, WARPS, ACROSS), CHOSEN)
+            high, low = high * share, low * share
         words = load_words(held_codes.index(place), WARPS, BITS)
         others = words
         if MORE > 0:
             others = load_words(held_more.index(place), WARPS, MORE)
         total = sums[j]
         for chunk in tl.static_range(CHUNKS):
-            tile = operand(words, others, chunk, WARPS, BITS, MORE, GROUP, W)
+            tile = operand(words, others, chunk, WARPS, BITS, MORE, GROUP, FLOATS, W)
             total += mma_v2(tile, normed[chunk], common[chunk]) * (values[chunk] * high)
             if (
                 VALUES > CHUNKS
@@ -115,8 +155,8 @@ def _span(
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
         if i + STAGES < TURNS:
             _copy_span(
-                held, planes, first, i + STAGES, BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, PAIR,
-                UP, LAST, MASKED,
+                held, planes, first, i + STAGES, experts, BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES,
+                ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
     async_copy.commit_group()  # also of nothing: the wait counts groups
     return added, squares, coming, coming_scales
@@ -160,6 +200,7 @@ def packed_linear_kernel(
     GROUP: tl.constexpr,
     VALUES: tl.constexpr,
     SUPERS: tl.constexpr,
+    FLOATS: tl.constexpr,
     PDL: tl.constexpr,
     OFFSET: tl.constexpr = 0.0,
     ACTIVATION: tl.constexpr = "silu",
@@ -168,13 +209,20 @@ def packed_linear_kernel(
     GAIN: tl.constexpr = 1.0,
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
+    experts=None,
+    shares=None,
+    CHOSEN: tl.constexpr = 1,
 ):
     """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
     Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, whole tiles, and of
     up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
     codes, GROUP numbers have a scale in common, VALUES are those of a row of a tile in `scales`. A program computes
-    16 * TILES outputs, half as many where GATED. Pointers that the flags leave unused may be anything.
+    16 * TILES outputs, half as many where GATED. FLOATS: codes are those of MXFP4. Pointers that the flags leave unused
+    may be anything.
+
+    experts, numbers of CHOSEN matrices whose planes lie one behind the other, and shares fp32 [CHOSEN]: x is [1,
+    CHOSEN, K], and the product is the sum of the shares of theirs, made as that of one matrix. bias is [matrices, N].
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -190,9 +238,10 @@ def packed_linear_kernel(
     OUTPUTS: tl.constexpr = 16 // PAIR
     LAST: tl.constexpr = (N + 7) // 8
     UP: tl.constexpr = LAST if GATED else 1
-    SPANS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    ACROSS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    SPANS: tl.constexpr = ACROSS * CHOSEN
     TURNS: tl.constexpr = (SPANS + WARPS - 1) // WARPS
-    WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K
+    WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K * CHOSEN
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
     PLACES: tl.constexpr = STAGES * TILES
@@ -211,8 +260,8 @@ def packed_linear_kernel(
     # fmt: off
     for i in tl.static_range(STAGES):
         _copy_span(
-            held, planes, tile, i,
-            BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, PAIR, UP, LAST, MASKED,
+            held, planes, tile, i, experts,
+            BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
         )
         async_copy.commit_group()
     norm_scales = ()
@@ -228,6 +277,11 @@ def packed_linear_kernel(
     constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
     # What was loaded so far are weights; earlier kernels of the step wrote what follows.
     gdc_wait(PDL)
+    weighed = None
+    if shares is not None:
+        weighed = ()
+        for j in tl.static_range(CHOSEN):
+            weighed += (gl.load(shares + j),)
     carried = ()
     if RESIDUAL:
         for j in tl.static_range(TILES):
@@ -239,20 +293,20 @@ def packed_linear_kernel(
     for _ in tl.static_range(TILES):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for chunk in tl.static_range(COLUMNS // GROUP):
-        parts += (load(rows, _columns(0, chunk, 1, X, WARPS, GROUP), given, K, WHOLE),)
+        parts += (_load_rows(rows, 0, chunk, given, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
     if TURNS <= UNROLLED:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, held, planes, tile, rows, given, norm_weight, sums, squares, parts, norm_scales, constant,
-                K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, TURNS, PAIR,
-                UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                i, held, planes, tile, experts, weighed, rows, given, norm_weight, sums, squares, parts, norm_scales,
+                constant, K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS,
+                CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     else:
         for i in range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, held, planes, tile, rows, given, norm_weight, sums, squares, parts, norm_scales, constant,
-                K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, TURNS, PAIR,
-                UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                i, held, planes, tile, experts, weighed, rows, given, norm_weight, sums, squares, parts, norm_scales,
+                constant, K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS,
+                CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     scale = None
     if NORM:
@@ -260,11 +314,16 @@ def packed_linear_kernel(
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
     for j in tl.static_range(TILES):
         y = _added(gl.convert_layout(sums[j], SUMS), GATED, ROWS)
-        up = y
+        up, at = y, n + j * OUTPUTS
         if GATED:
             y, up = gl.split(y)
+        if BIAS and experts is not None:
+            for k in tl.static_range(CHOSEN):
+                own = gl.load(bias + experts[k].to(tl.int64) * N + at, mask=at < N, other=0.0)
+                y += weighed[k] * own.to(tl.float32)
         finish(
-            y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, STRIDE, COUNT, NORM, BIAS, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT, UP_OFFSET,
+            y, up, at, b, scale, carried[j] if RESIDUAL else None, bias, out,
+            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT,
+            UP_OFFSET,
         )
     # fmt: on

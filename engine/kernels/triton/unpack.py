@@ -7,6 +7,9 @@ The plain twin is `unpack` in `models/weights/packing.py`: the same numbers in f
 import triton
 import triton.language as tl
 
+SIZES = tl.constexpr(0xC8643210 - (1 << 32))
+"""What the codes 0 to 7 of MXFP4 stand for, four bits each."""
+
 
 @triton.jit
 def _code(codes, tile, lane, place, BITS: tl.constexpr):
@@ -22,9 +25,44 @@ def _code(codes, tile, lane, place, BITS: tl.constexpr):
 
 
 @triton.jit
+def planes_at(
+    codes, more, scales, supers, number, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
+    VALUES: tl.constexpr, SUPERS: tl.constexpr,
+):  # fmt: skip
+    """Of matrices [N, K] whose planes lie one behind the other, N a multiple of eight: those of one, by its number."""
+    ACROSS: tl.constexpr = (K + 127) // 128
+    tile = number.to(tl.int64) * (N // 8)
+    codes, scales = codes + tile * (ACROSS * 32 * BITS), scales + tile * (ACROSS * 8 * VALUES)
+    if MORE > 0:
+        more += tile * (ACROSS * 32 * MORE)
+    if SUPERS:
+        supers += tile * (ACROSS // 2 * 16)
+    return codes, more, scales, supers
+
+
+@triton.jit
+def _meant(code, BITS: tl.constexpr, LESS: tl.constexpr, FLOATS: tl.constexpr):
+    """The numbers that codes stand for, before they are scaled; fp32."""
+    if FLOATS:
+        size = _number(SIZES >> (code & 7) * 4 & 15, 0)
+        number = tl.where(code < 8, size, -size)
+    elif BITS == 8:  # has a sign
+        number = _number(code ^ 128, 128)
+    else:
+        number = _number(code, LESS)
+    return number
+
+
+@triton.jit
+def _number(code, LESS: tl.constexpr):
+    """code - LESS, of a code from 0 to 255: put behind the bits of 2 ** 23, which a conversion would take longer for."""
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LESS)
+
+
+@triton.jit
 def numbers(
     codes, more, scales, supers, row, column, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
+    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
     """The numbers of a matrix with K columns at row and column, int32 tensors of any one shape, in fp32.
 
@@ -39,14 +77,12 @@ def numbers(
     code = _code(codes, tile, lane, place, BITS)
     if MORE > 0:
         code |= _code(more, tile, lane, place, MORE) << BITS
-    if BITS == 8:
-        code = (code ^ 128) - 128
     value = scales + (tile * 8 + row % 8) * VALUES + chunk
     scale = tl.load(value).to(tl.float32)
     common = supers + ((row // 8 * (ACROSS // 2) + column // 256) * 8 + row % 8) * 2
     if SUPERS:
         scale *= tl.load(common).to(tl.float32)
-    number = (code - LESS).to(tl.float32) * scale
+    number = _meant(code, BITS, LESS, FLOATS) * scale
     if VALUES > CHUNKS:
         low = tl.load(value + CHUNKS).to(tl.float32)
         if SUPERS:
@@ -56,10 +92,60 @@ def numbers(
     return number
 
 
+@triton.jit
+def tile_numbers(
+    codes, more, scales, supers, row, first, DEPTH: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
+    MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
+    FLOATS: tl.constexpr,
+):  # fmt: skip
+    """The same numbers of some rows, int32 [n], in DEPTH columns from `first` on, in fp32 [n, DEPTH]: word by word.
+
+    DEPTH is a multiple of GROUP and a part of 128, `first` a multiple of it; beyond the last column there are zeros.
+    """
+    ACROSS: tl.constexpr = (K + 127) // 128
+    EACH: tl.constexpr = GROUP // 4
+    CHUNKS: tl.constexpr = 128 // GROUP
+    UNIT: tl.constexpr = min(EACH, 32 // BITS)
+    GROUPS: tl.constexpr = DEPTH // GROUP
+    tile = (row // 8 * ACROSS + first // 128)[:, None]
+    column = first % 128 + tl.arange(0, DEPTH // UNIT)[None, :] * UNIT
+    lane, place = row[:, None] % 8 * 4 + column % GROUP // EACH, column // GROUP * EACH + column % EACH
+    number = tl.arange(0, UNIT)[None, None, :]
+    code = _some(codes, tile, lane, place, number, BITS)
+    if MORE > 0:
+        code |= _some(more, tile, lane, place, number, MORE) << BITS
+    found = tl.reshape(_meant(code, BITS, LESS, FLOATS), [row.shape[0], GROUPS, GROUP])
+    at = (
+        tile * (8 * VALUES) + row[:, None] % 8 * VALUES + first % 128 // GROUP + tl.arange(0, GROUPS)[None, :]
+    )
+    scale = tl.load(scales + at).to(tl.float32)
+    common = supers + ((row // 8 * (ACROSS // 2) + first // 256) * 8 + row % 8)[:, None] * 2
+    if SUPERS:
+        scale *= tl.load(common).to(tl.float32)
+    found *= scale[:, :, None]
+    if VALUES > CHUNKS:
+        low = tl.load(scales + at + CHUNKS).to(tl.float32)
+        if SUPERS:
+            found -= (low * tl.load(common + 1).to(tl.float32))[:, :, None]
+        else:
+            found += low[:, :, None]
+    return tl.reshape(found, [row.shape[0], DEPTH])
+
+
+@triton.jit
+def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
+    """As `_code`, of places [rows, n] and as many from each on as there are numbers [1, 1, UNIT], all in one word."""
+    PER: tl.constexpr = 32 // BITS
+    word = place // PER
+    at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
+    shift = (place % PER // 2 * BITS)[:, :, None] + (number // 2 * BITS + number % 2 * 16)
+    return tl.load(codes + (tile * (32 * BITS) + at))[:, :, None] >> shift & ((1 << BITS) - 1)
+
+
 @triton.jit(do_not_specialize=["start"])
 def unpack_kernel(
     codes, more, scales, supers, out, start, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, HEIGHT: tl.constexpr,
+    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr, HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """out [N, K] = the rows from `start` on of a matrix in planes; programs [cdiv(K, WIDTH), cdiv(N, HEIGHT)]."""
@@ -67,21 +153,25 @@ def unpack_kernel(
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
     there = (line < N) & (column < K)
     row, inside = start + tl.minimum(line, N - 1), tl.minimum(column, K - 1) if K % WIDTH != 0 else column
-    value = numbers(codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS)
+    value = numbers(
+        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS
+    )
     tl.store(out + line.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def packed_rows_kernel(
     ids, codes, more, scales, supers, out, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, BLOCK: tl.constexpr,
+    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [T, K] = the rows ids, int64 [T], of a matrix in planes; programs [cdiv(K, BLOCK), T]."""
     token = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + token).to(tl.int32)
     inside = tl.minimum(column, K - 1)
-    value = numbers(codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS)
+    value = numbers(
+        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS
+    )
     tl.store(out + token.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=column < K)
 
 
@@ -89,7 +179,7 @@ def packed_rows_kernel(
 def packed_embedding_kernel(
     active, token, codes, more, scales, supers, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
     BITS: tl.constexpr, MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
-    SUPERS: tl.constexpr,
+    SUPERS: tl.constexpr, FLOATS: tl.constexpr,
 ):  # fmt: skip
     """`embedding_kernel` of a matrix in planes. The number is rounded before it is scaled, as there."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -99,7 +189,7 @@ def packed_embedding_kernel(
         row = tl.maximum(tl.load(token + slot), 0).to(tl.int32)
         inside = tl.minimum(column, SIZE - 1)
         value = numbers(
-            codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS
+            codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS
         )
         x = value.to(out.dtype.element_ty)
         if SCALE != 1.0:
