@@ -37,6 +37,7 @@ def planes_of(weight: Weight) -> dict[str, Any]:
         "VALUES": packing.values,
         "SUPERS": packing.supers,
         "FLOATS": packing.floats,
+        **({"SHARED": packing.shared} if packing.shared > 1 else {}),
     }
 
 
