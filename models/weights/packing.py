@@ -12,8 +12,8 @@ which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, th
     supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common
 
 A number is (code - offset) * scale, or code * scale + minimum; with supers, code * (super * scale) - super * minimum.
-A code of MXFP4 stands for one of 0, 1, 2, 3, 4, 6, 8 and 12, or from 8 on for its negative; of IQ4_NL and IQ4_XS for one
-of 16 numbers; of fp8 for that number of eight bits. Columns may lie in another order than those of the matrix.
+A code of MXFP4 stands for one of 0, 1, 2, 3, 4, 6, 8 and 12, or from 8 on for its negative; of IQ4_NL and IQ4_XS for
+one of 16 numbers; of fp8 for that number of eight bits. Columns may lie in another order than those of the matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ SUPER = 256
 INTEGERS, FLOATS_OF_4, IQ4_CODES, FLOATS_OF_8 = range(4)
 """What codes are: integers, small floating-point numbers of MXFP4, places in a table, e4m3."""
 _SMALL_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)
-_SLAB = 1 << 22
+SLAB = 1 << 22
 """Numbers that are packed or unpacked at once: they take 40 times as many bytes."""
 
 
@@ -172,7 +172,7 @@ def pack(data: Tensor, kind: Kind, out: Planes) -> None:
     """The blocks of a matrix, uint8 [rows, bytes a row], to planes on the same device, some rows at a time."""
     packing = PACKINGS[kind]
     columns = data.shape[1] // kind.block_bytes * kind.block
-    step = max(1, _SLAB // (columns * ROWS)) * ROWS
+    step = max(1, SLAB // (columns * ROWS)) * ROWS
     for start in range(0, len(data), step):
         rows = data[start : start + step]
         blocks = rows.reshape(len(rows), -1, kind.block_bytes)

@@ -14,7 +14,9 @@ CPU = torch.device("cpu")
 _SCALES = {
     **dict.fromkeys((Kind.Q4_K, Kind.Q5_K, Kind.Q4_1, Kind.Q5_1), (0, 4)),
     **dict.fromkeys((Kind.INT4_64, Kind.INT4_128, Kind.INT8_32), (0, 4)),
-    **{Kind.Q2_K: (80, 84), Kind.Q3_K: (108, 110), Kind.Q6_K: (208, 210)},
+    Kind.Q2_K: (80, 84),
+    Kind.Q3_K: (108, 110),
+    Kind.Q6_K: (208, 210),
 }
 """Where the halves of a block are; else its first two bytes."""
 
@@ -70,7 +72,15 @@ def test_packed_weights_are_the_numbers_of_their_blocks(
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_packed_weights_take_little_more_than_their_blocks(kind: Kind) -> None:
     size = packed_bytes(kind, 64, 16 * COLUMNS)
-    assert size <= (1.06 if kind in (Kind.MXFP4, Kind.Q3_K) else 1.03) * 64 * 16 * COLUMNS * kind.block_bytes / kind.block
+    assert (
+        size
+        <= (1.06 if kind in (Kind.MXFP4, Kind.Q3_K) else 1.03)
+        * 64
+        * 16
+        * COLUMNS
+        * kind.block_bytes
+        / kind.block
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0], ids=lambda kind: kind.name)
@@ -78,6 +88,6 @@ def test_some_rows_at_a_time_give_the_same_planes(kind: Kind, monkeypatch: pytes
     data = random_blocks(kind, 37, 256 * 3 // kind.block, 1)
     whole, slabs = (empty_planes(kind, 5, 768, CPU) for _ in range(2))
     pack(data, kind, whole)
-    monkeypatch.setattr("models.weights.packing._SLAB", 1)
+    monkeypatch.setattr("models.weights.packing.SLAB", 1)
     pack(data, kind, slabs)
     assert all(map(torch.equal, whole.tensors, slabs.tensors))

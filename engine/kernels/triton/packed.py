@@ -174,12 +174,16 @@ def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.conste
     """The numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large where the codes have no sign."""
     if FLOATS == 2:
         found = halves(first[pair])
-    elif FLOATS == 3:  # a sign, four bits of an exponent and three of a fraction: bits 15, 10 to 7 and 6 to 4 of a bf16
+    elif (
+        FLOATS == 3
+    ):  # a sign, four bits of an exponent and three of a fraction: bits 15, 10 to 7 and 6 to 4 of a bf16
         word = first[pair // 2]
         ODD: tl.constexpr = pair % 2
         size = _shifted(word, 4 if ODD else -4) & 0x07F007F0
         found = eighth_halves(masked(_shifted(word, 0 if ODD else -8), -0x7FFF8000, size))
-    elif FLOATS == 1:  # a sign, two bits of an exponent and one of a fraction: bits 15, 8 to 7 and 6 of a bf16
+    elif (
+        FLOATS == 1
+    ):  # a sign, two bits of an exponent and one of a fraction: bits 15, 8 to 7 and 6 of a bf16
         word = first[pair // 4]
         AT: tl.constexpr = pair % 4 * 4
         found = small_halves(

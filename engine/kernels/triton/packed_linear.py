@@ -115,9 +115,9 @@ def _span(
     i, held, planes, first, experts, weighed, rows, given, norm_weight, order, sums, squares, parts, scales, constant,
     K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr,
-    PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
+    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
+    TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
     CHUNKS: tl.constexpr = COLUMNS // GROUP
@@ -235,8 +235,8 @@ def packed_linear_kernel(
 
     Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, whole tiles, and of
     up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
-    codes, GROUP numbers are multiplied together, SHARED such groups have a scale in common, VALUES are those of a row of
-    a tile in `scales`. A program computes 16 * TILES outputs, half as many where GATED. FLOATS: what codes are (see
+    codes, GROUP numbers are multiplied together, SHARED such groups have a scale in common, VALUES are those of a row
+    of a tile in `scales`. A program computes 16 * TILES outputs, half as many where GATED. FLOATS: what codes are (see
     `models.weights.packing`). Pointers that the flags leave unused may be anything. order, int32 [K]: which column of x
     each column of the planes is multiplied with; None: the same.
 

@@ -79,7 +79,7 @@ def _scale_and_minimum(scales, at, SCALES: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def _number(code, LESS: tl.constexpr):
-    """code - LESS, of a code from 0 to 255: put behind the bits of 2 ** 23, which a conversion would take longer for."""
+    """code - LESS, of a code from 0 to 255: put behind the bits of 2 ** 23, for a conversion would take longer."""
     return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LESS)
 
 
@@ -213,7 +213,21 @@ def packed_embedding_kernel(
         row = tl.maximum(tl.load(token + slot), 0).to(tl.int32)
         inside = tl.minimum(column, SIZE - 1)
         value = numbers(
-            codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED
+            codes,
+            more,
+            scales,
+            supers,
+            row,
+            inside,
+            SIZE,
+            BITS,
+            MORE,
+            LESS,
+            GROUP,
+            VALUES,
+            SUPERS,
+            FLOATS,
+            SHARED,
         )
         x = value.to(out.dtype.element_ty)
         if SCALE != 1.0:
