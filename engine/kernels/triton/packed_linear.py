@@ -66,14 +66,21 @@ def _columns(
 
 
 @jit
+def _ordered(at, order, K: tl.constexpr):
+    """Which columns lie at these places; those from K on stay there."""
+    if order is not None:
+        at = gl.load(order + at, mask=at < K, other=K)
+    return at
+
+
+@jit
 def _load_rows(
     rows, i, chunk: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Of span i what is multiplied with a group: K numbers for each of the matrices side by side."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
-    if order is not None:
-        at = load(order, at, None, K, WHOLE)
+    at = _ordered(at, order, K)
     if CHOSEN == 1 or ACROSS * COLUMNS == K:
         loaded = load(rows, at, given, K * CHOSEN, WHOLE)
     else:
@@ -90,8 +97,7 @@ def _load_norm(
 ):  # fmt: skip
     """Of span i the norm's weights of a group."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
-    if order is not None:
-        at = load(order, at, None, K, WHOLE)
+    at = _ordered(at, order, K)
     return load(norm_weight, at, None, K, WHOLE)
 
 
