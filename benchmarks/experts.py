@@ -1,6 +1,7 @@
-"""A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B, random weights, bf16, batch 1 and more.
+"""A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B, random weights, batch 1 and more.
 
-    python -m benchmarks.experts [--layers 48] [--rows 1,8] [--context 512] [--prompts 4096] [--profile] [--plain]
+    python -m benchmarks.experts [--format bf16|q4_0|q4_k_m|q8_0|mxfp4] [--layers 48] [--rows 1,8] [--context 512]
+                                 [--prompts 4096] [--profile] [--plain]
                                  [--host-layers N [--host-format bf16|q4_1|q8_0]]
 
 A decode step and prompts, by our kernels and, with --plain, by plain PyTorch in the same run. Bytes of a step are those
@@ -19,9 +20,10 @@ from time import perf_counter
 import torch
 
 from benchmarks.decode_rows import BLOCK, STEPS, kernel_times, step_seconds
+from benchmarks.formats import FORMATS, random_quantized, read_bytes
 from benchmarks.machine import copy_bandwidth, describe
 from benchmarks.prefill import warm_seconds
-from benchmarks.shapes import kv_bytes, random_engine, random_model, random_prompt, weight_bytes
+from benchmarks.shapes import kv_bytes, random_engine, random_model, random_prompt
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
@@ -53,9 +55,9 @@ SHAPES = {
 }
 
 
-def read_bytes(spec: ModelSpec, context: int) -> float:
+def moved_bytes(network: Network, context: int) -> float:
     """Bytes that a token reads after so many others: of the experts, those that it takes."""
-    return weight_bytes(spec, DTYPE) + kv_bytes(spec, DTYPE) * (context + STEPS / 2)
+    return read_bytes(network) + kv_bytes(network.spec, DTYPE) * (context + STEPS / 2)
 
 
 def shallower(network: Network, layers: int) -> Network:
@@ -151,16 +153,18 @@ def decode(
     line = f"{name}: {layers} layers, {rows} rows, context {context}: {spent * 1e6:,.0f} us a step"
     line += f", {rows / spent:,.0f} tokens/s"
     if rows == 1 and not network.on_host:
-        rate = read_bytes(network.spec, context) / spent
-        line += f", {read_bytes(network.spec, context) / 1e9:.2f} GB read, {rate / 1e12:.2f} TB/s"
+        moved = moved_bytes(network, context)
+        rate = moved / spent
+        line += f", {moved / 1e9:.2f} GB read, {rate / 1e12:.2f} TB/s"
         line += f" = {rate / copied:.1%} of a copy"
     print(line, flush=True)
     if layers < whole and rows == 1 and layers > 1 and not network.on_host:
-        half = decode_seconds(shallower(network, layers // 2), rows, context, fused, False)
-        a_layer = (spent - half) / (layers - layers // 2)
-        spec = replace(network.spec, layers=network.spec.layers[:1] * whole)
-        full = spent + a_layer * (whole - layers)
-        share = read_bytes(spec, context) / full / copied
+        less = shallower(network, layers // 2)
+        half = decode_seconds(less, rows, context, fused, False)
+        more = (whole - layers) / (layers - layers // 2)
+        full = spent + (spent - half) * more
+        moved = moved_bytes(network, context)
+        share = (moved + (moved - moved_bytes(less, context)) * more) / full / copied
         print(
             f"    worked out from {layers // 2} and {layers} layers, not measured: {whole} layers take "
             f"{full * 1e6:,.0f} us, {1 / full:,.0f} tokens/s, {share:.1%} of a copy"
@@ -199,6 +203,15 @@ def prompts(
             )
 
 
+def random_network(
+    spec: ModelSpec, form: str, dtype: torch.dtype, device: torch.device, positions: int
+) -> Network:
+    """Plain, or quantised and packed."""
+    if form == "bf16":
+        return random_model(spec, dtype, device, positions)
+    return random_quantized(spec, form, dtype, device, positions)
+
+
 def try_out(network: Network, context: int) -> None:
     """A step where there is no GPU: nothing is measured."""
     slots = Slots(1, 1, -(-(context + STEPS) // BLOCK), torch.zeros(1, dtype=torch.int64))
@@ -220,6 +233,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=list(SHAPES), default="30B-A3B")
+    parser.add_argument("--format", choices=list(FORMATS), default="bf16")
     parser.add_argument("--layers", type=int, help="default: all")
     parser.add_argument("--rows", default="1,2,8,16,64")
     parser.add_argument("--context", type=int, default=512)
@@ -238,7 +252,7 @@ def main() -> None:
     spec = replace(spec, layers=spec.layers[: given.layers])
     positions = max([given.context + STEPS, *(length + 64 for length in lengths)])
     if device.type != "cuda":
-        network = random_model(spec, torch.float32, device, positions)
+        network = random_network(spec, given.format, torch.float32, device, positions)
         try_out(in_host_memory(network, given.host_layers, given.host_format), given.context)
         return
     told = describe(device)
@@ -246,7 +260,7 @@ def main() -> None:
     copied = copy_bandwidth(device)
     torch.cuda.empty_cache()
     print(f"a copy: {copied / 1e12:.2f} TB/s", flush=True)
-    network = random_model(spec, DTYPE, device, positions)
+    network = random_network(spec, given.format, DTYPE, device, positions)
     if given.host_layers:
         network = in_host_memory(network, given.host_layers, given.host_format)
         torch.cuda.empty_cache()

@@ -1,16 +1,16 @@
 """Networks with random quantised weights, made on the device, with the types that llama.cpp's recipes give matrices."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from math import prod
 
 import torch
 from torch import Tensor
 
-from models.families.family import NAMES
+from benchmarks.shapes import names_of
 from models.load import fill_network
-from models.network import Network, Weight
-from models.spec import ModelSpec
+from models.network import ExpertWeights, Network, Weight
+from models.spec import Experts, ModelSpec
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.slots import Slot, slots
@@ -21,6 +21,7 @@ _HALVES: dict[Kind, tuple[int, tuple[float, ...]]] = {
     Kind.Q4_0: (0, (_STD / 4.6,)),
     Kind.Q4_K: (0, (_STD / 200, _STD / 26)),
     Kind.Q6_K: (208, (_STD / 1360,)),
+    Kind.MXFP4: (0, ()),
 }
 """Where a block has its halves, and what they must be for random digits to have the deviation of a fresh layer."""
 
@@ -42,6 +43,7 @@ FORMATS: dict[str, Callable[[Slot, int], Kind] | None] = {
     "q8_0": lambda slot, layers: Kind.Q8_0,
     "q4_0": _q4_0,
     "q4_k_m": _q4_k_m,
+    "mxfp4": lambda slot, layers: Kind.Q8_0 if slot.expert is None else Kind.MXFP4,
 }
 """The type of each matrix, by its place and the number of layers; None: plain numbers."""
 
@@ -55,30 +57,45 @@ def random_blocks(
     start, values = _HALVES[kind]
     scales = torch.tensor(values, dtype=torch.float16).view(torch.uint8)
     data[..., start : start + len(scales)] = scales.to(device)
+    if kind == Kind.MXFP4:
+        data[..., 0] = 119  # 2 ** -9, and what it multiplies has a deviation of 6
     return data.view(rows, -1)
 
 
 def random_quantized(
     spec: ModelSpec, name: str, dtype: torch.dtype, device: torch.device, positions: int, seed: int = 0
 ) -> Network:
-    """A network whose matrices are quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1."""
+    """A network whose matrices are quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1.
+
+    Experts of one shape and type have the same numbers: there are thousands.
+    """
     choose = FORMATS[name]
     assert choose is not None
     generator, layers = torch.Generator(device).manual_seed(seed), len(spec.layers)
-    tensors, packed = [], {}
+    tensors, packed, names = [], {}, names_of(spec)
+    made = cache(lambda kind, rows, columns: random_blocks(kind, rows, columns, device, generator))
     for slot in slots(spec):
-        called, blocks = slot.name(NAMES), None
+        called, blocks = slot.name(names), None
         if slot.is_matrix:
             kind = choose(slot, layers)
             kind = Kind.Q8_0 if slot.shape[1] % kind.block else kind
             packed[called] = kind
-            blocks = Blocks(kind, partial(random_blocks, kind, *slot.shape, device, generator))
+            draw = partial(random_blocks, device=device, generator=generator) if slot.expert is None else made
+            blocks = Blocks(kind, partial(draw, kind, *slot.shape))
         fill = partial(torch.Tensor.fill_, value=1.0)
+        if slot.part == "router":
+            fill = partial(torch.Tensor.normal_, std=_STD, generator=generator)
         tensors.append(StoredTensor(called, slot.shape, 2 * prod(slot.shape), fill, blocks=blocks))
-    return fill_network(spec, tensors, dtype, device, positions=positions, packed=packed)
+    return fill_network(spec, tensors, dtype, device, positions=positions, names=names, packed=packed)
 
 
 def read_bytes(network: Network) -> int:
-    """Weights that one decoded token reads: all, but of an untied embedding only a row."""
-    apart = 0 if network.spec.tied else network.embedding.nbytes
-    return sum(weight.nbytes for weight in network.parts(Weight)) - apart
+    """Weights that one decoded token reads: all, but of experts the chosen ones, of an untied embedding only a row."""
+    unread = 0 if network.spec.tied else network.embedding.nbytes
+    for layer, weights in zip(network.spec.layers, network.layers, strict=True):
+        feed = layer.feed_forward
+        if isinstance(feed, Experts) and isinstance(weights.feed_forward, ExpertWeights):
+            first = weights.feed_forward.experts[0]
+            each = sum(part.nbytes for part in (*first.gate_up.parts, *first.down.parts))
+            unread += (feed.count - feed.chosen) * each
+    return sum(weight.nbytes for weight in network.parts(Weight)) - unread

@@ -39,6 +39,7 @@ SHAPES = {
     "1.7B": shape_of("qwen3:1.7b"),
     "4B": shape_of("qwen3:4b"),
     "8B": shape_of("qwen3:8b"),
+    "30B-A3B": shape_of("qwen3:30b-a3b"),
     "Qwen2.5-0.5B": shape_of("qwen2.5:0.5b"),
     "Gemma-2-2B": shape_of("gemma2:2b"),
     "Gemma-3-1B": shape_of("gemma3:1b"),
@@ -49,6 +50,14 @@ SHAPES = {
     "Phi-4-mini": shape_of("phi4-mini:3.8b"),
 }
 """Published shapes, Qwen3's by their size alone; "tiny" is for trying a program out."""
+
+
+def names_of(spec: ModelSpec) -> dict[str, str]:
+    """Qwen3's names for what Qwen3 has, and others for the rest."""
+    names = dict(NAMES)
+    for slot in slots(spec):
+        names.setdefault(slot.part, slot.part + (".{}" if slot.expert is not None else ""))
+    return names
 
 
 def random_model(
@@ -63,9 +72,7 @@ def random_model(
     def one(target: Tensor) -> None:
         target.fill_(1.0)
 
-    names = dict(NAMES)
-    for slot in slots(spec):
-        names.setdefault(slot.part, slot.part + (".{}" if slot.expert is not None else ""))
+    names = names_of(spec)
     tensors = [
         StoredTensor(
             slot.name(names),

@@ -84,9 +84,10 @@ def load_model(
         found = _placement(spec, places, dtype, device, positions, kinds, packed, of_host, limit)
         host_layers = found.host_layers
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
+        packed = {name: kind for name, kind in packed.items() if not _is_held(places[name], host_layers)}
     told = [*notes, conversion_note(tensors, kinds), plain_note(tensors, kinds | packed)]
     if in_planes:
-        held = {n: s for n, s in places.items() if s.layer not in host_layers or s.expert is None}
+        held = {name: slot for name, slot in places.items() if not _is_held(slot, host_layers)}
         told.append(expansion_note(tensors, held, packed, dtype))
     if on_note is not None:
         for note in filter(None, told):
@@ -105,6 +106,11 @@ def load_model(
         host_layers=host_layers,
         packed=packed,
     )
+
+
+def _is_held(slot: Slot, host_layers: frozenset[int]) -> bool:
+    """Whether it is of an expert in host memory."""
+    return slot.expert is not None and slot.layer in host_layers
 
 
 def bytes_to_load(
@@ -140,11 +146,11 @@ def _placement(
     room: int,
 ) -> Placement:
     """Where the experts go; on the device, too, where a network without them would not fit: that is said later."""
-    on_device, on_host = (
-        {slot: chosen[name] for name, slot in places.items() if name in chosen} for chosen in (kinds, of_host)
+    on_device, on_host, in_planes = (
+        {slot: chosen[name] for name, slot in places.items() if name in chosen}
+        for chosen in (kinds, of_host, packed)
     )
-    experts = experts_of(places.values(), dtype, on_device, on_host)
-    in_planes = {places[name]: kind for name, kind in packed.items()}
+    experts = experts_of(places.values(), dtype, in_planes, on_host)
     needed = needed_bytes(spec, dtype, positions, on_device, in_planes)
     placement = place_experts(needed, experts, room)
     if placement is not None:
@@ -227,7 +233,7 @@ def fill_network(
     planes = {places[name]: kind for name, kind in (packed or {}).items()}
     needed = needed_bytes(spec, dtype, positions, blocks, planes)
     on_host = [
-        layer for layer in experts_of(places.values(), dtype, blocks, blocks) if layer.layer in host_layers
+        layer for layer in experts_of(places.values(), dtype, planes, blocks) if layer.layer in host_layers
     ]
     held = sum(layer.on_host for layer in on_host)
     needed -= held
@@ -314,10 +320,9 @@ class _Filling:
             if group in groups:
                 weights, of_slots = packed_weights(groups[group], self.device, orders)
                 self.packed |= of_slots
-                self.store.blocks[group, None] = {
-                    start: Weight.packed(each.planes, each.kind, each.rows, each.columns)
-                    for start, each in weights.items()
-                }
+                for (expert, start), each in weights.items():
+                    weight = Weight.packed(each.planes, each.kind, each.rows, each.columns)
+                    self.store.blocks.setdefault((group, expert), {})[start] = weight
             elif group not in in_blocks:
                 dtype = torch.float32 if group in exact else self.dtype
                 self.store.plain[group] = (
@@ -359,7 +364,7 @@ class _Filling:
             yield part.streamed(tensor, tensor.extent) if part else (tensor.extent, self._target(slot))
 
     def _on_host(self, slot: Slot) -> bool:
-        return slot.expert is not None and slot.layer in self.host_layers
+        return _is_held(slot, self.host_layers)
 
     def _side_by_side(self, slot: Slot, data: Tensor) -> Tensor:
         """A copy of the blocks of an expert, where those of all experts of its layer lie one behind the other."""

@@ -15,7 +15,7 @@ from engine.cache.sizing import (
 )
 from engine.cache.window import Window
 from engine.errors import EngineError
-from engine.execute.compatibility import has_experts, not_fused, not_native, not_on_host
+from engine.execute.compatibility import not_fused, not_native, not_on_host
 from engine.machine.shapes import shape_of
 from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
 from models.load import HOST_SHARE, INT4_BYTES, needed_bytes
@@ -156,7 +156,7 @@ def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
     if here.program is PROGRAMS["fused kernels, CUDA graph"]:
         if not_fused(spec):
             return replace(here, program=PROGRAMS["plain modules, CUDA graph"])
-        if quantised and not has_experts(spec):  # experts are expanded
+        if quantised:
             return replace(here, program=PROGRAMS["fused kernels, quantised weights"], keeps_blocks=True)
     return here
 
@@ -206,12 +206,18 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
     """What of the experts would be held in host memory; None where nothing is, or there is no room either."""
     if here.free is None or here.host_free is None or not_on_host(spec) is not None:
         return None
-    experts = experts_of(slots(spec), here.dtype, {}, {})
+    experts, needed = (
+        experts_of(slots(spec), here.dtype, {}, {}),
+        needed_bytes(spec, here.dtype, spec.max_positions),
+    )
     if blocks is not None:
         share = blocks / (parameters(spec) * here.dtype.itemsize)
-        experts = [replace(layer, on_host=int(layer.on_device * share)) for layer in experts]
+        experts = [replace(layer, on_host=int(layer.plain * share)) for layer in experts]
+        if here.keeps_blocks:  # on the device, too
+            needed = blocks
+            experts = [replace(layer, on_device=layer.on_host) for layer in experts]
     room = weight_room(spec, here.free, here.dtype, None)
-    placement = place_experts(needed_bytes(spec, here.dtype, spec.max_positions), experts, room)
+    placement = place_experts(needed, experts, room)
     if placement is None or not placement.host_layers or placement.host_bytes > here.host_free * HOST_SHARE:
         return None
     return placement

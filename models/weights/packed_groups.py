@@ -21,7 +21,7 @@ def choose_packed(
     tensors: Sequence[StoredTensor], places: Mapping[str, Slot], quantize: str = "auto"
 ) -> dict[str, Kind]:
     """The type of every matrix that is quantised on a GPU, by name: all parts of its layer have types that kernels
-    read, gate and up the same one. Experts are expanded.
+    read, gate and up the same one, and all experts of a layer.
 
     `quantize` is one of models.weights.quantize.QUANTIZE but "none": by "auto" they stay what they are, else plain ones
     become what it says. Raises ModelError for what cannot be done.
@@ -30,7 +30,7 @@ def choose_packed(
     groups: dict[str, list[tuple[StoredTensor, Slot]]] = {}
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is not None and slot.is_matrix and slot.expert is None:
+        if slot is not None and slot.is_matrix:
             groups.setdefault(slot.group, []).append((tensor, slot))
     return {
         tensor.name: kind
@@ -52,13 +52,16 @@ def _kind(tensor: StoredTensor, slot: Slot, becomes: Mapping[str, Kind] | None) 
 
 def _fits(parts: list[tuple[StoredTensor, Slot]], becomes: Mapping[str, Kind] | None) -> bool:
     kinds = [_kind(tensor, slot, becomes) for tensor, slot in parts]
-    orders = [tensor.on_device.order if tensor.on_device is not None else None for tensor, _ in parts]
-    *before, _ = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
+    *before, last = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
+    if last.expert is not None:  # another one follows
+        before.append(last)
     if any(kind not in PACKINGS for kind in kinds) or any(slot.rows % ROWS for slot in before):
         return False
-    if not parts[0][1].group.endswith("gate_up.weight"):
-        return True
-    return len(set(kinds)) == 1 and all(_same(order, orders[0]) for order in orders)
+    if last.expert is not None:
+        return len(set(kinds)) == 1
+    orders = [tensor.on_device.order if tensor.on_device is not None else None for tensor, _ in parts]
+    alike = len(set(kinds)) == 1 and all(_same(order, orders[0]) for order in orders)
+    return alike or not last.group.endswith("gate_up.weight")
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -149,16 +152,23 @@ def _write(part: PackedPart, data: Tensor) -> None:
     part.write(data)
 
 
+Weights = dict[tuple[int | None, int], PackedPart]
+"""Of a layer by expert, where it has some, and first row."""
+
+
 def packed_weights(
     parts: Sequence[tuple[Slot, Kind]],
     device: torch.device,
     orders: Mapping[Slot, Tensor | None] = MappingProxyType({}),
-) -> tuple[dict[int, PackedPart], dict[Slot, PackedPart]]:
-    """Memory for the parts of a layer: its weights by their first rows, and where each part goes.
+) -> tuple[Weights, dict[Slot, PackedPart]]:
+    """Memory for the parts of a layer: its weights, and where each part goes.
 
-    Neighbours of one type, and with one order of columns, are one weight.
+    Neighbours of one type, and with one order of columns, are one weight. Of experts, which have one type, each lies
+    behind the one before.
     """
-    weights: dict[int, PackedPart] = {}
+    if parts[0][0].expert is not None:
+        return _packed_experts(parts, device)
+    weights: Weights = {}
     places: dict[Slot, PackedPart] = {}
     runs: list[list[tuple[Slot, Kind]]] = []
     for slot, kind in sorted(parts, key=lambda part: part[0].start):
@@ -177,5 +187,22 @@ def packed_weights(
             count = tiles(slot.rows, ROWS)
             places[slot] = PackedPart(kind, slot.rows, columns, planes.cut(at, count))
             at += count
-        weights[first.start] = PackedPart(kind, sum(slot.rows for slot, _ in run), columns, planes)
+        weights[None, first.start] = PackedPart(kind, sum(slot.rows for slot, _ in run), columns, planes)
+    return weights, places
+
+
+def _packed_experts(
+    parts: Sequence[tuple[Slot, Kind]], device: torch.device
+) -> tuple[Weights, dict[Slot, PackedPart]]:
+    kind, columns = parts[0][1], parts[0][0].shape[1]
+    rows = max(slot.start + slot.rows for slot, _ in parts)
+    experts = {slot.expert for slot, _ in parts if slot.expert is not None}
+    planes, each = empty_planes(kind, len(experts) * rows // ROWS, columns, device), rows // ROWS
+    weights: Weights = {
+        (expert, 0): PackedPart(kind, rows, columns, planes.cut(expert * each, each)) for expert in experts
+    }
+    places = {}
+    for slot, _ in parts:
+        own = planes.cut(((slot.expert or 0) * rows + slot.start) // ROWS, slot.rows // ROWS)
+        places[slot] = PackedPart(kind, slot.rows, columns, own)
     return weights, places

@@ -7,6 +7,7 @@ from math import prod
 import torch
 
 from models.weights.block_formats import Kind
+from models.weights.packing import packed_bytes
 from models.weights.quantized import row_bytes
 from models.weights.slots import Slot
 
@@ -17,9 +18,11 @@ class LayerExperts:
 
     layer: int
     on_device: int
-    """Plain numbers."""
+    """Packed for its kernels where these read their type, and plain numbers else."""
     on_host: int
     """In blocks where they are stored so, and plain numbers else."""
+    plain: int
+    """As plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,23 @@ class Placement:
 def experts_of(
     slots: Iterable[Slot],
     dtype: torch.dtype,
-    on_device: Mapping[Slot, Kind],
+    packed: Mapping[Slot, Kind],
     on_host: Mapping[Slot, Kind],
 ) -> list[LayerExperts]:
-    """The layers with experts, in order; the matrices in blocks are given with their types."""
-    found: dict[int, tuple[int, int]] = {}
+    """The layers with experts, in order; the matrices that a device holds packed, and those that host memory holds in
+    blocks, are given with their types."""
+    found: dict[int, tuple[int, int, int]] = {}
     for slot in slots:
-        if slot.expert is not None and slot.layer is not None:
-            device, host = found.get(slot.layer, (0, 0))
-            found[slot.layer] = (
-                device + _bytes(slot, dtype, on_device.get(slot)),
-                host + _bytes(slot, dtype, on_host.get(slot)),
-            )
-    return [LayerExperts(layer, device, host) for layer, (device, host) in found.items()]
-
-
-def _bytes(slot: Slot, dtype: torch.dtype, kind: Kind | None) -> int:
-    if kind is None:
-        return prod(slot.shape) * dtype.itemsize
-    return slot.shape[0] * row_bytes(kind, slot.shape[1])
+        if slot.expert is None or slot.layer is None:
+            continue
+        plain = device = host = prod(slot.shape) * dtype.itemsize
+        if slot in packed:
+            device = packed_bytes(packed[slot], *slot.shape)
+        if slot in on_host:
+            host = slot.shape[0] * row_bytes(on_host[slot], slot.shape[1])
+        before = found.get(slot.layer, (0, 0, 0))
+        found[slot.layer] = before[0] + device, before[1] + host, before[2] + plain
+    return [LayerExperts(layer, *sizes) for layer, sizes in found.items()]
 
 
 def fetch_bytes(layers: Sequence[LayerExperts]) -> int:
@@ -62,8 +63,8 @@ def fetch_bytes(layers: Sequence[LayerExperts]) -> int:
     they lie in host memory, and one in plain numbers where that is in blocks."""
     if not layers:
         return 0
-    packed = any(layer.on_host != layer.on_device for layer in layers)
-    plain = max(layer.on_device for layer in layers) if packed else 0
+    in_blocks = any(layer.on_host != layer.plain for layer in layers)
+    plain = max(layer.plain for layer in layers) if in_blocks else 0
     return 2 * max(layer.on_host for layer in layers) + plain
 
 

@@ -355,7 +355,8 @@ def write_gguf(
         if weight.ndim == 1 or target.endswith(".bias") or wanted == Kind.F32:
             writer.add_tensor(target, weight)
         elif "_K" in wanted.name:
-            writer.add_tensor(target, random_blocks(wanted, *weight.shape, len(target)), raw_dtype=wanted)
+            blocks = random_blocks(wanted, weight.size // weight.shape[-1], weight.shape[-1], len(target))
+            writer.add_tensor(target, blocks.reshape(*weight.shape[:-1], -1), raw_dtype=wanted)
         else:
             writer.add_tensor(target, gguf.quantize(weight, wanted), raw_dtype=wanted)
     short = "rope_freqs" if long_factors is None else "rope_factors_short"

@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as GGUF
 
 from models.load import fill_network, load_model, match, needed_bytes, read_tensors
-from models.network import Network, Weight
+from models.network import ExpertWeights, Network, Weight
 from models.weights.packed_groups import choose_packed, expansion_note
 from models.weights.packing import unpack
 from models.weights.staging import Staging
@@ -103,14 +103,81 @@ def test_a_layer_is_packed_as_a_whole_or_expanded_and_named(
         assert f"{part} (" in str(note)
 
 
-def test_experts_are_expanded_and_named(tmp_path: Path) -> None:
-    config = tiny_ernie_moe(hidden_size=64, moe_intermediate_size=64, intermediate_size=64)
-    path = write_gguf(tmp_path / "model.gguf", random_model(config), GGUF.Q4_0)
+MOE = tiny_ernie_moe(hidden_size=64, moe_intermediate_size=64, intermediate_size=64)
+
+
+def expert_numbers(network: Network) -> list[torch.Tensor]:
+    """Of every expert gate above up, and down; and of the shared ones."""
+    feeds = [layer.feed_forward for layer in network.layers]
+    each = [e for f in feeds if isinstance(f, ExpertWeights) for e in (*f.experts, f.shared)]
+    return [
+        torch.cat([numbers(part) for part in linear.parts])
+        for expert in each
+        if expert is not None
+        for linear in (expert.gate_up, expert.down)
+    ]
+
+
+@pytest.mark.parametrize("staging", [None, Staging(1024)], ids=["read", "streamed"])
+def test_experts_are_packed_one_behind_the_other(staging: Staging | None, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(MOE), GGUF.Q4_0)
+    network = filled(path, staging)
+    expanded = load_model(files_of(path), dtype=torch.float32, device=CPU, quantize="none")
+    assert all(map(torch.equal, expert_numbers(network), expert_numbers(expanded)))
+    feed = network.layers[1].feed_forward
+    assert isinstance(feed, ExpertWeights)
+    parts = [expert.gate_up.parts for expert in feed.experts]
+    assert all(len(part) == 1 for part in parts)
+    codes = [part[0].data for part in parts]
+    assert [code.data_ptr() - codes[0].data_ptr() for code in codes] == [
+        i * codes[0].nbytes for i in range(len(codes))
+    ]
+
+
+@pytest.mark.parametrize("kinds", [{"ffn_up_exps": GGUF.Q4_1}, {"ffn_down_exps": GGUF.F16}])
+def test_experts_whose_types_differ_are_expanded_and_named(kinds: dict[str, GGUF], tmp_path: Path) -> None:
+    names = ("token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down",
+             "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp",
+             "ffn_down_shexp")  # fmt: skip
+    path = write_gguf(tmp_path / "model.gguf", random_model(MOE), dict.fromkeys(names, GGUF.Q4_0) | kinds)
     notes: list[str] = []
     network = load_model(
         files_of(path), dtype=torch.float32, device=CPU, packs=lambda spec: True, on_note=notes.append
     )
     assert network.is_packed
-    assert all(expert.down.is_plain for expert in network.layers[1].feed_forward.experts)  # type: ignore[union-attr]
-    assert len(notes) == 1
-    assert "experts (Q4_0)" in notes[0]
+    feed = network.layers[1].feed_forward
+    assert isinstance(feed, ExpertWeights)
+    differing = "ffn_up_exps" in kinds
+    assert all(expert.gate_up.is_plain == differing for expert in feed.experts)
+    assert all(expert.down.is_plain != differing for expert in feed.experts)
+    assert [("experts (Q4_0, Q4_1)" in note) for note in notes] == [True] * differing
+
+
+def test_experts_beyond_the_room_lie_in_host_memory_in_blocks_and_the_rest_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.weights.placement.fetch_bytes", lambda layers: 0)  # more than all of these
+    path = write_gguf(tmp_path / "model.gguf", random_model(MOE), GGUF.Q4_0)
+
+    def load(room: int | None) -> Network:
+        return load_model(
+            files_of(path),
+            dtype=torch.float32,
+            device=CPU,
+            packs=lambda spec: True,
+            room=None if room is None else lambda spec: room,
+        )
+
+    whole = load(None)
+    assert not whole.on_host
+    tables = whole.positions * whole.spec.attention.head_dim * 4
+    network = load(whole.nbytes + tables)
+    assert not network.on_host
+    network = load(whole.nbytes + tables - 1)
+    assert list(network.on_host) == [3]
+    first, last = network.layers[1].feed_forward, network.layers[3].feed_forward
+    assert isinstance(first, ExpertWeights)
+    assert isinstance(last, ExpertWeights)
+    assert all(expert.down.parts[0].planes is not None for expert in first.experts)
+    assert all(expert.down.parts[0].planes is None for expert in last.experts)
+    assert not any(expert.down.is_plain for expert in last.experts)

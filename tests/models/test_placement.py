@@ -19,7 +19,8 @@ def test_as_few_layers_as_possible_move_and_what_is_left_fits(
     sizes: list[tuple[int, bool]], dense: int, room: int
 ) -> None:
     layers = [
-        LayerExperts(3 * i, 4 * size, size if packed else 4 * size) for i, (size, packed) in enumerate(sizes)
+        LayerExperts(3 * i, 4 * size, size if packed else 4 * size, 4 * size)
+        for i, (size, packed) in enumerate(sizes)
     ]
     needed = dense + sum(layer.on_device for layer in layers)
 
@@ -39,8 +40,9 @@ def test_as_few_layers_as_possible_move_and_what_is_left_fits(
 
 def test_two_layers_as_they_lie_and_one_in_plain_numbers_are_fetched_to() -> None:
     assert fetch_bytes([]) == 0
-    assert fetch_bytes([LayerExperts(0, 100, 100), LayerExperts(1, 80, 80)]) == 200
-    assert fetch_bytes([LayerExperts(0, 100, 30), LayerExperts(1, 100, 40)]) == 180
+    assert fetch_bytes([LayerExperts(0, 100, 100, 100), LayerExperts(1, 80, 80, 80)]) == 200
+    assert fetch_bytes([LayerExperts(0, 100, 30, 100), LayerExperts(1, 100, 40, 100)]) == 180
+    assert fetch_bytes([LayerExperts(0, 30, 30, 100), LayerExperts(1, 40, 40, 100)]) == 180
 
 
 @pytest.mark.parametrize("kind", [None, Kind.Q4_0])

@@ -11,7 +11,7 @@ The host knows neither which experts are chosen nor how often, and never waits f
     many tokens: see `engine/kernels/triton/groups.py`
 
 The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer lie in one tensor, of which
-each is a view (`ExpertWeights`), so the first one's address is that of all.
+each is a view (`ExpertWeights`), so the first one's address is that of all. So do their planes where they are packed.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.tiles import choose_tile
-from engine.kernels.triton.experts import down_kernel, gate_up_kernel
+from engine.execute.cuda.packed import matrices_of, planes_of
+from engine.execute.cuda.tiles import PackedTile, Tile, choose_expert_tile, choose_tile
+from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.groups import count_kernel, group_kernel, place_kernel, sum_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
 from engine.kernels.triton.routing import choose_kernel, router_kernel
@@ -52,11 +53,20 @@ def apart(network: Network) -> bool:
             [expert.down for expert in feed.experts],
         )
         for tensors in (
-            [layer.weight for layer in layers],
+            *zip(*(_tensors(layer) for layer in layers), strict=True),
             [layer.bias for layer in layers if layer.bias is not None],
         )
         for number, tensor in enumerate(tensors)
     )
+
+
+def _tensors(layer: Linear) -> list[Tensor]:
+    """The numbers, or the planes, of all parts."""
+    return [
+        tensor
+        for part in layer.parts
+        for tensor in ([part.data] if part.planes is None else part.planes.tensors)
+    ]
 
 
 def activation(spec: FeedForward) -> dict[str, Any]:
@@ -146,18 +156,24 @@ class ExpertStep:
     ) -> None:
         """Add to x [rows, hidden] `scale` times what the experts give that `route` chose."""
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
-        tile = choose_tile(size, hidden, True)
+        (weight,) = first.gate_up.parts
+        tile: Tile | PackedTile
+        if weight.planes is None:
+            tile = choose_tile(size, hidden, True)
+            folds = tile.folds
+        else:
+            tile, folds = choose_expert_tile(size, hidden, spec.chosen, True, weight.format), 1
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
             x,
             self._ids,
-            first.gate_up.weight,
-            norm.weight,
-            self._inner,
+            norm_weight=norm.weight,
+            out=self._inner,
             CHOSEN=spec.chosen,
             N=size,
             K=hidden,
             EPS=eps,
-            FOLDS=tile.folds,
+            FOLDS=folds,
+            **matrices_of(weight),
             WARPS=tile.warps,
             TILES=tile.tiles,
             AHEAD=tile.ahead,
@@ -168,18 +184,26 @@ class ExpertStep:
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
-        tile = choose_tile(hidden, spec.chosen * size, False)
-        kernel = down_kernel[(triton.cdiv(hidden, 16 // tile.folds), rows)](
+        (weight,) = first.down.parts
+        matrices: dict[str, Any]
+        if weight.planes is None:
+            tile = choose_tile(hidden, spec.chosen * size, False)
+            launch, matrices = down_kernel, {"weight": weight.data, "FOLDS": tile.folds}
+            outputs = 16 // tile.folds
+        else:
+            tile = choose_expert_tile(hidden, size, spec.chosen, False, weight.format)
+            launch, matrices = packed_down_kernel, {**planes_of(weight), "TILES": tile.tiles}
+            outputs = tile.outputs(False)
+        kernel = launch[(triton.cdiv(hidden, outputs), rows)](
             self._inner,
             self._ids,
             self._shares,
-            first.down.weight,
-            x,
-            x,
+            residual=x,
+            out=x,
             CHOSEN=spec.chosen,
             N=hidden,
             K=size,
-            FOLDS=tile.folds,
+            **matrices,
             WARPS=tile.warps,
             AHEAD=tile.ahead,
             PDL=self._pdl,
@@ -301,12 +325,13 @@ def _multiply(
 ) -> None:
     """`linear` is the first expert's; gated as `gate` says, where there is one."""
     outputs, gated = out.shape[1], gate is not None
+    (weight,) = linear.parts
     group_kernel[(triton.cdiv(outputs, tile.width), len(tiles))](
         x,
-        linear.weight,
-        order,
-        tiles,
-        out,
+        order=order,
+        tiles=tiles,
+        out=out,
+        **matrices_of(weight),
         CHOSEN=chosen,
         N=outputs,
         K=x.shape[1],

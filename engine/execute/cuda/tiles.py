@@ -3,7 +3,10 @@
 from dataclasses import dataclass, replace
 
 from models.weights.block_formats import Kind
+from models.weights.packing import PACKINGS
 
+HELD = 80 * 1024
+"""Bytes of weights that a program copies ahead at most; the smallest GPUs with tensor cores have 100 KB for it."""
 FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
 FUSED = 16
@@ -80,6 +83,19 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
     while warps > 1 and 256 * warps > inputs:
         warps //= 2
     return PackedTile(warps, tiles, 2)
+
+
+def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
+    """How the products of a row with quantised experts are cut: gate and up of each, or down of all side by side.
+
+    Not yet measured: as many programs as a GPU has room for at once, and most that they read on its way from the start.
+    """
+    warps = 4 if gated else 16
+    spans = _parts(inputs, 128) * (1 if gated else chosen)
+    while warps > 1 and warps > spans:
+        warps //= 2
+    held = 2 * PACKINGS[kind].tile_bytes * warps
+    return PackedTile(warps, 1, min(4, _parts(spans, warps), max(1, HELD // held)))
 
 
 @dataclass(frozen=True, slots=True)

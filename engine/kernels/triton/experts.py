@@ -6,6 +6,8 @@ gets the bits that it gets alone, and rows of the same expert meet in the cache 
 
     ids, x      -> gate_up_kernel -> inner      one product for each row and choice: `linear_kernel` of that expert
     ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one order
+
+Weights in planes are multiplied by `packed_linear_kernel`, which takes several matrices for one: `packed_down_kernel`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc,unreachable"
@@ -14,6 +16,9 @@ import triton.language as tl
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _columns, along, linear_kernel
+from engine.kernels.triton.packed import pick
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from engine.kernels.triton.unpack import planes_at
 
 
 @jit
@@ -37,11 +42,22 @@ def gate_up_kernel(
     GAIN: tl.constexpr = 1.0,
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
+    more=None,
+    scales=None,
+    supers=None,
+    BITS: tl.constexpr = 0,
+    MORE: tl.constexpr = 0,
+    LESS: tl.constexpr = 0,
+    GROUP: tl.constexpr = 0,
+    VALUES: tl.constexpr = 0,
+    SUPERS: tl.constexpr = False,
+    FLOATS: tl.constexpr = False,
 ):
     """out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
 
     weight [experts, 2 N, K], gate above up, and bias [experts, 2 N] where there is one; ids int32 [rows, CHOSEN], -1
-    where a row has no sequence: nothing is written there. Programs [tiles, CHOSEN, rows].
+    where a row has no sequence: nothing is written there. Programs [tiles, CHOSEN, rows]. BITS: weight are the codes of
+    planes, as `packed_linear_kernel` has them of one expert; those of the next one follow.
     """
     # What comes after may start only when the ids can be seen: it reads them before it waits.
     gdc_wait(PDL)
@@ -52,46 +68,77 @@ def gate_up_kernel(
         biases = weight
         if bias is not None:
             biases = bias + expert.to(tl.int64) * (2 * N)
-        linear_kernel(
-            x + gl.program_id(2) * K,
-            weight + expert.to(tl.int64) * (2 * N * K),
-            biases,
-            norm_weight,
-            x,
-            out + place * N,
-            COUNT=1,
-            N=N,
-            K=K,
-            EPS=EPS,
-            NORM=True,
-            BIAS=bias is not None,
-            GATED=True,
-            RESIDUAL=False,
-            FOLDS=FOLDS,
-            WARPS=WARPS,
-            TILES=TILES,
-            AHEAD=AHEAD,
-            PDL=False,
-            ACTIVATION=ACTIVATION,
-            GAIN=GAIN,
-            LIMIT=LIMIT,
-            UP_OFFSET=UP_OFFSET,
-        )
+        if BITS == 0:
+            linear_kernel(
+                x + gl.program_id(2) * K,
+                weight + expert.to(tl.int64) * (2 * N * K),
+                biases,
+                norm_weight,
+                x,
+                out + place * N,
+                COUNT=1,
+                N=N,
+                K=K,
+                EPS=EPS,
+                NORM=True,
+                BIAS=bias is not None,
+                GATED=True,
+                RESIDUAL=False,
+                FOLDS=FOLDS,
+                WARPS=WARPS,
+                TILES=TILES,
+                AHEAD=AHEAD,
+                PDL=False,
+                ACTIVATION=ACTIVATION,
+                GAIN=GAIN,
+                LIMIT=LIMIT,
+                UP_OFFSET=UP_OFFSET,
+            )
+        else:
+            codes, others, own_scales, own_supers = planes_at(
+                weight, more, scales, supers, expert, 2 * N, K, BITS, MORE, VALUES, SUPERS
+            )
+            packed_linear_kernel(
+                x + gl.program_id(2) * K,
+                codes,
+                others,
+                own_scales,
+                own_supers,
+                biases,
+                norm_weight,
+                x,
+                out + place * N,
+                COUNT=1,
+                N=N,
+                K=K,
+                STRIDE=N,
+                EPS=EPS,
+                NORM=True,
+                BIAS=bias is not None,
+                GATED=True,
+                RESIDUAL=False,
+                WARPS=WARPS,
+                TILES=TILES,
+                AHEAD=AHEAD,
+                BITS=BITS,
+                MORE=MORE,
+                LESS=LESS,
+                GROUP=GROUP,
+                VALUES=VALUES,
+                SUPERS=SUPERS,
+                FLOATS=FLOATS,
+                PDL=False,
+                ACTIVATION=ACTIVATION,
+                GAIN=GAIN,
+                LIMIT=LIMIT,
+                UP_OFFSET=UP_OFFSET,
+            )
 
 
 @jit
 def _choice(i, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr, WIDTH: tl.constexpr):
     """Of span i [warps, 1, 1]: which of the chosen experts its columns belong to."""
     return (i * WARPS + along(0, WARPS, layout)) * (FOLDS * SPAN) // WIDTH
-
-
-@jit
-def _of(numbers, choice, CHOSEN: tl.constexpr):
-    """The number of each choice. (To load them so would be a load for every register that a tensor core reads.)"""
-    found = gl.where(choice == 0, numbers[0], numbers[CHOSEN - 1])
-    for j in tl.static_range(1, CHOSEN - 1):
-        found = gl.where(choice == j, numbers[j], found)
-    return found
 
 
 @jit
@@ -115,7 +162,7 @@ def _copy_chosen(
     choice = _choice(i, W, WARPS, FOLDS, WIDTH)
     fold = along(1, 16, W) % FOLDS
     column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 2, W, WARPS, FOLDS) - choice * WIDTH
-    at = weight + _of(experts, choice, CHOSEN).to(tl.int64) * (N * K) + line * K + column
+    at = weight + pick(experts, choice, CHOSEN).to(tl.int64) * (N * K) + line * K + column
     place = held.index(i - i // STAGES * STAGES)
     if WHOLE and N % (16 // FOLDS) == 0:
         async_copy.async_copy_global_to_shared(place, at)
@@ -139,7 +186,7 @@ def _load_chosen(
     """Span i of the row that is multiplied, by fold, each times the share of its expert."""
     choice = _choice(i, X, WARPS, FOLDS, WIDTH)
     there = (choice < CHOSEN) & (along(2, 8, X) == 0)
-    share = _of(shares, choice, CHOSEN)
+    share = pick(shares, choice, CHOSEN)
     parts = ()
     for fold in tl.static_range(FOLDS):
         column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 1, X, WARPS, FOLDS) - choice * WIDTH
@@ -286,3 +333,78 @@ def down_kernel(
             y *= SCALE
         gl.store(out + place, (y + carried).to(dtype), mask=only)
     # fmt: on
+
+
+@jit
+def packed_down_kernel(
+    inner,
+    ids,
+    shares,
+    codes,
+    more,
+    scales,
+    supers,
+    residual,
+    out,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    WARPS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+    MORE: tl.constexpr,
+    LESS: tl.constexpr,
+    GROUP: tl.constexpr,
+    VALUES: tl.constexpr,
+    SUPERS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    PDL: tl.constexpr,
+    bias=None,
+    SCALE: tl.constexpr = 1.0,
+):
+    """`down_kernel` of weights in planes, those of all experts one behind the other; programs [tiles, rows]."""
+    row = gl.program_id(1)
+    experts = ()
+    for j in tl.static_range(CHOSEN):
+        experts += (gl.load(ids + row * CHOSEN + j, cache_modifier=".cg"),)
+    if experts[0] >= 0:
+        packed_linear_kernel(
+            inner + row * (CHOSEN * K),
+            codes,
+            more,
+            scales,
+            supers,
+            inner if bias is None else bias,
+            inner,
+            residual + row * N,
+            out + row * N,
+            COUNT=1,
+            N=N,
+            K=K,
+            STRIDE=N,
+            EPS=0.0,
+            NORM=False,
+            BIAS=bias is not None,
+            GATED=False,
+            RESIDUAL=True,
+            WARPS=WARPS,
+            TILES=TILES,
+            AHEAD=AHEAD,
+            BITS=BITS,
+            MORE=MORE,
+            LESS=LESS,
+            GROUP=GROUP,
+            VALUES=VALUES,
+            SUPERS=SUPERS,
+            FLOATS=FLOATS,
+            PDL=PDL,
+            ACTIVATION="silu",
+            SCALE=SCALE,
+            experts=experts,
+            shares=shares + row * CHOSEN,
+            CHOSEN=CHOSEN,
+        )
+    else:
+        gdc_launch_dependents(PDL)
+        gdc_wait(PDL)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.pointwise import gated
+from engine.kernels.triton.unpack import planes_at, tile_numbers
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -81,12 +82,23 @@ def group_kernel(
     GAIN: tl.constexpr = 1.0,
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
+    more=None,
+    scales=None,
+    supers=None,
+    BITS: tl.constexpr = 0,
+    MORE: tl.constexpr = 0,
+    LESS: tl.constexpr = 0,
+    GROUP: tl.constexpr = 0,
+    VALUES: tl.constexpr = 0,
+    SUPERS: tl.constexpr = False,
+    FLOATS: tl.constexpr = False,
 ):
     """The rows of each tile times the weights of its expert; programs [cdiv(N, WIDTH), tiles].
 
     GATED: x [T, K] by token, weight [experts, 2 N, K], gate above up, and out [pairs, N] = `gated` of both in the order
     of the groups. Else: x [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the order of the
-    pairs. bias [experts, as many as the weight has rows] is added, where there is one.
+    pairs. bias [experts, as many as the weight has rows] is added, where there is one. BITS: weight are the codes of
+    planes (see `packed_linear_kernel`), those of all experts one behind the other; a tile of them becomes numbers.
     """
     tile = tiles + 3 * tl.program_id(1)
     expert = tl.load(tile)
@@ -101,23 +113,41 @@ def group_kernel(
     line = n % N if N % WIDTH != 0 else n
     depth = tl.arange(0, DEPTH)
     rows = x + source.to(tl.int64)[:, None] * K + depth[None, :]
-    columns = (
-        weight + expert.to(tl.int64) * ((2 if GATED else 1) * N * K) + line[None, :] * K + depth[:, None]
-    )
+    LINES: tl.constexpr = (2 if GATED else 1) * N
+    if BITS == 0:
+        columns = weight + expert.to(tl.int64) * (LINES * K) + line[None, :] * K + depth[:, None]
+    else:
+        codes, others, own, common = planes_at(
+            weight, more, scales, supers, expert, LINES, K, BITS, MORE, VALUES, SUPERS
+        )
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     ups = tl.zeros([HEIGHT, WIDTH], tl.float32)
     for k in range(0, K, DEPTH):
+        inside = k + depth < K
         if K % DEPTH == 0:
             row = tl.load(rows + k, mask=given[:, None], other=0.0)
+        else:
+            row = tl.load(rows + k, mask=given[:, None] & inside[None, :], other=0.0)
+        # fmt: off
+        if BITS > 0:
+            gate = tl.trans(tile_numbers(
+                codes, others, own, common, line, k,
+                DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS,
+            ).to(row.dtype))
+            if GATED:
+                up = tl.trans(tile_numbers(
+                    codes, others, own, common, N + line, k,
+                    DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS,
+                ).to(row.dtype))
+        elif K % DEPTH == 0:
             gate = tl.load(columns + k)
             if GATED:
                 up = tl.load(columns + N * K + k)
         else:
-            inside = k + depth < K
-            row = tl.load(rows + k, mask=given[:, None] & inside[None, :], other=0.0)
             gate = tl.load(columns + k, mask=inside[:, None], other=0.0)
             if GATED:
                 up = tl.load(columns + N * K + k, mask=inside[:, None], other=0.0)
+        # fmt: on
         sums = tl.dot(row, gate, sums, input_precision="ieee")
         if GATED:
             ups = tl.dot(row, up, ups, input_precision="ieee")

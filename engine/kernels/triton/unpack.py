@@ -9,8 +9,6 @@ import triton.language as tl
 
 from models.weights.dequantize import IQ4
 
-SIZES = tl.constexpr(0xC8643210 - (1 << 32))
-"""What the codes 0 to 7 of MXFP4 stand for, four bits each."""
 IQ4_LOW, IQ4_HIGH = (
     tl.constexpr(int.from_bytes(bytes(number & 255 for number in part), "little", signed=True))
     for part in (IQ4[:8], IQ4[8:])
@@ -56,8 +54,8 @@ def _meant(code, BITS: tl.constexpr, LESS: tl.constexpr, FLOATS: tl.constexpr):
         eight = tl.where(code < 8, IQ4_LOW, IQ4_HIGH) >> ((code & 7) * 8).to(tl.int64)
         number = _number((eight & 255).to(tl.int32) ^ 128, 128)
     elif FLOATS == 1:
-        size = _number(SIZES >> (code & 7) * 4 & 15, 0)
-        number = tl.where(code < 8, size, -size)
+        # A sign, two bits of an exponent and one of a fraction, where a number of fp32 has them.
+        number = ((code & 7) << 22 | (code & 8) << 28).to(tl.float32, bitcast=True) * 2.0**127
     elif BITS == 8:  # has a sign
         number = _number(code ^ 128, 128)
     else:
@@ -79,7 +77,7 @@ def _scale_and_minimum(scales, at, SCALES: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def _number(code, LESS: tl.constexpr):
-    """code - LESS, of a code from 0 to 255: put behind the bits of 2 ** 23, for a conversion would take longer."""
+    """code - LESS, of a code from 0 to 255. Behind the bits of 2 ** 23 it is a number sooner than by a conversion."""
     return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LESS)
 
 

@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
+from models.weights.block_formats import Kind
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
@@ -152,8 +153,8 @@ for kind, packing in PACKINGS.items():
     constants = dict(COUNT=1, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
     constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
-    constants |= dict(FLOATS=packing.floats, SHARED=packing.shared)
-    text, shared = ptx(packed_linear_kernel, tile.warps, constants | dict(VALUES=packing.values, SUPERS=packing.supers))
+    constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
+    text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
     size = "0x10" if packing.planes[0] >= 4 else "0x8"
@@ -162,7 +163,48 @@ for kind, packing in PACKINGS.items():
         "early": len(re.findall(r"cp\\.async\\.c[ga]\\S* \\[[^,]*, \\[[^,]*, %s," % size, before)),
         "held": tile.ahead * tile.tiles * max(2, packing.planes[0] // 2),
         "products": loop.count("mma.sync"), "shared": shared,
-        "needed": 8 * tile.tiles + (8 if packing.minimum or not exact else 0), "spilled": ".local" in text})
+        "needed": 8 * tile.tiles + (8 if packing.minimum or not exact else 0),
+        "spilled": ".local" in text})
+print(json.dumps(found))
+"""
+
+
+PACKED_EXPERTS = """
+from engine.execute.cuda.experts import choose_group_tile
+from engine.execute.cuda.tiles import choose_expert_tile
+from engine.kernels.triton.experts import gate_up_kernel, packed_down_kernel
+from engine.kernels.triton.groups import group_kernel
+from models.weights.packing import PACKINGS
+
+found = []
+group = choose_group_tile(32_768, 128)
+for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"):
+    packing = PACKINGS[Kind[kind]]
+    of_scales = "*i8" if packing.supers else "*bf16" if packing.floats else "*fp16"
+    TYPES |= {"codes": "*i32", "more": "*i32", "scales": of_scales, "supers": "*fp16"}
+    planes = dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
+    planes |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats)
+    clamped = dict(bias="pointer", GAIN=1.702, LIMIT=7.0, UP_OFFSET=1.0) if packing.floats else {}
+    shape = dict(CHOSEN=4, N=2880, K=2880) if packing.floats else dict(CHOSEN=8, N=2048, K=768)
+    tile = choose_expert_tile(shape["N"], shape["K"], shape["CHOSEN"], False, Kind[kind])
+    cut = dict(WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
+    bias = {"bias": "pointer"} if packing.floats else {}
+    text, shared = ptx(packed_down_kernel, tile.warps, planes | shape | cut | bias)
+    early = text[: text.index("griddepcontrol.wait;")].count("cp.async.c")
+    found.append([early > 0, shared <= 99 * 1024, ".local" in text])
+    shape = dict(CHOSEN=4, N=2880, K=2880) if packing.floats else dict(CHOSEN=8, N=768, K=2048)
+    tile = choose_expert_tile(shape["N"], shape["K"], shape["CHOSEN"], True, Kind[kind])
+    cut = dict(WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True, EPS=1e-6, FOLDS=1)
+    given = planes | shape | cut | clamped | {"more": "pointer", "scales": "pointer", "supers": "pointer"}
+    TYPES["weight"] = "*i32"
+    text, shared = ptx(gate_up_kernel, tile.warps, given)
+    early = text.index("griddepcontrol.wait") < text.index("griddepcontrol.launch")
+    found.append([early, shared <= 99 * 1024, ".local" in text])
+    cut = dict(HEIGHT=group.height, WIDTH=group.width, DEPTH=group.depth, GATED=True)
+    given = {name: value for name, value in given.items() if name in group_kernel.arg_names} | cut
+    stages = group.stages(True, 227 * 1024)
+    text, shared = ptx(group_kernel, group.warps, given, ASTSource, num_stages=stages)
+    found.append(["wgmma.mma_async" in text, shared <= 227 * 1024, ".local" in text])
 print(json.dumps(found))
 """
 
@@ -189,6 +231,13 @@ def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:
     assert found["ldmatrix"] == 0, "a thread would read what another one copied"
     assert found["trigger"], "what comes after reads the ids before it waits"
     assert found["fits"]
+
+
+def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
+    for early, fits, spilled in made(PACKED_EXPERTS):
+        assert early, "copies before the wait; of gate and up, what comes after only when the ids can be seen"
+        assert fits
+        assert not spilled
 
 
 def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:

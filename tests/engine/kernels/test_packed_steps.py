@@ -36,7 +36,7 @@ QWEN3 = tiny_qwen3(
 LLAMA = tiny_llama(
     num_hidden_layers=1,
     hidden_size=192,
-    intermediate_size=96,
+    intermediate_size=256,
     num_attention_heads=3,
     num_key_value_heads=1,
     attention_bias=True,
@@ -60,7 +60,7 @@ SMALL = {
     "attn_output": GGUF.Q4_1,
     "ffn_gate": GGUF.Q5_0,
     "ffn_up": GGUF.Q5_0,
-    "ffn_down": GGUF.MXFP4,
+    "ffn_down": GGUF.TQ2_0,
     "output": GGUF.F16,
 }
 
@@ -98,7 +98,7 @@ def test_what_kernels_read_is_packed_and_what_they_do_not_is_told(path: Path) ->
         assert layer.feed_forward.down.is_plain  # type: ignore[union-attr]
         assert network.head.is_plain
         assert len(notes) == 1
-        assert "down (MXFP4)" in notes[0], notes
+        assert "down (TQ2_0)" in notes[0], notes
 
 
 def layer_of(network: Network) -> list[Any]:
