@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engine.kernels.triton.unpack import packed_rows_kernel, unpack_kernel
 from models.network import Weight
-from models.weights.packing import PACKINGS
+from models.weights.packing import COLUMNS, PACKINGS, tiles
 
 SCRATCH = 1 << 26
 """Numbers of a matrix that are expanded at once: 128 MB in bf16. It is multiplied before the next ones are."""
-_HEIGHT, _WIDTH = 8, 256
-"""What a program unpacks."""
+_HEIGHT = 32
+"""Rows that a program unpacks, of one tile of columns."""
 
 
 def planes_of(weight: Weight) -> dict[str, Any]:
@@ -98,14 +98,13 @@ def _in_order(x: Tensor, weight: Weight) -> Tensor:
 def _expanded(weight: Weight, start: int, rows: int, dtype: torch.dtype) -> Tensor:
     """[rows, columns]: those from `start` on, columns as they lie in the planes."""
     out = torch.empty(rows, weight.columns, dtype=dtype, device=weight.data.device)
-    unpack_kernel[(triton.cdiv(weight.columns, _WIDTH), triton.cdiv(rows, _HEIGHT))](
+    unpack_kernel[(tiles(weight.columns, COLUMNS), triton.cdiv(rows, _HEIGHT))](
         out=out,
         start=start,
         N=rows,
         K=weight.columns,
         **planes_of(weight),
         HEIGHT=_HEIGHT,
-        WIDTH=_WIDTH,
         num_warps=4,
     )
     return out

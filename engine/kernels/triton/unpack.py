@@ -167,17 +167,22 @@ def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
 def unpack_kernel(
     codes, more, scales, supers, out, start, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr = 1,
+    HEIGHT: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """out [N, K] = the rows from `start` on of a matrix in planes; programs [cdiv(K, WIDTH), cdiv(N, HEIGHT)]."""
-    line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)[:, None]
-    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    there = (line < N) & (column < K)
-    row, inside = start + tl.minimum(line, N - 1), tl.minimum(column, K - 1) if K % WIDTH != 0 else column
-    value = numbers(
-        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED
+    """out [N, K] = the rows from `start` on of a matrix in planes; programs [tiles of K, cdiv(N, HEIGHT)]."""
+    first = tl.program_id(0) * 128
+    line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    column = first + tl.arange(0, 128)
+    # fmt: off
+    value = tile_numbers(
+        codes, more, scales, supers, start + tl.minimum(line, N - 1), first,
+        128, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
     )
-    tl.store(out + line.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=there)
+    # fmt: on
+    at, there = out + line.to(tl.int64)[:, None] * K + column[None, :], (line < N)[:, None]
+    if K % 128 != 0:
+        there &= (column < K)[None, :]
+    tl.store(at, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
