@@ -14,6 +14,7 @@ from models.errors import ModelError, TooLargeError
 from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
+from models.memory import available_bytes
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
 from models.spec import ModelSpec, for_context, ropes
@@ -65,14 +66,14 @@ def load_model(
     the positions (see `for_context`). `room` says how many bytes of the device weights may take: of a network that
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
     None: all weights are on the device. `packs` says whether what computes such a network on this device reads
-    quantised weights in planes (models.weights.packing): then those of a GGUF file stay quantised. Raises ModelError
-    for what is wrong with the files and when memory is short.
+    quantised weights in planes (models.weights.packing): then those of a file stay quantised, or plain ones become so
+    as `quantize` says. Raises ModelError for what is wrong with the files and when memory is short.
     """
     spec, tensors, names, notes = read_tensors(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
-    in_planes = quantize == "auto" and packs is not None and packs(spec)
-    packed = choose_packed(tensors, places) if in_planes else {}
+    in_planes = quantize != "none" and packs is not None and packs(spec)
+    packed = choose_packed(tensors, places, quantize) if in_planes else {}
     kinds = {} if in_planes else choose_kinds(tensors, places, quantize, device)
     positions = context_length or spec.max_positions
     host_layers: frozenset[int] = frozenset()
@@ -113,15 +114,24 @@ def _is_held(slot: Slot, host_layers: frozenset[int]) -> bool:
 
 
 def bytes_to_load(
-    files: ModelFiles, *, dtype: torch.dtype, device: torch.device, quantize: str, longest: int | None
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: str,
+    longest: int | None,
+    packs: Callable[[ModelSpec], bool] | None = None,
 ) -> tuple[ModelSpec, int]:
-    """The description of a model, and the bytes of a device that all its weights take. Raises ModelError."""
+    """The description of a model, and the bytes of a device that all its weights take; arguments as `load_model` has
+    them. Raises ModelError."""
     spec, tensors, names, _ = read_tensors(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
-    kinds = choose_kinds(tensors, places, quantize, device)
-    blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}
-    return spec, needed_bytes(spec, dtype, spec.max_positions, blocks)
+    in_planes = quantize != "none" and packs is not None and packs(spec)
+    packed = choose_packed(tensors, places, quantize) if in_planes else {}
+    kinds = {} if in_planes else choose_kinds(tensors, places, quantize, device)
+    blocks, planes = ({places[name]: kind for name, kind in held.items()} for held in (kinds, packed))
+    return spec, needed_bytes(spec, dtype, spec.max_positions, blocks, planes)
 
 
 def _placement(
@@ -237,7 +247,8 @@ def fill_network(
     tensors = [tensor for tensor in tensors if tensor.name in places]
     filling = _Filling(dtype, device, tensors, on_progress, host_layers)
     try:
-        filling.allocate(list(places.values()), {places[name].group for name in kinds}, planes)
+        orders = {places[t.name]: t.on_device.order for t in tensors if t.on_device is not None}
+        filling.allocate(list(places.values()), {places[name].group for name in kinds}, planes, orders)
         filling.fill(places, kinds, staging)
         return assemble(spec, filling.store, positions, dtype, device, host_layers)
     except BaseException as error:
@@ -290,7 +301,13 @@ class _Filling:
     def __post_init__(self) -> None:
         self.total = sum(tensor.nbytes for tensor in self.tensors)
 
-    def allocate(self, found: list[Slot], in_blocks: set[str], planes: Mapping[Slot, Kind]) -> None:
+    def allocate(
+        self,
+        found: list[Slot],
+        in_blocks: set[str],
+        planes: Mapping[Slot, Kind],
+        orders: Mapping[Slot, Tensor | None],
+    ) -> None:
         """Take the memory of every tensor of plain numbers, and of what is held in planes."""
         groups: dict[str, list[tuple[Slot, Kind]]] = {}
         for slot, kind in planes.items():
@@ -301,7 +318,7 @@ class _Filling:
         for group, shape in group_shapes(found).items():
             self.experts[group] = shape[0]
             if group in groups:
-                weights, of_slots = packed_weights(groups[group], self.device)
+                weights, of_slots = packed_weights(groups[group], self.device, orders)
                 self.packed |= of_slots
                 for (expert, start), each in weights.items():
                     weight = Weight.packed(each.planes, each.kind, each.rows, each.columns)
@@ -344,7 +361,7 @@ class _Filling:
         for tensor, slot in streamed:
             assert tensor.extent is not None
             part = self.packed.get(slot)
-            yield part.streamed(tensor.extent) if part else (tensor.extent, self._target(slot))
+            yield part.streamed(tensor, tensor.extent) if part else (tensor.extent, self._target(slot))
 
     def _on_host(self, slot: Slot) -> bool:
         return _is_held(slot, self.host_layers)
@@ -469,31 +486,3 @@ def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.de
 
 def _count(number: int) -> str:
     return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can be allocated on a device now; None where the system does not say."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    limits = [*free, *_cgroup_bytes(Path("/sys/fs/cgroup"))]
-    return min(limits) if limits else None
-
-
-def _cgroup_bytes(folder: Path) -> list[int]:
-    """What a container may still allocate: its limit less what it cannot drop, files are; empty if unlimited."""
-    try:
-        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        counts = dict(
-            line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        )
-        files = sum(int(counts.get(kind, 0)) for kind in ("inactive_file", "active_file"))
-        return [] if limit == "max" else [int(limit) - used + files]
-    except (OSError, ValueError):
-        return []

@@ -8,8 +8,10 @@ from engine.cache.sizing import beside_weights
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.execute.compatibility import not_on_host
 from engine.execute.cpu import products
+from engine.execute.cpu.held_weights import packs
 from models.files import ModelFiles
-from models.load import available_bytes, bytes_to_load
+from models.load import bytes_to_load
+from models.memory import available_bytes
 from models.weights.placement import experts_of
 from models.weights.slots import slots
 
@@ -47,7 +49,14 @@ def need_of(
     numbers = pick_dtype(dtype, place)
     if quantize == "auto" and products.problem() is not None:
         quantize = "none"
-    spec, weights = bytes_to_load(files, dtype=numbers, device=place, quantize=quantize, longest=context)
+    spec, weights = bytes_to_load(
+        files,
+        dtype=numbers,
+        device=place,
+        quantize=quantize,
+        longest=context,
+        packs=packs(numbers, place),
+    )
     free = available_bytes(place)
     free = available_memory(place) if free is None else free
     free -= mapped if place.type == "cpu" else 0

@@ -14,7 +14,8 @@ from models.files import ModelFiles
 from models.hub.digests import sha256
 from models.hub.fetching import need_space, size_of
 from models.hub.manifest import Manifest, manifest_path, write_manifest
-from models.load import available_bytes, fill_network, match, read_tensors
+from models.load import fill_network, match, read_tensors
+from models.memory import available_bytes
 from models.network import Network
 from models.progress import OnProgress
 from models.quantising.activations import divergence, measure

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files.
+"""The tensor types of GGUF files, and blocks of our own.
 
 The gguf package has the same table; importing it costs a start 40 ms and more, so it is only asked for rare types.
 """
@@ -50,3 +50,13 @@ class Kind(IntEnum):
     TQ1_0 = 34, 256, 54
     TQ2_0 = 35, 256, 66
     MXFP4 = 39, 32, 17
+    # No file has these: what a safetensors checkpoint has in groups, as a GPU takes it (see own_blocks.py).
+    INT4_64 = 1000, 64, 36
+    INT4_128 = 1001, 128, 68
+    INT8_32 = 1002, 32, 36
+    FP8_128 = 1003, 128, 132
+
+    @property
+    def is_own(self) -> bool:
+        """Whether no file has it."""
+        return self >= 1000

@@ -39,6 +39,17 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceBlocks:
+    """The same for a GPU: blocks that are made where they are packed, and that only it may know."""
+
+    kind: Kind
+    rows: Callable[[torch.device], Tensor]
+    """uint8 [rows, bytes a row] on a device."""
+    order: Tensor | None = None
+    """int64 [columns]: which column of the matrix lies at each place; None: each at its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor of a checkpoint, not read yet."""
 
@@ -55,6 +66,8 @@ class StoredTensor:
     """(first row, numbers [some rows, columns]) of a matrix, from first to last; None for what is never quantised."""
     blocks: Blocks | None = None
     """The blocks of a quantised matrix; None where it is stored as plain numbers."""
+    on_device: DeviceBlocks | None = None
+    """What a GPU takes instead of `blocks`."""
     cut: Callable[[int, int], "StoredTensor"] | None = None
     """(first row, rows) -> these rows alone, all but the last dimension being one; of a vector these numbers."""
     type: str = "F32"

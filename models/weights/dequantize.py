@@ -182,6 +182,75 @@ def mxfp4_scales(blocks: Tensor) -> Tensor:
     return torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23).view(torch.float32)
 
 
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the codes of IQ4_NL and IQ4_XS stand for."""
+
+
+def _meant(digits: Tensor) -> Tensor:
+    return torch.tensor(IQ4, dtype=torch.int8, device=digits.device)[digits.int()]
+
+
+def _quarters(packed: Tensor) -> Tensor:
+    """uint8 [..., 32 n] -> uint8 [..., n, 4, 32]: every two bits, the lowest of 32 bytes first"""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=packed.device).unsqueeze(-1)
+    return packed.unflatten(-1, (-1, 1, 32)) >> shifts & 3
+
+
+def q2_k_digits(blocks: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 16, 16]"""
+    return _quarters(blocks[..., 16:80]).reshape(*blocks.shape[:2], 16, 16)
+
+
+def _q2_k(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _half(blocks[..., 80:]).chunk(2, dim=-1)
+    digits, fields = q2_k_digits(blocks), blocks[..., :16]
+    scales, minima = scale * (fields & 15), low * (fields >> 4)
+    out.view(digits.shape).copy_(digits).mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1))
+
+
+def q3_k_digits(blocks: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 16, 16], 4 too large"""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    high = (blocks[..., None, :32] >> shifts & 1) << 2
+    digits = _quarters(blocks[..., 32:96]).reshape(high.shape) | high
+    return digits.view(*blocks.shape[:2], 16, 16)
+
+
+def q3_k_scales(blocks: Tensor) -> Tensor:
+    """int8 [rows, blocks, 16]: 6 bits each, packed in 12 bytes, 32 too large there."""
+    low, high = blocks[..., 96:104], blocks[..., 104:108]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    found = torch.cat((low & 15, low >> 4), dim=-1) | (high.unsqueeze(-2) >> shifts & 3).flatten(-2) << 4
+    return found.view(torch.int8) - 32
+
+
+def _q3_k(blocks: Tensor, out: Tensor) -> None:
+    scales, digits = _half(blocks[..., 108:]) * q3_k_scales(blocks), q3_k_digits(blocks)
+    out.view(digits.shape).copy_(digits).sub_(4).mul_(scales.unsqueeze(-1))
+
+
+def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(_meant(nibbles(blocks[..., 2:]))).mul_(_half(blocks[..., :2]))
+
+
+def iq4_xs_digits(blocks: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 8, 32]"""
+    return nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
+
+
+def iq4_xs_scales(blocks: Tensor) -> Tensor:
+    """int8 [rows, blocks, 8]: 6 bits each, 32 too large in the file."""
+    low, high = blocks[..., 4:8], blocks[..., 2:4]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
+    lows = torch.stack((low & 15, low >> 4), dim=-1).flatten(-2)
+    return (lows | (high.unsqueeze(-1) >> shifts & 3).flatten(-2) << 4).view(torch.int8) - 32
+
+
+def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
+    scales, digits = _half(blocks[..., :2]) * iq4_xs_scales(blocks), iq4_xs_digits(blocks)
+    out.view(digits.shape).copy_(_meant(digits)).mul_(scales.unsqueeze(-1))
+
+
 _PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 
 _READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
@@ -194,5 +263,9 @@ _READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
     Kind.Q5_K: _q5_k,
     Kind.Q6_K: _q6_k,
     Kind.MXFP4: _mxfp4,
+    Kind.Q2_K: _q2_k,
+    Kind.Q3_K: _q3_k,
+    Kind.IQ4_NL: _iq4_nl,
+    Kind.IQ4_XS: _iq4_xs,
 }
 """The types that chatterm reads faster than the gguf package; the values are the same to the bit."""

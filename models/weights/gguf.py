@@ -221,9 +221,9 @@ def _tensor(
     try:
         kind = Kind(number)
     except ValueError:
-        raise ModelError(
-            f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."
-        ) from None
+        kind = None
+    if kind is None or kind.is_own:
+        raise ModelError(f"The tensor {name[:80]} has the GGUF type {number}, which is not supported.")
     if shape[-1] % kind.block:
         raise ValueError(f"{name[:80]} has rows of {shape[-1]}, not a multiple of {kind.block}")
     if 0 in shape:

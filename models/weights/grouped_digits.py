@@ -246,12 +246,21 @@ def _bytes(found: Found) -> Grouped:
         def zeros(device: torch.device) -> Tensor:
             return _spread(found.read(".weight_zero_point", torch.int8, device), rows, blocks, groups)
 
+    def read(device: torch.device) -> Tensor:
+        given = found.read(digits, dtype, device)
+        if not is_integer and bool((given.view(torch.uint8) & 127 == 127).any()):
+            raise ModelError(
+                f"{found.tensors[digits].name} has values that are no numbers; the checkpoint is damaged: download it "
+                "again."
+            )
+        return given
+
     scales = _scales(found, scale)
     return Grouped(
         rows,
         columns,
         8,
-        lambda device: found.read(digits, dtype, device),
+        read,
         lambda device: _spread(scales(device), rows, blocks, groups),
         zeros,
         _in_order(found, scale, groups, columns, width),
@@ -319,15 +328,22 @@ def blocks_of(grouped: Grouped) -> Kind | None:
     scales = grouped.scales(_CPU)
     if grouped.columns // scales.shape[1] % _BLOCK:
         return None
-    rounded = scales.half().float()
-    if not bool(
-        ((rounded - scales).abs() <= scales.abs() * 2**-9).all() and (16 * scales).half().isfinite().all()
-    ):
+    if not halves_hold(scales, 16):
         return None
-    symmetric = grouped.zeros is None or not bool(grouped.zeros(_CPU).any())
     if grouped.bits == 8:
-        return Kind.Q8_0 if symmetric else None
-    return Kind.Q4_0 if symmetric else Kind.Q4_1
+        return Kind.Q8_0 if is_symmetric(grouped) else None
+    return Kind.Q4_0 if is_symmetric(grouped) else Kind.Q4_1
+
+
+def halves_hold(scales: Tensor, times: int) -> bool:
+    """Whether fp16 rounds scales no more than bf16 would round numbers, and holds `times` of them."""
+    error = (scales.half().float() - scales).abs()
+    return bool((error <= scales.abs() * 2**-9).all() and (times * scales).half().isfinite().all())
+
+
+def is_symmetric(grouped: Grouped) -> bool:
+    """Whether all zeros are 0."""
+    return grouped.zeros is None or not bool(grouped.zeros(_CPU).any())
 
 
 def block_rows(grouped: Grouped, kind: Kind) -> Tensor:

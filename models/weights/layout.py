@@ -155,6 +155,7 @@ def _picked(tensor: StoredTensor, shape: tuple[int, ...], pick: Callable[[Tensor
         extent=None,
         parts=lambda: iter([(0, numbers())]),
         blocks=None,
+        on_device=None,
         cut=None,
     )
 

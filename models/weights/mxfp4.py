@@ -53,7 +53,7 @@ def _joined(name: str, shape: tuple[int, ...], digits: StoredTensor, scales: Sto
         return _joined(name, (some, shape[-1]), *own)
 
     nbytes = digits.nbytes + scales.nbytes
-    return StoredTensor(name, shape, nbytes, copy_into, None, parts, Blocks(Kind.MXFP4, rows), cut)
+    return StoredTensor(name, shape, nbytes, copy_into, None, parts, Blocks(Kind.MXFP4, rows), cut=cut)
 
 
 def _reordered(packed: Tensor) -> Tensor:

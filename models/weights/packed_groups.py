@@ -3,47 +3,70 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from models.units import bytes_text
 from models.weights.block_formats import Kind
-from models.weights.checkpoint import StoredTensor
-from models.weights.packing import PACKINGS, ROWS, Planes, empty_planes, pack, tiles
-from models.weights.quantize import packed_rows
+from models.weights.checkpoint import FLOATS, StoredTensor
+from models.weights.packing import PACKINGS, ROWS, SLAB, Planes, empty_planes, pack, tiles
+from models.weights.quantize import choose_kinds, packed_rows, quantize
 from models.weights.slots import Slot
 from models.weights.staging import Extent
 
 
-def choose_packed(tensors: Sequence[StoredTensor], places: Mapping[str, Slot]) -> dict[str, Kind]:
-    """The type of every matrix that stays quantised on a GPU, by name: all parts of its layer have types that kernels
-    read, gate and up the same one, and all experts of a layer."""
+def choose_packed(
+    tensors: Sequence[StoredTensor], places: Mapping[str, Slot], quantize: str = "auto"
+) -> dict[str, Kind]:
+    """The type of every matrix that is quantised on a GPU, by name: all parts of its layer have types that kernels
+    read, gate and up the same one, and all experts of a layer.
+
+    `quantize` is one of models.weights.quantize.QUANTIZE but "none": by "auto" they stay what they are, else plain ones
+    become what it says. Raises ModelError for what cannot be done.
+    """
+    becomes = choose_kinds(tensors, places, quantize, torch.device("cpu")) if quantize != "auto" else None
     groups: dict[str, list[tuple[StoredTensor, Slot]]] = {}
     for tensor in tensors:
         slot = places.get(tensor.name)
         if slot is not None and slot.is_matrix:
             groups.setdefault(slot.group, []).append((tensor, slot))
     return {
-        tensor.name: tensor.blocks.kind
+        tensor.name: kind
         for parts in groups.values()
-        if _fits(parts)
-        for tensor, _ in parts
-        if tensor.blocks is not None
+        if _fits(parts, becomes)
+        for tensor, slot in parts
+        if (kind := _kind(tensor, slot, becomes)) is not None
     }
 
 
-def _fits(parts: list[tuple[StoredTensor, Slot]]) -> bool:
-    kinds: list[Kind | None] = [
-        tensor.blocks.kind if tensor.blocks is not None else None for tensor, _ in parts
-    ]
+def _kind(tensor: StoredTensor, slot: Slot, becomes: Mapping[str, Kind] | None) -> Kind | None:
+    """The type that a matrix has, or gets, on a GPU."""
+    if becomes is not None:
+        return becomes.get(tensor.name)
+    if tensor.on_device is not None and slot.expert is None:
+        return tensor.on_device.kind
+    return tensor.blocks.kind if tensor.blocks is not None else None
+
+
+def _fits(parts: list[tuple[StoredTensor, Slot]], becomes: Mapping[str, Kind] | None) -> bool:
+    kinds = [_kind(tensor, slot, becomes) for tensor, slot in parts]
     *before, last = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
     if last.expert is not None:  # another one follows
         before.append(last)
     if any(kind not in PACKINGS for kind in kinds) or any(slot.rows % ROWS for slot in before):
         return False
-    alike = last.expert is not None or last.group.endswith("gate_up.weight")
-    return len(set(kinds)) == 1 or not alike
+    if last.expert is not None:
+        return len(set(kinds)) == 1
+    orders = [tensor.on_device.order if tensor.on_device is not None else None for tensor, _ in parts]
+    alike = len(set(kinds)) == 1 and all(_same(order, orders[0]) for order in orders)
+    return alike or not last.group.endswith("gate_up.weight")
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether columns lie in the same order."""
+    return torch.equal(one, other) if one is not None and other is not None else one is other
 
 
 def expansion_note(
@@ -57,7 +80,7 @@ def expansion_note(
     stored = held = 0
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is None or tensor.blocks is None or tensor.name in packed:
+        if slot is None or tensor.blocks is None or tensor.quantised or tensor.name in packed:
             continue
         part = "experts" if slot.expert is not None else slot.part
         found.setdefault(part, set()).add(tensor.blocks.kind.name)
@@ -83,14 +106,37 @@ class PackedPart:
 
     def fill(self, tensor: StoredTensor) -> None:
         """Read and pack it. Raises ModelError when the file cannot be read."""
-        self.write(packed_rows(tensor, self.kind).to(self.planes.scales.device))
+        device = self.planes.scales.device
+        if tensor.on_device is not None and tensor.on_device.kind == self.kind:
+            self.write(tensor.on_device.rows(device))
+        elif tensor.blocks is not None:
+            self.write(packed_rows(tensor, self.kind).to(device))
+        else:
+            numbers = self._numbers(tensor)
+            tensor.copy_into(numbers)
+            self.quantise(numbers)
+
+    def _numbers(self, tensor: StoredTensor) -> Tensor:
+        """Memory for plain numbers, as the file has them."""
+        dtype = FLOATS.get(tensor.type, torch.float32)
+        return torch.empty(self.rows, self.columns, dtype=dtype, device=self.planes.scales.device)
+
+    def quantise(self, numbers: Tensor) -> None:
+        """Pack what becomes of numbers [rows, columns] on the device, some rows at a time."""
+        step = max(1, SLAB // (self.columns * ROWS)) * ROWS
+        for start in range(0, self.rows, step):
+            some = numbers[start : start + step]
+            part = self.planes.cut(start // ROWS, tiles(len(some), ROWS))
+            pack(quantize(some.float(), self.kind), self.kind, part)
 
     def write(self, data: Tensor) -> None:
         """Pack its blocks, uint8 [rows, bytes a row], which are on the device."""
         pack(data, self.kind, self.planes)
 
-    def streamed(self, extent: Extent) -> tuple[Extent, Tensor]:
+    def streamed(self, tensor: StoredTensor, extent: Extent) -> tuple[Extent, Tensor]:
         """What brings its bytes to the device, where they are packed as soon as they are all there."""
+        if tensor.blocks is None:
+            return replace(extent, finish=self.quantise), self._numbers(tensor)
         raw = torch.empty(
             self.rows, extent.nbytes // self.rows, dtype=torch.uint8, device=self.planes.scales.device
         )
@@ -111,11 +157,14 @@ Weights = dict[tuple[int | None, int], PackedPart]
 
 
 def packed_weights(
-    parts: Sequence[tuple[Slot, Kind]], device: torch.device
+    parts: Sequence[tuple[Slot, Kind]],
+    device: torch.device,
+    orders: Mapping[Slot, Tensor | None] = MappingProxyType({}),
 ) -> tuple[Weights, dict[Slot, PackedPart]]:
     """Memory for the parts of a layer: its weights, and where each part goes.
 
-    Neighbours of one type are one weight. Of experts, which have one type, each lies behind the one before.
+    Neighbours of one type, and with one order of columns, are one weight. Of experts, which have one type, each lies
+    behind the one before.
     """
     if parts[0][0].expert is not None:
         return _packed_experts(parts, device)
@@ -123,13 +172,16 @@ def packed_weights(
     places: dict[Slot, PackedPart] = {}
     runs: list[list[tuple[Slot, Kind]]] = []
     for slot, kind in sorted(parts, key=lambda part: part[0].start):
-        if runs and runs[-1][0][1] == kind:
+        before = runs[-1][0] if runs else None
+        if before is not None and before[1] == kind and _same(orders.get(before[0]), orders.get(slot)):
             runs[-1].append((slot, kind))
         else:
             runs.append([(slot, kind)])
     for run in runs:
         (first, kind), columns = run[0], run[0][0].shape[1]
         planes = empty_planes(kind, sum(tiles(slot.rows, ROWS) for slot, _ in run), columns, device)
+        if (order := orders.get(first)) is not None:
+            planes = replace(planes, order=order.to(device, torch.int32))
         at = 0
         for slot, _ in run:
             count = tiles(slot.rows, ROWS)

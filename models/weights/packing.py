@@ -7,11 +7,13 @@ which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, th
     codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes a word. Two neighbours lie 16 bits apart:
             the pair p of a word at bits b * p and b * p + 16, so that one shift and one mask take both
     scales  [tiles of rows, tiles of columns, 8 rows, values]: of a row the scales of its groups, then their minima.
-            fp16, or int8 where `supers` multiply them; those of MXFP4, powers of two, are bf16
+            fp16, or int8 where `supers` multiply them; those of MXFP4, powers of two, are bf16, those of fp8 fp32.
+            uint8: a scale and a minimum in one byte, the scale in its low half
     supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common
 
 A number is (code - offset) * scale, or code * scale + minimum; with supers, code * (super * scale) - super * minimum.
-A code of MXFP4 stands for one of 0, 1, 2, 3, 4, 6, 8 and 12, or from 8 on for its negative.
+A code of MXFP4 stands for one of 0, 1, 2, 3, 4, 6, 8 and 12, or from 8 on for its negative; of IQ4_NL and IQ4_XS for
+one of 16 numbers; of fp8 for that number of eight bits. Columns may lie in another order than those of the matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +24,18 @@ from torch import Tensor
 
 from models.weights.block_formats import Kind
 from models.weights.dequantize import (
+    IQ4,
     aligned,
     fifth_bits,
+    iq4_xs_digits,
+    iq4_xs_scales,
     k_fields,
     k_nibbles,
     mxfp4_scales,
     nibbles,
+    q2_k_digits,
+    q3_k_digits,
+    q3_k_scales,
     q5_k_digits,
     q6_k_digits,
 )
@@ -36,8 +44,10 @@ ROWS, COLUMNS = 8, 128
 """Of a tile."""
 SUPER = 256
 """Numbers of a row that have a super in common."""
+INTEGERS, FLOATS_OF_4, IQ4_CODES, FLOATS_OF_8 = range(4)
+"""What codes are: integers, small floating-point numbers of MXFP4, places in a table, e4m3."""
 _SMALL_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)
-_SLAB = 1 << 22
+SLAB = 1 << 22
 """Numbers that are packed or unpacked at once: they take 40 times as many bytes."""
 
 
@@ -50,23 +60,39 @@ class Packing:
     offset: int
     """Subtracted from every code."""
     group: int
-    """Neighbouring numbers with one scale."""
+    """Neighbouring numbers that are multiplied together, and have one scale."""
     minimum: bool
     """Whether groups have a minimum, too."""
     supers: bool
     """Whether scales are bytes that are multiplied by what 256 numbers have in common."""
-    floats: bool = False
-    """Whether codes are those of MXFP4."""
+    floats: int = INTEGERS
+    """What codes are, INTEGERS to FLOATS_OF_8."""
+    shared: int = 1
+    """So many neighbouring groups have one scale (and minimum) in common."""
+    nibbles: bool = False
+    """Whether scale and minimum lie in one byte."""
+
+    @property
+    def width(self) -> int:
+        """Neighbouring numbers with one scale."""
+        return self.group * self.shared
+
+    @property
+    def scales(self) -> torch.dtype:
+        """Of the plane of scales."""
+        if self.supers:
+            return torch.uint8 if self.nibbles else torch.int8
+        return {FLOATS_OF_4: torch.bfloat16, FLOATS_OF_8: torch.float32}.get(self.floats, torch.float16)
 
     @property
     def values(self) -> int:
         """Of a row of a tile in the plane of scales."""
-        return COLUMNS // self.group * (2 if self.minimum else 1)
+        return COLUMNS // self.width * (2 if self.minimum and not self.nibbles else 1)
 
     @property
     def tile_bytes(self) -> int:
         """Of a tile in all planes; with supers, half of what two tiles have."""
-        scales = ROWS * self.values * (1 if self.supers else 2)
+        scales = ROWS * self.values * self.scales.itemsize
         return ROWS * COLUMNS * sum(self.planes) // 8 + scales + (ROWS * 2 if self.supers else 0)
 
 
@@ -79,7 +105,15 @@ PACKINGS: dict[Kind, Packing] = {
     Kind.Q4_K: Packing((4,), 0, 32, True, True),
     Kind.Q5_K: Packing((4, 1), 0, 32, True, True),
     Kind.Q6_K: Packing((4, 2), 32, 16, False, True),
-    Kind.MXFP4: Packing((4,), 0, 32, False, False, floats=True),
+    Kind.MXFP4: Packing((4,), 0, 32, False, False, floats=FLOATS_OF_4),
+    Kind.Q2_K: Packing((2,), 0, 16, True, True, nibbles=True),
+    Kind.Q3_K: Packing((2, 1), 4, 16, False, True),
+    Kind.IQ4_NL: Packing((4,), 0, 32, False, False, floats=IQ4_CODES),
+    Kind.IQ4_XS: Packing((4,), 0, 32, False, True, floats=IQ4_CODES),
+    Kind.INT4_64: Packing((4,), 0, 32, True, False, shared=2),
+    Kind.INT4_128: Packing((4,), 0, 32, True, False, shared=4),
+    Kind.INT8_32: Packing((8,), 0, 32, True, False),
+    Kind.FP8_128: Packing((8,), 0, 32, False, False, floats=FLOATS_OF_8, shared=4),
 }
 """The types that kernels of a GPU read. What is not here is expanded."""
 
@@ -91,11 +125,13 @@ class Planes:
     codes: tuple[Tensor, ...]
     scales: Tensor
     supers: Tensor | None
+    order: Tensor | None = None
+    """int32 [columns]: which column of the matrix lies at each place; None: each at its own."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All planes."""
-        return (*self.codes, self.scales, *([] if self.supers is None else [self.supers]))
+        return (*self.codes, self.scales, *(x for x in (self.supers, self.order) if x is not None))
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +142,7 @@ class Planes:
         """So many tiles of rows from `first` on: the same memory."""
         codes = tuple(plane.narrow(0, first, tiles) for plane in self.codes)
         supers = None if self.supers is None else self.supers.narrow(0, first, tiles)
-        return Planes(codes, self.scales.narrow(0, first, tiles), supers)
+        return Planes(codes, self.scales.narrow(0, first, tiles), supers, self.order)
 
 
 def tiles(size: int, each: int) -> int:
@@ -127,8 +163,7 @@ def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device)
         return torch.empty(row_tiles, *shape, dtype=dtype, device=device)
 
     codes = tuple(plane(across, 32 * bits, dtype=torch.int32) for bits in packing.planes)
-    of_scales = torch.int8 if packing.supers else torch.bfloat16 if packing.floats else torch.float16
-    scales = plane(across, ROWS, packing.values, dtype=of_scales)
+    scales = plane(across, ROWS, packing.values, dtype=packing.scales)
     supers = plane(across // 2, ROWS, 2, dtype=torch.float16) if packing.supers else None
     return Planes(codes, scales, supers)
 
@@ -137,14 +172,14 @@ def pack(data: Tensor, kind: Kind, out: Planes) -> None:
     """The blocks of a matrix, uint8 [rows, bytes a row], to planes on the same device, some rows at a time."""
     packing = PACKINGS[kind]
     columns = data.shape[1] // kind.block_bytes * kind.block
-    step = max(1, _SLAB // (columns * ROWS)) * ROWS
+    step = max(1, SLAB // (columns * ROWS)) * ROWS
     for start in range(0, len(data), step):
         rows = data[start : start + step]
         blocks = rows.reshape(len(rows), -1, kind.block_bytes)
         codes, values, supers = _READERS[kind](blocks)
         part = out.cut(start // ROWS, tiles(len(rows), ROWS))
         _pack_codes(_padded(codes.reshape(len(rows), -1), COLUMNS), packing, part.codes)
-        per = COLUMNS // packing.group
+        per = COLUMNS // packing.width
         each = [_padded(value.reshape(len(rows), -1), per) for value in values]
         cut = [value.view(-1, ROWS, value.shape[1] // per, per).transpose(1, 2) for value in each]
         part.scales.copy_(torch.cat(cut, -1))
@@ -169,18 +204,13 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
         digits = found.unsqueeze(-1) >> _shifts(bits, rows.device) & ((1 << bits) - 1)
         code = code + (digits.flatten(-2) << low).view(len(rows), -1)
         low += bits
-    if packing.planes == (8,):
-        code = code - (code & 128) * 2
-    if packing.floats:
-        table = torch.tensor(_SMALL_FLOATS, dtype=torch.int32, device=code.device)
-        code = torch.where(code < 8, table[code & 7], -table[code & 7])
     size = packing.group // 4
     code = code.view(len(rows), -1, 4, COLUMNS // packing.group, size).transpose(2, 3)
-    numbers = (code - packing.offset).reshape(len(rows), -1, packing.group).float()
-    across = planes.scales.shape[1]
-    scales, *minima = (
-        planes.scales[at, :, line].float().view(len(rows), across, -1, COLUMNS // packing.group).unbind(-2)
-    )
+    numbers = _meant(code, packing).reshape(len(rows), -1, packing.width)
+    across, values = planes.scales.shape[1], planes.scales[at, :, line]
+    if packing.nibbles:
+        values = torch.cat((values & 15, values >> 4), -1)
+    scales, *minima = values.float().view(len(rows), across, -1, COLUMNS // packing.width).unbind(-2)
     if planes.supers is not None:
         common = planes.supers[at, :, line].float().repeat_interleave(2, 1)
         scales = scales * common[..., :1]
@@ -188,7 +218,23 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
     numbers *= scales.reshape(len(rows), -1, 1)
     for minimum in minima:
         numbers += minimum.reshape(len(rows), -1, 1)
-    return numbers.view(len(rows), -1)[:, :columns]
+    found = numbers.view(len(rows), -1)[:, :columns]
+    if planes.order is None:
+        return found
+    return torch.empty_like(found).index_copy_(1, planes.order.long(), found)
+
+
+def _meant(code: Tensor, packing: Packing) -> Tensor:
+    """int32 codes from 0 on -> what they stand for before they are scaled, fp32"""
+    if packing.floats == FLOATS_OF_8:
+        return code.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    if packing.planes == (8,):
+        code = code - (code & 128) * 2
+    elif packing.floats:
+        negative = tuple(-size for size in _SMALL_FLOATS)
+        table = IQ4 if packing.floats == IQ4_CODES else _SMALL_FLOATS + negative
+        code = torch.tensor(table, dtype=torch.int32, device=code.device)[code]
+    return (code - packing.offset).float()
 
 
 def _thread_words(bits: int) -> tuple[int, ...]:
@@ -262,6 +308,26 @@ def _mxfp4(blocks: Tensor) -> _Fields:
     return nibbles(blocks[..., 1:]), [mxfp4_scales(blocks)[..., 0].bfloat16()], None
 
 
+def _with_one_super(
+    digits: Callable[[Tensor], Tensor], scales: Callable[[Tensor], Tensor], at: slice
+) -> Callable[[Tensor], _Fields]:
+    """Blocks of 256 whose scales have a half in common."""
+
+    def read(blocks: Tensor) -> _Fields:
+        supers = torch.nn.functional.pad(_halves(blocks[..., at]), (0, 1))
+        return digits(blocks), [scales(blocks)], supers
+
+    return read
+
+
+def _q2_k(blocks: Tensor) -> _Fields:
+    return q2_k_digits(blocks), [blocks[..., :16]], _halves(blocks[..., 80:])
+
+
+def _fp8(blocks: Tensor) -> _Fields:
+    return blocks[..., 4:], [aligned(blocks[..., :4]).view(torch.float32)], None
+
+
 _READERS: dict[Kind, Callable[[Tensor], _Fields]] = {
     Kind.Q4_0: _simple(2, lambda blocks: nibbles(blocks[..., 2:])),
     Kind.Q4_1: _simple(4, lambda blocks: nibbles(blocks[..., 4:])),
@@ -272,4 +338,12 @@ _READERS: dict[Kind, Callable[[Tensor], _Fields]] = {
     Kind.Q5_K: _k(q5_k_digits),
     Kind.Q6_K: _q6_k,
     Kind.MXFP4: _mxfp4,
+    Kind.Q2_K: _q2_k,
+    Kind.Q3_K: _with_one_super(q3_k_digits, q3_k_scales, slice(108, 110)),
+    Kind.IQ4_NL: _simple(2, lambda blocks: nibbles(blocks[..., 2:])),
+    Kind.IQ4_XS: _with_one_super(iq4_xs_digits, iq4_xs_scales, slice(0, 2)),
+    Kind.INT4_64: _simple(4, lambda blocks: nibbles(blocks[..., 4:])),
+    Kind.INT4_128: _simple(4, lambda blocks: nibbles(blocks[..., 4:])),
+    Kind.INT8_32: _simple(4, lambda blocks: blocks[..., 4:]),
+    Kind.FP8_128: _fp8,
 }

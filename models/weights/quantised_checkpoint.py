@@ -10,6 +10,7 @@ from models.spec import ModelSpec
 from models.weights import mxfp4
 from models.weights.checkpoint import FLOATS, Blocks, StoredTensor
 from models.weights.grouped_digits import UNPACK, Found, Grouped, block_rows, blocks_of, numbers
+from models.weights.own_blocks import device_blocks
 from models.weights.schemes import MXFP4, OF_ACTIVATIONS, Scheme, beside, layout_of
 from models.weights.slots import Names, slots
 
@@ -67,9 +68,12 @@ def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredT
         return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantised)
 
     kind = blocks_of(grouped)
+    on_device = device_blocks(grouped)
     blocks = None if kind is None else Blocks(kind, lambda: block_rows(grouped, kind))
     shape = (grouped.rows, grouped.columns)
-    return StoredTensor(name, shape, nbytes, copy_into, None, parts, blocks, cut, quantised=quantised)
+    return StoredTensor(
+        name, shape, nbytes, copy_into, None, parts, blocks, on_device, cut, quantised=quantised
+    )
 
 
 def without_empty_biases(

@@ -43,7 +43,10 @@ def choose_kinds(
     if quantize == "none":
         return {}
     if device.type != "cpu":
-        raise ModelError(f"Weights are quantised to {quantize} only on a CPU; add --device cpu.")
+        raise ModelError(
+            f"There are no kernels here for weights of this model in {quantize} on a GPU; leave out --quantize "
+            f"{quantize}, or add --device cpu."
+        )
     if packed or apart:
         named = apart[0] if apart else packed[0].name
         raise ModelError(

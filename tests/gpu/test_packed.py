@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.held_weights import read_model
-from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
+from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product
 from engine.execute.cuda.tiles import PACKED_TILES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.schedule.loop import Loop
@@ -32,19 +33,25 @@ from tests.engine.tiny import tiny_tokenizer
 from tests.gpu.engines import DEVICE, GpuEngine, random_tokens
 from tests.gpu.test_logits import errors, prefilled_logits
 from tests.models.checkpoints import files_of, random_model, tiny_llama, tiny_qwen3, write_gguf
+from tests.models.quantised import CASES, write
 from tests.models.test_packing import random_blocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BF16 = torch.bfloat16
 
 
-def packed(kind: Kind, rows: int, columns: int, seed: int = 0) -> tuple[Weight, Tensor]:
+def packed(
+    kind: Kind, rows: int, columns: int, seed: int = 0, ordered: bool = False
+) -> tuple[Weight, Tensor]:
     """A matrix on the GPU, and its numbers in fp32 as the CPU unpacks them."""
     data = random_blocks(kind, rows, columns // kind.block, seed)
     near, far = (empty_planes(kind, tiles(rows, ROWS), columns, torch.device(on)) for on in ("cpu", "cuda"))
     pack(data, kind, near)
     pack(data.cuda(), kind, far)
     assert all(torch.equal(a, b.cpu()) for a, b in zip(near.tensors, far.tensors, strict=True))
+    if ordered:
+        order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed)).int()
+        near, far = replace(near, order=order), replace(far, order=order.cuda())
     numbers = unpack(near, kind, torch.arange(rows), columns).cuda()
     return Weight.packed(far, kind, rows, columns), numbers
 
@@ -58,7 +65,7 @@ def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Pac
         norm_weight=norm,
         residual=residual,
         out=out,
-        **planes_of(weight),
+        **ordered_planes_of(weight),
         COUNT=len(x),
         N=outputs,
         K=weight.columns,
@@ -96,7 +103,20 @@ def expected(numbers: Tensor, x: Tensor, norm: Tensor, residual: Tensor, part: s
 )
 def test_products_of_one_to_sixteen_rows(kind: Kind, part: str, rows: int, columns: int) -> None:
     """No further from the truth than a bf16 product with the same numbers rounded to bf16, and every row alone."""
-    weight, numbers = packed(kind, rows, columns)
+    check_product(kind, part, rows, columns)
+
+
+@pytest.mark.parametrize(("part", "columns"), [("norm", 1024), ("gated", 1280), ("residual", 12288)])
+def test_columns_in_another_order(part: str, columns: int) -> None:
+    check_product(Kind.INT4_128, part, 1024, columns, ordered=True)
+    weight, numbers = packed(Kind.INT4_64, 300, 1280, ordered=True)
+    x = torch.randn(70, 1280, device="cuda").to(BF16)
+    found = packed_product(x, [weight], None)
+    assert errors(found, F.linear(x.double(), numbers.to(BF16).double())).max() < 6e-3
+
+
+def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool = False) -> None:
+    weight, numbers = packed(kind, rows, columns, ordered=ordered)
     outputs, generator = rows // (2 if part == "gated" else 1), torch.Generator("cuda").manual_seed(3)
     x = torch.randn(16, columns, generator=generator, device="cuda").to(BF16)
     norm = torch.rand(columns, generator=generator, device="cuda").to(BF16) + 0.5
@@ -139,6 +159,10 @@ def test_expanded_numbers_are_the_rounded_ones(kind: Kind) -> None:
     assert torch.equal(packed_product(x, [weight], None), F.linear(x, numbers.to(BF16)))
 
 
+CHECKPOINT = tiny_llama(
+    hidden_size=1024, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
+    vocab_size=272, max_position_embeddings=2048, tie_word_embeddings=False,
+)  # fmt: skip
 MODELS: dict[str, tuple[Any, Any]] = {
     "qwen3 Q4_K_M": (
         tiny_qwen3(hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16,
@@ -158,6 +182,16 @@ MODELS: dict[str, tuple[Any, Any]] = {
          "attn_output": GGUF.Q4_1, "ffn_gate": GGUF.Q5_K, "ffn_up": GGUF.Q5_K, "ffn_down": GGUF.Q4_1,
          "output": GGUF.Q6_K},
     ),
+    "qwen3 few bits": (
+        tiny_qwen3(hidden_size=1024, intermediate_size=3072, num_hidden_layers=2, num_attention_heads=16,
+                   num_key_value_heads=8, head_dim=128, vocab_size=272, max_position_embeddings=2048),
+        {"token_embd": GGUF.Q3_K, "attn_q": GGUF.Q2_K, "attn_k": GGUF.Q2_K, "attn_v": GGUF.IQ4_XS,
+         "attn_output": GGUF.IQ4_NL, "ffn_gate": GGUF.IQ4_XS, "ffn_up": GGUF.IQ4_XS, "ffn_down": GGUF.Q3_K},
+    ),
+    "gptq, act-order": (CHECKPOINT, None),
+    "awq": (CHECKPOINT, None),
+    "fp8, blocks": (CHECKPOINT, None),
+    "int8, asymmetric": (CHECKPOINT, None),
 }  # fmt: skip
 TEXTS = [random_tokens(60 + 67 * n % 401, n) for n in range(20)]
 COUNT = 24
@@ -167,6 +201,9 @@ COUNT = 24
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, kinds = MODELS[request.param]
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
+    if kinds is None:
+        write(folder, CASES[request.param], config=config)
+        return folder
     return write_gguf(folder / "model.gguf", random_model(config), kinds)
 
 
@@ -178,7 +215,7 @@ def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[Gp
 
     def read() -> Network:
         if expanded:
-            return load_model(files_of(path), dtype=BF16, device=DEVICE)
+            return load_model(files_of(path), dtype=BF16, device=DEVICE, quantize="none")
         return read_model(files_of(path), BF16, DEVICE, "auto", None)[0]
 
     network = loop.call(read)
@@ -209,7 +246,7 @@ def exact_logits(network: Network, text: list[int]) -> Tensor:
 @pytest.fixture(scope="module")
 def truth(path: Path) -> tuple[list[Tensor], float]:
     """Of every text the logits of its last tokens with dequantised weights in fp32, and the largest error of bf16."""
-    wide = load_model(files_of(path), dtype=torch.float32, device=DEVICE)
+    wide = load_model(files_of(path), dtype=torch.float32, device=DEVICE, quantize="none")
     found = [exact_logits(wide, text) for text in TEXTS]
     with engine_of(path, expanded=True) as engine:
         rounded = forced_logits(engine, TEXTS[:8], COUNT)

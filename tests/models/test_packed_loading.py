@@ -82,7 +82,7 @@ def test_the_memory_that_is_asked_for_is_what_planes_take(tmp_path: Path) -> Non
     [
         ({"ffn_up": GGUF.Q4_K}, {"gate", "up"}),
         ({"attn_v": GGUF.F16}, {"q", "k", "v"}),
-        ({"ffn_down": GGUF.Q3_K}, {"down"}),
+        ({"ffn_down": GGUF.TQ2_0}, {"down"}),
         ({}, set()),
     ],
     ids=["gate and up differ", "a part is plain", "no kernel", "all"],

@@ -11,7 +11,13 @@ from models.weights.block_formats import Kind
 from models.weights.packing import COLUMNS, PACKINGS, ROWS, empty_planes, pack, packed_bytes, tiles, unpack
 
 CPU = torch.device("cpu")
-_SCALES = {Kind.Q4_K: (0, 4), Kind.Q5_K: (0, 4), Kind.Q6_K: (208, 210), Kind.Q4_1: (0, 4), Kind.Q5_1: (0, 4)}
+_SCALES = {
+    **dict.fromkeys((Kind.Q4_K, Kind.Q5_K, Kind.Q4_1, Kind.Q5_1), (0, 4)),
+    **dict.fromkeys((Kind.INT4_64, Kind.INT4_128, Kind.INT8_32), (0, 4)),
+    Kind.Q2_K: (80, 84),
+    Kind.Q3_K: (108, 110),
+    Kind.Q6_K: (208, 210),
+}
 """Where the halves of a block are; else its first two bytes."""
 
 
@@ -22,10 +28,28 @@ def random_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> torch.Tensor
     if kind == Kind.MXFP4:
         data[..., 0] = random.integers(119, 127, (rows, blocks))
         return torch.from_numpy(data.reshape(rows, -1))
+    if kind == Kind.FP8_128:
+        data[data & 127 == 127] = 0  # no number
+        data[..., :4] = random.normal(0, 0.1, (rows, blocks, 1)).astype(np.float32).view(np.uint8)
+        return torch.from_numpy(data.reshape(rows, -1))
     start, stop = _SCALES.get(kind, (0, 2))
     scales = random.normal(0, 0.1, (rows, blocks, (stop - start) // 2)).astype(np.float16)
     data[..., start:stop] = scales.view(np.uint8).reshape(rows, blocks, stop - start)
     return torch.from_numpy(data.reshape(rows, -1))
+
+
+def stands_for(data: torch.Tensor, kind: Kind) -> torch.Tensor:
+    """The numbers of blocks, fp32 [rows, columns]: by the gguf package, but for blocks of our own."""
+    if not kind.is_own:
+        return torch.from_numpy(gguf.dequantize(data.numpy(), gguf.GGMLQuantizationType(kind)))
+    blocks = data.reshape(len(data), -1, kind.block_bytes)
+    head, codes = blocks[..., :4].contiguous(), blocks[..., 4:].contiguous()
+    if kind == Kind.FP8_128:
+        return (codes.view(torch.float8_e4m3fn).float() * head.view(torch.float32)).reshape(len(data), -1)
+    if kind != Kind.INT8_32:
+        codes = torch.cat((codes & 15, codes >> 4), -1).view(torch.int8)
+    scale, low = head.view(torch.float16).float().chunk(2, -1)
+    return (codes.view(torch.int8) * scale + low).reshape(len(data), -1)
 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
@@ -38,7 +62,7 @@ def test_packed_weights_are_the_numbers_of_their_blocks(
     columns = blocks * kind.block
     planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
     pack(data, kind, planes)
-    expected = torch.from_numpy(gguf.dequantize(data.numpy(), gguf.GGMLQuantizationType(kind)))
+    expected = stands_for(data, kind)
     assert torch.equal(unpack(planes, kind, torch.arange(rows), columns), expected)
     some = torch.randint(rows, (5,), generator=torch.Generator().manual_seed(seed))
     assert torch.equal(unpack(planes, kind, some, columns), expected[some])
@@ -48,7 +72,15 @@ def test_packed_weights_are_the_numbers_of_their_blocks(
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_packed_weights_take_little_more_than_their_blocks(kind: Kind) -> None:
     size = packed_bytes(kind, 64, 16 * COLUMNS)
-    assert size <= (1.06 if kind == Kind.MXFP4 else 1.03) * 64 * 16 * COLUMNS * kind.block_bytes / kind.block
+    assert (
+        size
+        <= (1.06 if kind in (Kind.MXFP4, Kind.Q3_K) else 1.03)
+        * 64
+        * 16
+        * COLUMNS
+        * kind.block_bytes
+        / kind.block
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0], ids=lambda kind: kind.name)
@@ -56,6 +88,6 @@ def test_some_rows_at_a_time_give_the_same_planes(kind: Kind, monkeypatch: pytes
     data = random_blocks(kind, 37, 256 * 3 // kind.block, 1)
     whole, slabs = (empty_planes(kind, 5, 768, CPU) for _ in range(2))
     pack(data, kind, whole)
-    monkeypatch.setattr("models.weights.packing._SLAB", 1)
+    monkeypatch.setattr("models.weights.packing.SLAB", 1)
     pack(data, kind, slabs)
     assert all(map(torch.equal, whole.tensors, slabs.tensors))

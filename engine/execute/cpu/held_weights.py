@@ -47,7 +47,7 @@ def read_model(
             on_note=told.append,
             longest=context,
             room=room,
-            packs=_packs(dtype, device),
+            packs=packs(dtype, device),
         )
 
     network = load(quantize)
@@ -60,7 +60,7 @@ def read_model(
     return network, tuple(told)
 
 
-def _packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
+def packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
     """Whether the kernels of a GPU that read quantised weights in planes run here, for such a network."""
     if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
         return None

@@ -40,7 +40,7 @@ from engine.execute.cuda.attend_mma import (
 from engine.execute.cuda.cuts import Cuts, table_cuts
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
+from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product, planes_of
 from engine.execute.cuda.prefill import Normed, OnHost, add_norm, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -279,7 +279,7 @@ class FusedDecoder:
             if isinstance(tile, Tile):
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
-                launch, matrix = packed_linear_kernel, {**planes_of(weight), "STRIDE": stride}
+                launch, matrix = packed_linear_kernel, {**ordered_planes_of(weight), "STRIDE": stride}
             kernel = launch[(triton.cdiv(outputs, tile.outputs(gated)),)](
                 x,
                 bias=weight.data if layer.bias is None else layer.bias[first:],

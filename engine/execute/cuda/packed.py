@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engine.kernels.triton.unpack import packed_rows_kernel, unpack_kernel
 from models.network import Weight
-from models.weights.packing import PACKINGS
+from models.weights.packing import COLUMNS, PACKINGS, tiles
 
 SCRATCH = 1 << 26
 """Numbers of a matrix that are expanded at once: 128 MB in bf16. It is multiplied before the next ones are."""
-_HEIGHT, _WIDTH = 8, 256
-"""What a program unpacks."""
+_HEIGHT = 32
+"""Rows that a program unpacks, of one tile of columns."""
 
 
 def planes_of(weight: Weight) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def planes_of(weight: Weight) -> dict[str, Any]:
         "VALUES": packing.values,
         "SUPERS": packing.supers,
         "FLOATS": packing.floats,
+        **({"SHARED": packing.shared} if packing.shared > 1 else {}),
     }
 
 
@@ -48,6 +49,13 @@ def matrices_of(weight: Weight) -> dict[str, Any]:
     return {"weight": planes.pop("codes"), **planes}
 
 
+def ordered_planes_of(weight: Weight) -> dict[str, Any]:
+    """The same, and in which order the columns lie."""
+    assert weight.planes is not None
+    order = weight.planes.order
+    return planes_of(weight) if order is None else {**planes_of(weight), "order": order}
+
+
 def packed_product(x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
     """x [T, columns], weights in planes with as many, bias [sum of the rows] or None -> [T, sum of the rows].
 
@@ -56,14 +64,15 @@ def packed_product(x: Tensor, weights: Sequence[Weight], bias: Tensor | None) ->
     total = sum(weight.rows for weight in weights)
     step = max(1, SCRATCH // weights[0].columns)
     if len(weights) == 1 and total <= step:
-        return F.linear(x, _expanded(weights[0], 0, total, x.dtype), bias)
+        return F.linear(_in_order(x, weights[0]), _expanded(weights[0], 0, total, x.dtype), bias)
     out = torch.empty(len(x), total, dtype=x.dtype, device=x.device)
     first = 0
     for weight in weights:
+        given = _in_order(x, weight)
         for start in range(0, weight.rows, step):
             rows = min(step, weight.rows - start)
             target = out[:, first + start : first + start + rows]
-            torch.mm(x, _expanded(weight, start, rows, x.dtype).t(), out=target)
+            torch.mm(given, _expanded(weight, start, rows, x.dtype).t(), out=target)
         first += weight.rows
     return out if bias is None else out.add_(bias)
 
@@ -79,17 +88,23 @@ def packed_embedding(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> T
     return out
 
 
+def _in_order(x: Tensor, weight: Weight) -> Tensor:
+    """The columns as they lie in the planes."""
+    assert weight.planes is not None
+    order = weight.planes.order
+    return x if order is None else x.index_select(1, order)
+
+
 def _expanded(weight: Weight, start: int, rows: int, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]: those from `start` on."""
+    """[rows, columns]: those from `start` on, columns as they lie in the planes."""
     out = torch.empty(rows, weight.columns, dtype=dtype, device=weight.data.device)
-    unpack_kernel[(triton.cdiv(weight.columns, _WIDTH), triton.cdiv(rows, _HEIGHT))](
+    unpack_kernel[(tiles(weight.columns, COLUMNS), triton.cdiv(rows, _HEIGHT))](
         out=out,
         start=start,
         N=rows,
         K=weight.columns,
         **planes_of(weight),
         HEIGHT=_HEIGHT,
-        WIDTH=_WIDTH,
         num_warps=4,
     )
     return out

@@ -4,6 +4,7 @@ Triton's interpreter does not know Gluon. There it is Triton itself that compute
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,no-redef,untyped-decorator,misc"
+import struct
 from types import SimpleNamespace
 
 import triton
@@ -13,13 +14,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from models.weights.dequantize import IQ4
+
 __all__ = [
     "async_copy",
     "byte_pairs",
+    "eighth_halves",
     "gl",
     "halves",
     "jit",
     "layout_of",
+    "looked_up",
     "masked",
     "mma_v2",
     "multiply",
@@ -166,6 +171,65 @@ def small_halves(pairs):
     )
 
 
+@jit
+def eighth_halves(pairs):
+    """The two bf16 of each int32, times 2 ** 120: the lower one, the upper one."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 large, nothing, found; mov.b32 large, 0x7B807B80; mov.b32 nothing, 0x80008000; "
+        "fma.rn.bf16x2 found, $2, large, nothing; mov.b32 {$0, $1}, found; }",
+        "=h,=h,r",
+        [pairs],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )
+
+
+_BF16 = [struct.unpack(">HH", struct.pack(">f", number))[0] for number in IQ4]
+_LOW, _HIGH = (
+    [hex(sum((bits >> low & 255) << 8 * i for i, bits in enumerate(_BF16[n : n + 4]))) for n in (0, 4, 8, 12)]
+    for low in (0, 8)
+)
+
+
+def _four_bytes(found: str, codes: str, upper: str, table: list[str]) -> str:
+    """What says which bytes of a table four codes stand for."""
+    return (
+        f"prmt.b32 a, {table[0]}, {table[1]}, {codes}; prmt.b32 b, {table[2]}, {table[3]}, {codes}; "
+        f"prmt.b32 {found}, a, b, {upper}; "
+    )
+
+
+LOOK_UP = tl.constexpr(
+    "{ .reg .b32 s, t, m, n, a, b, c, d, e, f; and.b32 s, $4, 0x77777777; shr.u32 t, s, 16; shr.u32 m, $4, 1; "
+    "lop3.b32 m, m, 0x44444444, 0x32103210, 0xEA; shr.u32 n, m, 16; "
+    + _four_bytes("c", "s", "m", _LOW)
+    + _four_bytes("d", "s", "m", _HIGH)
+    + _four_bytes("e", "t", "n", _LOW)
+    + _four_bytes("f", "t", "n", _HIGH)
+    + "prmt.b32 a, c, d, 0x5140; prmt.b32 b, e, f, 0x5140; prmt.b32 $0, a, b, 0x5410; prmt.b32 $1, a, b, 0x7632; "
+    "prmt.b32 a, c, d, 0x7362; prmt.b32 b, e, f, 0x7362; prmt.b32 $2, a, b, 0x5410; prmt.b32 $3, a, b, 0x7632; }"
+)
+"""See `looked_up`."""
+
+
+@jit
+def looked_up(words):
+    """The numbers of IQ4_NL for the eight codes of each int32, as the bf16 of pairs 16 bits apart: four int32.
+
+    A byte permutation looks up four codes among eight bytes: the bytes of the numbers, low and high, of the codes up to
+    seven and of those from eight on, and then the half that a code's highest bit says.
+    """
+    return gl.inline_asm_elementwise(
+        LOOK_UP,
+        "=r,=r,=r,=r,r",
+        [words],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
 if knobs.runtime.interpret:
 
     def _without_layout(name):
@@ -242,6 +306,22 @@ if knobs.runtime.interpret:
         """The same."""
         low, high = halves(pairs)
         return low * 2.0**127, high * 2.0**127
+
+    def eighth_halves(pairs):
+        """The same."""
+        low, high = halves(pairs)
+        return low * 2.0**120, high * 2.0**120
+
+    def looked_up(words):
+        """The same."""
+        found = ()
+        for pair in range(4):
+            both = words * 0
+            for code, half in enumerate(_BF16):
+                both |= tl.where((words >> 4 * pair & 15) == code, half, 0)
+                both |= tl.where((words >> 4 * pair + 16 & 15) == code, half, 0) << 16
+            found += (both,)
+        return found
 
     def mma_v2(left, right, sums):
         """left @ right + sums."""

@@ -3,8 +3,8 @@
 A code of up to seven bits is put behind the leading bits of 128: with a shift and a mask for two of them, they are the
 bf16 of 128 + code. What is too much is taken off the sums: 128 + offset times the sum of the activations of each group,
 which a product with a constant gives for all rows of weights. A signed code of eight bits is 128 + its lower seven
-bits, less 128, or less 256 where it is negative. A code of MXFP4 is a small floating-point number, whose bits are put
-where a bf16 has them. Scales multiply the sum of a group, in fp32.
+bits, less 128, or less 256 where it is negative. A code of MXFP4 or fp8 is a small floating-point number, whose bits
+are put where a bf16 has them; one of IQ4_NL is looked up. Scales multiply the sum of a group, in fp32.
 
 What is side by side in memory need not be one matrix: with `experts`, the columns are those of each of them in turn.
 """
@@ -14,9 +14,11 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import (
     async_copy,
+    eighth_halves,
     gl,
     halves,
     jit,
+    looked_up,
     masked,
     row_layout,
     signed_halves,
@@ -170,9 +172,18 @@ def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr
 @jit
 def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr, FLOATS: tl.constexpr):
     """The numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large where the codes have no sign."""
-    if (
-        FLOATS
-    ):  # a sign, two bits of an exponent and one of a fraction, which a bf16 has from bits 15, 7 and 6 on
+    if FLOATS == 2:
+        found = halves(first[pair])
+    elif (
+        FLOATS == 3
+    ):  # a sign, four bits of an exponent and three of a fraction: bits 15, 10 to 7 and 6 to 4 of a bf16
+        word = first[pair // 2]
+        ODD: tl.constexpr = pair % 2
+        size = _shifted(word, 4 if ODD else -4) & 0x07F007F0
+        found = eighth_halves(masked(_shifted(word, 0 if ODD else -8), -0x7FFF8000, size))
+    elif (
+        FLOATS == 1
+    ):  # a sign, two bits of an exponent and one of a fraction: bits 15, 8 to 7 and 6 of a bf16
         word = first[pair // 4]
         AT: tl.constexpr = pair % 4 * 4
         found = small_halves(
@@ -198,9 +209,12 @@ def operand(
 ):  # fmt: skip
     """The numbers [WARPS, 16, GROUP] of two tiles in the columns of group `chunk`; see `_pair`."""
     COUNT: tl.constexpr = GROUP // 8
+    FIRST: tl.constexpr = 0 if FLOATS == 2 else chunk * COUNT
+    if FLOATS == 2:
+        first = looked_up(first[chunk])
     pairs = ()
     for i in tl.static_range(COUNT):
-        low, high = _pair(first, second, chunk * COUNT + i, BITS, MORE, FLOATS)
+        low, high = _pair(first, second, FIRST + i, BITS, MORE, FLOATS)
         pairs += (gl.join(low, high),)
     joined = gl.join(pairs[0], pairs[1])
     if COUNT == 4:
@@ -213,17 +227,25 @@ def operand(
 
 @jit
 def load_rows(held, WARPS: tl.constexpr, VALUES: tl.constexpr, MMA: tl.constexpr):
-    """Values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], as the sums lie."""
+    """Values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], as the sums lie.
+
+    Of bytes without a sign the low halves, then the high ones.
+    """
     L: tl.constexpr = row_layout(WARPS, VALUES)
     given = held.load(L)
     if VALUES == 8:
         each = _eight(gl.reshape(given, [WARPS, 16, 2, 2, 2]))
     elif VALUES == 4:
         each = _four(gl.reshape(given, [WARPS, 16, 2, 2]))
-    else:
+    elif VALUES == 2:
         each = _two(given)
-    found = ()
+    else:
+        each = (gl.reshape(given, [WARPS, 16]),)
+    found, others = (), ()
     for j in tl.static_range(VALUES):
         value = gl.convert_layout(each[j], gl.SliceLayout(2, MMA))
+        if value.dtype == tl.uint8:
+            others += (gl.expand_dims((value >> 4).to(tl.float32), 2),)
+            value = value & 15
         found += (gl.expand_dims(value.to(tl.float32), 2),)
-    return found
+    return found + others

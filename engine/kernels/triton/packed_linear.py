@@ -66,12 +66,21 @@ def _columns(
 
 
 @jit
+def _ordered(at, order, K: tl.constexpr):
+    """Which columns lie at these places; those from K on stay there."""
+    if order is not None:
+        at = gl.load(order + at, mask=at < K, other=K)
+    return at
+
+
+@jit
 def _load_rows(
-    rows, i, chunk: tl.constexpr, given, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    rows, i, chunk: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Of span i what is multiplied with a group: K numbers for each of the matrices side by side."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
+    at = _ordered(at, order, K)
     if CHOSEN == 1 or ACROSS * COLUMNS == K:
         loaded = load(rows, at, given, K * CHOSEN, WHOLE)
     else:
@@ -82,34 +91,47 @@ def _load_rows(
 
 
 @jit
+def _load_norm(
+    norm_weight, i, chunk: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """Of span i the norm's weights of a group."""
+    at = _columns(i, chunk, 1, X, WARPS, GROUP)
+    at = _ordered(at, order, K)
+    return load(norm_weight, at, None, K, WHOLE)
+
+
+@jit
 def _coming(
-    i, rows, given, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    i, rows, given, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Load what the span after i is made of: of each group the rows, and the norm's weights that belong to them."""
     after = i + 1 - (i + 1) // TURNS  # of the last one it is that one again, and nobody looks at it
     coming, scales = (), ()
     for chunk in tl.static_range(COLUMNS // GROUP):
-        coming += (_load_rows(rows, after, chunk, given, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
+        coming += (_load_rows(rows, after, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
         if NORM:
-            scales += (load(norm_weight, _columns(after, chunk, 1, X, WARPS, GROUP), None, K, WHOLE),)
+            scales += (_load_norm(norm_weight, after, chunk, order, K, WARPS, GROUP, WHOLE, X),)
     return coming, scales
 
 
 @jit
 def _span(
-    i, held, planes, first, experts, weighed, rows, given, norm_weight, sums, squares, parts, scales, constant,
+    i, held, planes, first, experts, weighed, rows, given, norm_weight, order, sums, squares, parts, scales, constant,
     K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr, WARPS: tl.constexpr,
-    TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr,
-    PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
+    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
+    TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
     CHUNKS: tl.constexpr = COLUMNS // GROUP
-    EXACT: tl.constexpr = BITS == 8 or FLOATS  # numbers are what their codes say, and not too large
+    SCALES: tl.constexpr = CHUNKS // SHARED
+    MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
+    EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # numbers are what their codes say, and not too large
     coming, coming_scales = _coming(
-        i, rows, given, norm_weight, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, TURNS, WHOLE, X
+        i, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, TURNS, WHOLE, X
     )
     normed, common, added = (), (), ()
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
@@ -122,7 +144,7 @@ def _span(
             else:
                 part = (part.to(tl.float32) * (scales[chunk].to(tl.float32) + OFFSET)).to(part.dtype)
         normed += (part,)
-        if EXACT:
+        if EXACT and not MINIMA:
             common += (nothing,)
         else:
             common += (mma_v2(constant, part, nothing),)
@@ -146,11 +168,11 @@ def _span(
         total = sums[j]
         for chunk in tl.static_range(CHUNKS):
             tile = operand(words, others, chunk, WARPS, BITS, MORE, GROUP, FLOATS, W)
-            total += mma_v2(tile, normed[chunk], common[chunk]) * (values[chunk] * high)
-            if (
-                VALUES > CHUNKS
-            ):  # a minimum times the sum of the rows, which is in `common` 128 times and negative
-                total += common[chunk] * (values[CHUNKS + chunk] * low)
+            total += mma_v2(tile, normed[chunk], nothing if EXACT else common[chunk]) * (
+                values[chunk // SHARED] * high
+            )
+            if MINIMA:  # times the sum of the rows, which is in `common` 128 times and negative
+                total += common[chunk] * (values[SCALES + chunk // SHARED] * low)
         added += (total,)
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
         if i + STAGES < TURNS:
@@ -212,14 +234,17 @@ def packed_linear_kernel(
     experts=None,
     shares=None,
     CHOSEN: tl.constexpr = 1,
+    SHARED: tl.constexpr = 1,
+    order=None,
 ):
     """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
     Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, whole tiles, and of
     up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
-    codes, GROUP numbers have a scale in common, VALUES are those of a row of a tile in `scales`. A program computes
-    16 * TILES outputs, half as many where GATED. FLOATS: codes are those of MXFP4. Pointers that the flags leave unused
-    may be anything.
+    codes, GROUP numbers are multiplied together, SHARED such groups have a scale in common, VALUES are those of a row
+    of a tile in `scales`. A program computes 16 * TILES outputs, half as many where GATED. FLOATS: what codes are (see
+    `models.weights.packing`). Pointers that the flags leave unused may be anything. order, int32 [K]: which column of x
+    each column of the planes is multiplied with; None: the same.
 
     experts, numbers of CHOSEN matrices whose planes lie one behind the other, and shares fp32 [CHOSEN]: x is [1,
     CHOSEN, K], and the product is the sum of the shares of theirs, made as that of one matrix. bias is [matrices, N].
@@ -267,7 +292,7 @@ def packed_linear_kernel(
     norm_scales = ()
     if NORM:
         for chunk in tl.static_range(COLUMNS // GROUP):
-            norm_scales += (load(norm_weight, _columns(0, chunk, 1, X, WARPS, GROUP), None, K, WHOLE),)
+            norm_scales += (_load_norm(norm_weight, 0, chunk, order, K, WARPS, GROUP, WHOLE, X),)
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), GATED, ROWS)
     if GATED:
         like, _ = gl.split(like)
@@ -293,20 +318,20 @@ def packed_linear_kernel(
     for _ in tl.static_range(TILES):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for chunk in tl.static_range(COLUMNS // GROUP):
-        parts += (_load_rows(rows, 0, chunk, given, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
+        parts += (_load_rows(rows, 0, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
     if TURNS <= UNROLLED:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, held, planes, tile, experts, weighed, rows, given, norm_weight, sums, squares, parts, norm_scales,
-                constant, K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS,
-                CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                i, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
+                norm_scales, constant, K, NORM, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES,
+                STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     else:
         for i in range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, held, planes, tile, experts, weighed, rows, given, norm_weight, sums, squares, parts, norm_scales,
-                constant, K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS,
-                CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                i, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
+                norm_scales, constant, K, NORM, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES,
+                STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     scale = None
     if NORM:

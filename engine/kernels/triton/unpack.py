@@ -7,6 +7,14 @@ The plain twin is `unpack` in `models/weights/packing.py`: the same numbers in f
 import triton
 import triton.language as tl
 
+from models.weights.dequantize import IQ4
+
+IQ4_LOW, IQ4_HIGH = (
+    tl.constexpr(int.from_bytes(bytes(number & 255 for number in part), "little", signed=True))
+    for part in (IQ4[:8], IQ4[8:])
+)
+"""What the codes of IQ4_NL stand for, eight bits each."""
+
 
 @triton.jit
 def _code(codes, tile, lane, place, BITS: tl.constexpr):
@@ -40,7 +48,12 @@ def planes_at(
 @triton.jit
 def _meant(code, BITS: tl.constexpr, LESS: tl.constexpr, FLOATS: tl.constexpr):
     """The numbers that codes stand for, before they are scaled; fp32."""
-    if FLOATS:
+    if FLOATS == 3:
+        number = ((code & 128) << 24 | (code & 127) << 20).to(tl.float32, bitcast=True) * 2.0**120
+    elif FLOATS == 2:
+        eight = tl.where(code < 8, IQ4_LOW, IQ4_HIGH) >> ((code & 7) * 8).to(tl.int64)
+        number = _number((eight & 255).to(tl.int32) ^ 128, 128)
+    elif FLOATS == 1:
         # A sign, two bits of an exponent and one of a fraction, where a number of fp32 has them.
         number = ((code & 7) << 22 | (code & 8) << 28).to(tl.float32, bitcast=True) * 2.0**127
     elif BITS == 8:  # has a sign
@@ -48,6 +61,18 @@ def _meant(code, BITS: tl.constexpr, LESS: tl.constexpr, FLOATS: tl.constexpr):
     else:
         number = _number(code, LESS)
     return number
+
+
+@triton.jit
+def _scale_and_minimum(scales, at, SCALES: tl.constexpr, VALUES: tl.constexpr):
+    """What lies at a scale, and its minimum where there is one, in fp32."""
+    scale = tl.load(scales + at)
+    low = scale
+    if scales.dtype.element_ty == tl.uint8:
+        scale, low = scale & 15, scale >> 4
+    elif VALUES > SCALES:
+        low = tl.load(scales + at + SCALES)
+    return scale.to(tl.float32), low.to(tl.float32)
 
 
 @triton.jit
@@ -60,6 +85,7 @@ def _number(code, LESS: tl.constexpr):
 def numbers(
     codes, more, scales, supers, row, column, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
+    SHARED: tl.constexpr = 1,
 ):  # fmt: skip
     """The numbers of a matrix with K columns at row and column, int32 tensors of any one shape, in fp32.
 
@@ -74,14 +100,13 @@ def numbers(
     code = _code(codes, tile, lane, place, BITS)
     if MORE > 0:
         code |= _code(more, tile, lane, place, MORE) << BITS
-    value = scales + (tile * 8 + row % 8) * VALUES + chunk
-    scale = tl.load(value).to(tl.float32)
+    SCALES: tl.constexpr = CHUNKS // SHARED
+    scale, low = _scale_and_minimum(scales, (tile * 8 + row % 8) * VALUES + chunk // SHARED, SCALES, VALUES)
     common = supers + ((row // 8 * (ACROSS // 2) + column // 256) * 8 + row % 8) * 2
     if SUPERS:
         scale *= tl.load(common).to(tl.float32)
     number = _meant(code, BITS, LESS, FLOATS) * scale
-    if VALUES > CHUNKS:
-        low = tl.load(value + CHUNKS).to(tl.float32)
+    if VALUES > SCALES or scales.dtype.element_ty == tl.uint8:
         if SUPERS:
             number -= low * tl.load(common + 1).to(tl.float32)
         else:
@@ -93,7 +118,7 @@ def numbers(
 def tile_numbers(
     codes, more, scales, supers, row, first, DEPTH: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
     MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
-    FLOATS: tl.constexpr,
+    FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
     """The same numbers of some rows, int32 [n], in DEPTH columns from `first` on, in fp32 [n, DEPTH]: word by word.
 
@@ -112,16 +137,15 @@ def tile_numbers(
     if MORE > 0:
         code |= _some(more, tile, lane, place, number, MORE) << BITS
     found = tl.reshape(_meant(code, BITS, LESS, FLOATS), [row.shape[0], GROUPS, GROUP])
-    at = (
-        tile * (8 * VALUES) + row[:, None] % 8 * VALUES + first % 128 // GROUP + tl.arange(0, GROUPS)[None, :]
-    )
-    scale = tl.load(scales + at).to(tl.float32)
+    SCALES: tl.constexpr = CHUNKS // SHARED
+    chunk = (first % 128 // GROUP + tl.arange(0, GROUPS)[None, :]) // SHARED
+    at = tile * (8 * VALUES) + row[:, None] % 8 * VALUES + chunk
+    scale, low = _scale_and_minimum(scales, at, SCALES, VALUES)
     common = supers + ((row // 8 * (ACROSS // 2) + first // 256) * 8 + row % 8)[:, None] * 2
     if SUPERS:
         scale *= tl.load(common).to(tl.float32)
     found *= scale[:, :, None]
-    if VALUES > CHUNKS:
-        low = tl.load(scales + at + CHUNKS).to(tl.float32)
+    if VALUES > SCALES or scales.dtype.element_ty == tl.uint8:
         if SUPERS:
             found -= (low * tl.load(common + 1).to(tl.float32))[:, :, None]
         else:
@@ -143,24 +167,29 @@ def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
 def unpack_kernel(
     codes, more, scales, supers, out, start, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    HEIGHT: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """out [N, K] = the rows from `start` on of a matrix in planes; programs [cdiv(K, WIDTH), cdiv(N, HEIGHT)]."""
-    line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)[:, None]
-    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    there = (line < N) & (column < K)
-    row, inside = start + tl.minimum(line, N - 1), tl.minimum(column, K - 1) if K % WIDTH != 0 else column
-    value = numbers(
-        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS
+    """out [N, K] = the rows from `start` on of a matrix in planes; programs [tiles of K, cdiv(N, HEIGHT)]."""
+    first = tl.program_id(0) * 128
+    line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    column = first + tl.arange(0, 128)
+    # fmt: off
+    value = tile_numbers(
+        codes, more, scales, supers, start + tl.minimum(line, N - 1), first,
+        128, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
     )
-    tl.store(out + line.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=there)
+    # fmt: on
+    at, there = out + line.to(tl.int64)[:, None] * K + column[None, :], (line < N)[:, None]
+    if K % 128 != 0:
+        there &= (column < K)[None, :]
+    tl.store(at, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def packed_rows_kernel(
     ids, codes, more, scales, supers, out, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
     """out [T, K] = the rows ids, int64 [T], of a matrix in planes; programs [cdiv(K, BLOCK), T]."""
     token = tl.program_id(1)
@@ -168,7 +197,7 @@ def packed_rows_kernel(
     row = tl.load(ids + token).to(tl.int32)
     inside = tl.minimum(column, K - 1)
     value = numbers(
-        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS
+        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED
     )
     tl.store(out + token.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=column < K)
 
@@ -177,7 +206,7 @@ def packed_rows_kernel(
 def packed_embedding_kernel(
     active, token, codes, more, scales, supers, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
     BITS: tl.constexpr, MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
-    SUPERS: tl.constexpr, FLOATS: tl.constexpr,
+    SUPERS: tl.constexpr, FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
     """`embedding_kernel` of a matrix in planes. The number is rounded before it is scaled, as there."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -187,7 +216,21 @@ def packed_embedding_kernel(
         row = tl.maximum(tl.load(token + slot), 0).to(tl.int32)
         inside = tl.minimum(column, SIZE - 1)
         value = numbers(
-            codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS
+            codes,
+            more,
+            scales,
+            supers,
+            row,
+            inside,
+            SIZE,
+            BITS,
+            MORE,
+            LESS,
+            GROUP,
+            VALUES,
+            SUPERS,
+            FLOATS,
+            SHARED,
         )
         x = value.to(out.dtype.element_ty)
         if SCALE != 1.0:

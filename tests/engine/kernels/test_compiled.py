@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 COMPILER = """
 import inspect, json, re
-import triton
+import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -148,20 +148,22 @@ from models.weights.packing import PACKINGS
 found = []
 for kind, packing in PACKINGS.items():
     tile = choose_packed_tile(4096, 12288, False, kind)
-    of_scales = "*i8" if packing.supers else "*bf16" if packing.floats else "*fp16"
-    TYPES |= {"codes": "*i32", "more": "*i32", "scales": of_scales, "supers": "*fp16"}
+    scales = {torch.int8: "*i8", torch.uint8: "*u8", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+    TYPES |= {"codes": "*i32", "more": "*i32", "scales": scales.get(packing.scales, "*fp16"), "supers": "*fp16"}
     constants = dict(COUNT=1, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
     constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
-    constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats)
+    constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
+    size = "0x10" if packing.planes[0] >= 4 else "0x8"
+    exact = packing.planes == (8,) or packing.floats > 0
     found.append({
-        "early": len(re.findall(r"cp\\.async\\.cg\\S* \\[[^,]*, \\[[^,]*, 0x10", before)),
-        "held": tile.ahead * tile.tiles * max(packing.planes) // 2,
+        "early": len(re.findall(r"cp\\.async\\.c[ga]\\S* \\[[^,]*, \\[[^,]*, %s," % size, before)),
+        "held": tile.ahead * tile.tiles * max(2, packing.planes[0] // 2),
         "products": loop.count("mma.sync"), "shared": shared,
-        "needed": 8 * tile.tiles + (0 if packing.floats or packing.planes == (8,) else 8),
+        "needed": 8 * tile.tiles + (8 if packing.minimum or not exact else 0),
         "spilled": ".local" in text})
 print(json.dumps(found))
 """

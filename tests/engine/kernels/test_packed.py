@@ -1,12 +1,14 @@
 """Kernels with quantised weights against their dequantised twins, in fp32 and in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
+from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product
 from engine.execute.cuda.tiles import PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
@@ -31,16 +33,33 @@ CASES = {
 """By what stands around the product: its tile, rows, outputs and inputs."""
 
 
-def packed(kind: Kind, rows: int, columns: int, seed: int) -> tuple[Planes, torch.Tensor]:
+def packed(
+    kind: Kind, rows: int, columns: int, seed: int, ordered: bool = False
+) -> tuple[Planes, torch.Tensor]:
     data = random_blocks(kind, rows, columns // kind.block, seed)
     planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
     pack(data, kind, planes)
+    if ordered:
+        order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed)).int()
+        planes = replace(planes, order=order)
     return planes, unpack(planes, kind, torch.arange(rows), columns)
 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("part", CASES)
 def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, part: str) -> None:
+    check_product(kind, part)
+
+
+@pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])
+def test_columns_may_lie_in_another_order(part: str) -> None:
+    check_product(Kind.INT4_128, part, ordered=True)
+    planes, numbers = packed(Kind.INT4_64, 37, 768, 3, ordered=True)
+    weight = Weight.packed(planes, Kind.INT4_64, 37, 768)
+    assert torch.equal(packed_product(torch.eye(768), [weight, weight], None)[:, 37:], numbers.t())
+
+
+def check_product(kind: Kind, part: str, ordered: bool = False) -> None:
     cut, count, outputs, inputs = CASES[part]
     generator = torch.Generator().manual_seed(outputs)
 
@@ -49,7 +68,7 @@ def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, pa
 
     gated = part.startswith("gated")
     lines = 2 * outputs if gated else outputs
-    planes, weight = packed(kind, lines, inputs, 5)
+    planes, weight = packed(kind, lines, inputs, 5, ordered)
     x, scale = random(8, inputs), random(inputs)
     bias, residual = random(lines), random(8, outputs)
     out = torch.full((8, outputs), 7.0)
@@ -71,7 +90,7 @@ def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, pa
         WARPS=cut.warps,
         TILES=cut.tiles,
         AHEAD=cut.ahead,
-        **planes_of(Weight.packed(planes, kind, lines, inputs)),
+        **ordered_planes_of(Weight.packed(planes, kind, lines, inputs)),
         PDL=False,
         num_warps=cut.warps,
     )
