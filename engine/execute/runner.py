@@ -13,6 +13,7 @@ from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu import products
 from engine.execute.cpu.executor import NativeDecoder, unsupported
+from engine.execute.cpu.interleaving import Interleaving
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.kernels.native.library import Pool
@@ -55,6 +56,7 @@ class Runner:
         self._device = device
         self._padded: PaddedPrefill | None = None
         self._native: NativeDecoder | None = None
+        self._interleaving: Interleaving | None = None
         self._pool: Pool | None = None
 
     @property
@@ -74,6 +76,7 @@ class Runner:
         if reason is None:
             self._pool = Pool(threads)
             self._native = NativeDecoder(network, cache, self._pool)
+            self._interleaving = Interleaving(self._native, cache.kv.nbytes)
         elif network.is_quantized and products.problem() is None:
             self._pool = Pool(threads)
             self._model = Reference(network, products.NativeProduct(network, self._pool))
@@ -134,6 +137,15 @@ class Runner:
         if self._native is None:
             return not self.multiplies
         return not self.all_native and any(span.start < span.answer for span in batch.spans)
+
+    def while_idle(self) -> bool:
+        """Do a little of what makes later steps faster, in some milliseconds. Returns whether more is left of it."""
+        return self._interleaving is not None and self._interleaving.go_on()
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of mapped weights that were copied since: they take memory that no other program can have."""
+        return 0 if self._interleaving is None else self._interleaving.copied
 
     def set_alone(self, alone: bool) -> None:
         """Whether the native kernels keep to one core from now on."""
