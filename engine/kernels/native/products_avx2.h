@@ -180,20 +180,29 @@ void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride
   }
 }
 
+// Whether N rows of inputs leave registers for the sums of a whole panel; else its halves are read in turns.
+template <int TYPE, int N>
+constexpr bool takes_whole_panel() {
+#ifdef __AVX512VL__
+  return N <= (TYPE == CT_MXFP4 ? 4 : 8);
+#else
+  return N <= 2;
+#endif
+}
+
 template <int TYPE, int N>
 void multiply_interleaved_some(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  constexpr int SIDES = PANEL / LANES;
+  constexpr int BYTES = Lanes<TYPE>::BYTES * PANEL, SIDES = takes_whole_panel<TYPE, N>() ? PANEL / LANES : 1;
   Fetch fetch = fetch_of(rows, 0);
   const uint8_t* panel = rows.data;
   for (int32_t first = 0; first < rows.count; first += PANEL, panel += PANEL * rows.row_bytes) {
-    LaneSums<TYPE, N> sides[SIDES];
-    auto from = [&](int32_t b, int s) {
-      return Interleaved<TYPE>{panel + ptrdiff_t(b) * Lanes<TYPE>::BYTES * PANEL, s * LANES};
-    };
-    multiply_lanes<TYPE, N, SIDES>(from, rows.columns, fetch, x, sides);
-    for (int32_t r = 0; r < x.rows; ++r) {
-      for (int s = 0; s < SIDES; ++s) {
-        std::memcpy(out + r * stride + first + s * LANES, &sides[s].sums[r], sizeof(LaneFloats));
+    for (int side = 0; side < PANEL; side += SIDES * LANES) {
+      LaneSums<TYPE, N> sides[SIDES];
+      auto from = [&](int32_t b, int s) { return Interleaved<TYPE>{panel + ptrdiff_t(b) * BYTES, side + s * LANES}; };
+      multiply_lanes<TYPE, N, SIDES>(from, rows.columns, fetch, x, sides);
+      for (int32_t r = 0; r < x.rows; ++r) {
+        float* to = out + r * stride + first + side;
+        for (int s = 0; s < SIDES; ++s) std::memcpy(to + s * LANES, &sides[s].sums[r], sizeof(LaneFloats));
       }
     }
   }

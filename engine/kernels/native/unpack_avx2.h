@@ -173,9 +173,8 @@ template <int TYPE>
 void unpack_interleaved(const ct_matrix& matrix, int32_t first, Panel& out) {
   constexpr int BYTES = PANEL * shape_of(TYPE).bytes;
   const uint8_t* block = matrix.data + int64_t(first) * matrix.row_bytes;
-  const auto next = uintptr_t(PANEL * matrix.row_bytes);
   for (int32_t b = 0; b < matrix.columns / 32; ++b, block += BYTES) {
-    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch((const char*)(uintptr_t(block) + uintptr_t(i) + next));
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch((const char*)(uintptr_t(block) + uintptr_t(i) + LANES_AHEAD));
     for (int32_t side = 0; side < PANEL; side += LANES) {
       const Interleaved<TYPE> from{block, side};
       Lanes<TYPE> lanes;
