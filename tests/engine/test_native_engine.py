@@ -286,3 +286,25 @@ def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
 def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
     with pytest.raises(EngineError, match=f"--threads is {threads}; it must be from 1 to"):
         Engine.load("smollm2", device="cpu", threads=threads)
+
+
+def test_mapped_weights_are_copied_while_nobody_asks_for_anything(smollm2: Path) -> None:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    engine = Engine.load(str(smollm2), device="cpu", context=64)
+    try:
+        question = engine.tokenizer.encode("The capital of France is")
+        answers = [answer(engine, question)]
+        mapped = engine.mapped_bytes + engine.copied_bytes
+        assert mapped == engine.figures().weight_bytes
+        if not engine._loop.call(lambda: engine._runner.while_idle() or engine.copied_bytes):
+            pytest.skip("no kernels here read copies, or memory is short")
+        while engine._loop.call(engine._runner.while_idle):
+            pass  # the loop does the same when it has nothing to do
+        assert engine.copied_bytes > 0.9 * mapped
+        assert engine.mapped_bytes == mapped - engine.copied_bytes
+        answers.append(answer(engine, question))
+        assert answers[0] == answers[1]
+    finally:
+        engine.close()
+    assert engine.copied_bytes == 0

@@ -106,8 +106,8 @@ class NativeDecoder:
         return self._rows[:wanted]
 
     def interleave(self, nbytes: int) -> int:
-        """Copy about `nbytes` more of the weights that are mapped from a file, in an order that is read faster, and let go
-        of the file. Returns how many bytes are left.
+        """Copy about `nbytes` more of the weights that are mapped from a file, in an order that is read faster, and let
+        go of the file. Returns how many bytes are left.
 
         The bits of a row are the same before, meanwhile and afterwards. Raises NativeError when memory is short; what
         was not copied stays mapped.
