@@ -40,6 +40,11 @@ class KVCache:
         self.host: HostKV | None = None
         """What takes evicted blocks."""
 
+    def hold_as(self, dtype: torch.dtype) -> None:
+        """Have the same memory hold numbers of another dtype of the same size; those that are there lose their meaning."""
+        self.kv = self.kv.view(dtype)
+        self.k, self.v = self.kv.unbind()
+
     def first_seen(self, row: int) -> int:
         """The first row of the first block that rows from `row` on see: it depends on nothing but `row`."""
         size = self.block_size

@@ -12,11 +12,11 @@ from engine.attention.triton import TritonBackend
 from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu import products
-from engine.execute.cpu.executor import NativeDecoder, unsupported
+from engine.execute.cpu.executor import NativeDecoder, takes_prompts, unsupported
 from engine.execute.cpu.interleaving import Interleaving
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.kernels.native.library import Pool
+from engine.kernels.native.library import NativeError, Pool
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
@@ -75,7 +75,7 @@ class Runner:
         reason = unsupported(network.spec)
         if reason is None:
             self._pool = Pool(threads)
-            self._native = NativeDecoder(network, cache, self._pool)
+            self._native = _native_decoder(network, cache, self._pool)
             self._interleaving = Interleaving(self._native, cache.kv.nbytes)
         elif network.is_quantized and products.problem() is None:
             self._pool = Pool(threads)
@@ -192,3 +192,17 @@ class Runner:
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
+
+
+def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:
+    """Where it computes prompts, too, 16 bits of `cache` hold fp16, which rounds an eighth as coarsely as bf16; what
+    lies beyond its range becomes the largest number there is. Raises NativeError.
+    """
+    dtype = cache.kv.dtype
+    if dtype == torch.bfloat16 and takes_prompts(network, pool.library.best):
+        cache.hold_as(torch.float16)
+    try:
+        return NativeDecoder(network, cache, pool)
+    except NativeError:
+        cache.hold_as(dtype)
+        raise

@@ -31,6 +31,12 @@ def unsupported(spec: ModelSpec) -> str | None:
     return not_native(spec) or native.problem()
 
 
+def takes_prompts(network: Network, variant: int) -> bool:
+    """Whether kernels of a variant are faster than torch for the prompts of such a network, too: they are where its
+    weights are quantised, unless they are the portable ones."""
+    return network.is_quantized and variant != PORTABLE
+
+
 class NativeDecoder:
     """Rows of several sequences through the model, from the host's values to logits."""
 
@@ -81,8 +87,8 @@ class NativeDecoder:
         self._vocab = spec.vocab_size
         self._logits = torch.empty(0, self._vocab)
         self._rows: list[Tensor] = []
-        self.takes_prompts = network.is_quantized and number != PORTABLE
-        """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
+        self.takes_prompts = takes_prompts(network, number)
+        """Whether prompts are computed faster than by torch."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:
         """Compute K and V of all rows of `spans`, and what follows those that want it: fp32 [wanted, vocab_size].
