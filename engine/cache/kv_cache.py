@@ -41,7 +41,7 @@ class KVCache:
         """What takes evicted blocks."""
 
     def hold_as(self, dtype: torch.dtype) -> None:
-        """Have the same memory hold numbers of another dtype of the same size; those that are there lose their meaning."""
+        """Have the same memory hold numbers of another dtype of the same size. What is there loses its meaning."""
         self.kv = self.kv.view(dtype)
         self.k, self.v = self.kv.unbind()
 

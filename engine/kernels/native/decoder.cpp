@@ -195,7 +195,11 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
 void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
 
 int64_t ct_decoder_interleave(ct_decoder* decoder, int64_t bytes) {
-  return decoder->interleaver.go_on(decoder->pool, bytes) ? decoder->interleaver.left() : -1;
+  try {
+    return decoder->interleaver.go_on(decoder->pool, bytes) ? decoder->interleaver.left() : -1;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
 }
 
 const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t count, float* logits) {

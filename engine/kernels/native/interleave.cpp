@@ -81,13 +81,14 @@ void Interleaver::add(ct_linear& linear) {
   for (int32_t p = 0; p < linear.count; ++p) {
     ct_matrix& part = linear.parts[p];
     if (part.storage != CT_MAPPED || !can_interleave(part)) continue;
-    matrices_.insert(matrices_.begin(), &part);
+    matrices_.push_back(&part);
     left_ += int64_t(bytes_of(part));
   }
 }
 
 bool Interleaver::reserve() {
   if (memory_ != nullptr) return true;
+  copied_.reserve(matrices_.size());
   size_t size = HUGE_PAGE;  // what is lost where the first huge page begins
   for (const ct_matrix* matrix : matrices_) size += with_gap(bytes_of(*matrix));
   void* found = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -104,8 +105,8 @@ bool Interleaver::reserve() {
 bool Interleaver::go_on(Pool& pool, int64_t bytes) {
   if (left_ == 0) return true;
   if (!reserve()) return false;
-  while (bytes > 0 && !matrices_.empty()) {
-    ct_matrix& matrix = *matrices_.back();
+  while (bytes > 0 && next_ < matrices_.size()) {
+    ct_matrix& matrix = *matrices_[next_];
     const int64_t panel = matrix.row_bytes * PANEL;
     const int32_t rest = matrix.rows / PANEL - panel_;
     const int32_t count = int32_t(std::min<int64_t>(rest, (bytes + panel - 1) / panel));
@@ -116,7 +117,7 @@ bool Interleaver::go_on(Pool& pool, int64_t bytes) {
     left_ -= count * panel;
     if (count == rest) finish(matrix);
   }
-  if (matrices_.empty()) {
+  if (next_ == matrices_.size()) {
     for (const auto& [data, size] : copied_) give_back(data, size);  // what neighbours were read with
   }
   return true;
@@ -130,7 +131,7 @@ void Interleaver::finish(ct_matrix& matrix) {
   matrix.storage = CT_INTERLEAVED;
   at_ += with_gap(bytes);
   panel_ = 0;
-  matrices_.pop_back();
+  ++next_;
 }
 
 }  // namespace chatterm

@@ -44,15 +44,16 @@ class Interleaver {
   // whole panel, or none of them is.
   void add(ct_linear& linear);
   int64_t left() const { return left_; }
-  // Copies about `bytes` more. False when memory is short.
+  // Copies about `bytes` more. False when memory is short. Throws std::bad_alloc.
   bool go_on(Pool& pool, int64_t bytes);
 
  private:
   bool reserve();
   void finish(ct_matrix& matrix);
 
-  std::vector<ct_matrix*> matrices_;  // that are left, the last one first
-  std::vector<std::pair<const uint8_t*, size_t>> copied_;  // where they lay
+  std::vector<ct_matrix*> matrices_;
+  size_t next_ = 0;                                        // of them
+  std::vector<std::pair<const uint8_t*, size_t>> copied_;  // where those before it lay
   int64_t left_ = 0;
   int32_t panel_ = 0;  // of the one that is being copied
   uint8_t* memory_ = nullptr;
