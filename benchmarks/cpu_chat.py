@@ -7,9 +7,10 @@ The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: w
 small mixture of experts (16, of which a token takes 4) that is built like Qwen3-30B-A3B. Each side has a process of
 its own; they take turns, the idle one waits for a line and computes nothing. Quoted are medians, and the median of the
 ratios of the rounds. Of chatterm everything is counted that a stream does (scheduling, sampling, text), of llama.cpp
-(llama-cpp-python) its `eval` alone. Loading is counted in fresh processes, imports not included, with the file in
-memory; the memory is the largest resident set, mapped weights included, with room for the longest context in the KV
-cache. Other programs on the same cores spoil the figures: the load before is printed.
+(llama-cpp-python) its `eval` alone. The first turn comes when both have their weights in the order that they want.
+Loading is counted in fresh processes, imports not included, with the file in memory; the memory is the largest resident
+set, mapped weights included, with room for the longest context in the KV cache. Other programs on the same cores spoil
+the figures: the load before is printed.
 `--llama-python` is an interpreter with llama-cpp-python where this one has none; without any only chatterm is measured.
 `--variant` has chatterm use kernels for an older CPU; llama.cpp uses what it was built for, which is printed.
 """
@@ -30,9 +31,12 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython, peak_bytes
+
+if TYPE_CHECKING:
+    from engine import Engine
 
 CONTEXTS = (16, 512, 2048)
 PREFILLS = (32, 512, 2048)
@@ -57,6 +61,7 @@ def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, vari
 
     use_variant(variant)
     engine = Engine.load(str(path), device="cpu", context=context, threads=threads)
+    wait_for_copies(engine)
     prompts: dict[int, list[int]] = {}
 
     def prefill(length: int, seed: int) -> float:
@@ -88,6 +93,14 @@ def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, vari
             "program": lambda: engine.figures().decode,
         },
     )
+
+
+def wait_for_copies(engine: "Engine") -> None:
+    """Until the idle engine has copied its weights, as far as it will: it would take the other side's cores."""
+    before = -1
+    while (copied := engine.copied_bytes) != before:
+        before = copied
+        time.sleep(0.5)
 
 
 def random_tokens(length: int, seed: int) -> list[int]:

@@ -18,6 +18,7 @@ from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
+from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
 from engine.params import UNRECOMMENDED, Constraint, SamplingParams
 from engine.schedule.channel_guide import ChannelGuide
@@ -112,6 +113,7 @@ class EngineCore:
             lambda: self._engine_step.has_work,
             lambda: self._engine_step.step(),
             lambda error: self._engine_step.end(error),
+            lambda: self._runner.while_idle(),
         )
 
     # -- what people use
@@ -179,6 +181,12 @@ class EngineCore:
         ]
         where = Counter(sequence.status for sequence in asked)
         return Traffic(where[Status.RUNNING], where[Status.WAITING], where[Status.PREEMPTED], scheduler.tally)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of mapped weights that were copied since they were loaded."""
+        runner: Runner | None = self.__dict__.get("_runner")  # none once closed
+        return 0 if runner is None else runner.copied_bytes
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
         """Have `seen` called with a picture of the blocks, between two steps. Returns at once.

@@ -23,8 +23,12 @@ class Engine(EngineCore):
     Every public method may be called from any thread.
     """
 
-    mapped_bytes = 0
-    """Of the weights: mapped from a file, they count as free memory all the same."""
+    _mapped_at_load = 0
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the weights: mapped from a file, they count as free memory all the same."""
+        return max(self._mapped_at_load - self.copied_bytes, 0)
 
     @classmethod
     def load(
@@ -98,7 +102,7 @@ class Engine(EngineCore):
                 streams=streams,
                 notes=(*([files.note] if files.note else []), *choice.notes, *told),
             )
-            engine.mapped_bytes = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
+            engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
             return engine
 
         try:

@@ -26,7 +26,7 @@ from models.weights.packed_groups import PackedPart, choose_packed, expansion_no
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantised_checkpoint import joined, without_empty_biases
-from models.weights.quantize import choose_kinds, conversion_note, packed_rows, plain_note
+from models.weights.quantize import choose_kinds, conversion_note, is_file, packed_rows, plain_note
 from models.weights.quantized import row_bytes
 from models.weights.schemes import scheme_of
 from models.weights.slots import Names, Slot, group_shapes, slots
@@ -337,12 +337,12 @@ class _Filling:
         for tensor in self.tensors:
             slot, kind = places[tensor.name], kinds.get(tensor.name)
             if kind is not None:
-                data = packed_rows(tensor, kind)
+                data, mapped = packed_rows(tensor, kind), is_file(tensor, kind)
                 if self._on_host(slot):
-                    data = self._side_by_side(slot, data)
+                    data, mapped = self._side_by_side(slot, data), False
                 else:
                     _touch(data)
-                weight = Weight(data, kind, slot.rows, slot.shape[1], split=slot.split)
+                weight = Weight(data, kind, slot.rows, slot.shape[1], split=slot.split, is_mapped=mapped)
                 self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = weight
                 self._advance(tensor.nbytes)
             elif staging is not None and tensor.extent is not None and not self._on_host(slot):

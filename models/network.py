@@ -34,6 +34,8 @@ class Weight:
     """Along which axis devices may share it: its outputs, or its inputs (their results are then added up)."""
     planes: Planes | None = None
     """Where it is packed for a GPU."""
+    is_mapped: bool = False
+    """Whether the data are memory of a mapped file, whose pages may be given back to the system at any time."""
 
     @classmethod
     def packed(cls, planes: Planes, kind: Kind, rows: int, columns: int) -> "Weight":

@@ -69,16 +69,13 @@ class OwnEngines:
     """Engines in this process."""
 
     def __init__(self) -> None:
-        self._mapped: dict[Engine, int] = {}
-        """Bytes of each engine that count as free memory."""
+        self._engines: set[Engine] = set()
 
     def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
         from engine.machine.room import need_of
 
-        mapped = sum(self._mapped.values())
-        return need_of(
-            files, options.device, options.dtype, options.quantize, options.context, mapped, options.kv_dtype
-        )
+        given = files, options.device, options.dtype, options.quantize, options.context
+        return need_of(*given, self._mapped_bytes, options.kv_dtype)
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -108,15 +105,20 @@ class OwnEngines:
             deterministic=options.deterministic,
             offload_gb=options.offload_gb,
             streams=options.streams,
-            taken=sum(self._mapped.values()),
+            taken=self._mapped_bytes,
             on_progress=on_progress,
         )
-        self._mapped[engine] = engine.mapped_bytes
+        self._engines.add(engine)
         return engine
 
     def close(self, engine: "Engine") -> None:
-        self._mapped.pop(engine, None)
+        self._engines.discard(engine)
         engine.close()
+
+    @property
+    def _mapped_bytes(self) -> int:
+        """Weights of all engines that count as free memory and are not."""
+        return sum(engine.mapped_bytes for engine in list(self._engines))
 
 
 class LocalBackend(Chosen):

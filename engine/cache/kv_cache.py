@@ -1,6 +1,7 @@
 """The tensors behind the block ids."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +40,8 @@ class KVCache:
         self.block_size = block_size
         self.dtype = dtype
         self.row = kv_row(kind, num_kv_heads, head_dim, dtype, device)
+        self.is_free = kind == "auto"
+        """Whether nobody asked for a dtype of its numbers."""
         self.kv = torch.empty((2, num_layers, slots, *self.row.shape), dtype=self.row.stored, device=device)
         self._window = window
         if window is not None:
@@ -46,6 +49,12 @@ class KVCache:
         self.k, self.v = self.kv.unbind()
         self.host: HostKV | None = None
         """What takes evicted blocks."""
+
+    def hold_as(self, dtype: torch.dtype) -> None:
+        """Have the same memory hold plain numbers of another dtype of the same size. What is there loses its meaning."""
+        self.row = replace(self.row, dtype=dtype)
+        self.kv = self.kv.view(dtype)
+        self.k, self.v = self.kv.unbind()
 
     def write(self, layer: int, at: slice | Tensor, k: Tensor, v: Tensor) -> None:
         """Put K and V [n, num_kv_heads, head_dim] into n slots: a run, or int64 numbers."""

@@ -12,10 +12,11 @@ from engine.attention.triton import TritonBackend
 from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu import products
-from engine.execute.cpu.executor import NativeDecoder, unsupported
+from engine.execute.cpu.executor import NativeDecoder, takes_prompts, unsupported
+from engine.execute.cpu.interleaving import Interleaving
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.kernels.native.library import Pool
+from engine.kernels.native.library import NativeError, Pool
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
@@ -55,6 +56,7 @@ class Runner:
         self._device = device
         self._padded: PaddedPrefill | None = None
         self._native: NativeDecoder | None = None
+        self._interleaving: Interleaving | None = None
         self._pool: Pool | None = None
 
     @property
@@ -73,7 +75,8 @@ class Runner:
         reason = unsupported(network.spec)
         if reason is None:
             self._pool = Pool(threads)
-            self._native = NativeDecoder(network, cache, self._pool)
+            self._native = _native_decoder(network, cache, self._pool)
+            self._interleaving = Interleaving(self._native, cache.kv.nbytes)
         elif network.is_quantized and products.problem() is None:
             self._pool = Pool(threads)
             self._model = Reference(network, products.NativeProduct(network, self._pool))
@@ -135,6 +138,15 @@ class Runner:
             return not self.multiplies
         return not self.all_native and any(span.start < span.answer for span in batch.spans)
 
+    def while_idle(self) -> bool:
+        """Do a little of what makes later steps faster, in some milliseconds. Returns whether more is left of it."""
+        return self._interleaving is not None and self._interleaving.go_on()
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of mapped weights that were copied since: they take memory that no other program can have."""
+        return 0 if self._interleaving is None else self._interleaving.copied
+
     def set_alone(self, alone: bool) -> None:
         """Whether the native kernels keep to one core from now on."""
         if self._pool is not None and self._pool.alone is not alone:
@@ -180,3 +192,19 @@ class Runner:
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
+
+
+def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:
+    """Where it computes prompts, too, 16 bits of `cache` hold fp16, which rounds an eighth as coarsely as bf16; what
+    lies beyond its range becomes the largest number there is. Raises NativeError.
+    """
+    dtype = cache.kv.dtype
+    changes = dtype == torch.bfloat16 and cache.is_free and takes_prompts(network, pool.library.best)
+    if changes:
+        cache.hold_as(torch.float16)
+    try:
+        return NativeDecoder(network, cache, pool)
+    except NativeError:
+        if changes:
+            cache.hold_as(dtype)
+        raise

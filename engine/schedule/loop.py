@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Runs `step` as long as `has_work` says so, and jobs from other threads between two steps."""
+    """Runs `step` as long as `has_work` says so, and jobs from other threads between two steps; else what can wait."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -27,6 +27,7 @@ class Loop:
         self._has_work: Callable[[], bool] = lambda: False
         self._step: Callable[[], None] = lambda: None
         self._end: Callable[[EngineError | None], None] = lambda _: None
+        self._idle: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -45,12 +46,14 @@ class Loop:
         has_work: Callable[[], bool],
         step: Callable[[], None],
         end: Callable[[EngineError | None], None],
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
         """Say what the loop does when there is no job, and what it does last of all.
 
-        All are called on the loop's thread. `end` gets the error that ended the thread, None when it was closed.
+        All are called on the loop's thread. `end` gets the error that ended the thread, None when it was closed. `idle`
+        is called when there is neither a job nor a step, and again while it says that more is left; it is short.
         """
-        self._has_work, self._step, self._end = has_work, step, end
+        self._has_work, self._step, self._end, self._idle = has_work, step, end, idle
 
     def post(self, job: Callable[[], None]) -> None:
         """Have `job` done, and return at once. It must not raise. Raises EngineError once closed."""
@@ -99,6 +102,8 @@ class Loop:
     def _serve(self) -> None:
         while True:
             while not self._has_work() or not self._jobs.empty():
+                while self._jobs.empty() and self._idle():
+                    pass
                 job = self._jobs.get()
                 if job is None:
                     return

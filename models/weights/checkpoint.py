@@ -36,6 +36,8 @@ class Blocks:
     kind: Kind
     rows: Callable[[], Tensor]
     """uint8 [rows, bytes a row], in order: memory of the file that must not be written, or else a copy."""
+    is_mapped: bool = False
+    """Whether that is memory of the file."""
 
 
 @dataclass(frozen=True, slots=True)

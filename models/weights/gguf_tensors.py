@@ -76,7 +76,7 @@ def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
         copy_into,
         _extent(tensor, order),
         lambda: chunks(tensor.data, tensor.kind, order),
-        Blocks(tensor.kind, rows) if packed else None,
+        Blocks(tensor.kind, rows, is_mapped=order is None) if packed else None,
         cut=None
         if len(tensor.shape) == 1 and tensor.kind.block > 1
         else lambda start, count: _stored(_rows(tensor, start, count), None),

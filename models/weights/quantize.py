@@ -110,6 +110,12 @@ def _delicate(places: Mapping[str, Slot]) -> set[str]:
     }
 
 
+def is_file(tensor: StoredTensor, kind: Kind) -> bool:
+    """Whether `packed_rows` gives memory of the file, which must not be written."""
+    blocks = tensor.blocks
+    return blocks is not None and blocks.kind == kind and blocks.is_mapped
+
+
 def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
     """The blocks of a matrix in `kind`, uint8 [rows, bytes a row]: those of the file where it has this type.
 

@@ -14,6 +14,8 @@ from engine import Engine, EngineError, SamplingParams
 from engine import engine as engine_module
 from engine.batch import StepBatch
 from engine.cache.rows import Rows
+from engine.execute import runner
+from engine.execute.cpu import products
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
@@ -286,3 +288,53 @@ def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
 def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
     with pytest.raises(EngineError, match=f"--threads is {threads}; it must be from 1 to"):
         Engine.load("smollm2", device="cpu", threads=threads)
+
+
+def test_mapped_weights_are_copied_while_nobody_asks_for_anything(smollm2: Path) -> None:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    engine = Engine.load(str(smollm2), device="cpu", context=64)
+    try:
+        question = engine.tokenizer.encode("The capital of France is")
+        answers = [answer(engine, question)]
+        mapped = engine.mapped_bytes + engine.copied_bytes
+        assert mapped == engine.figures().weight_bytes
+        if not engine._loop.call(lambda: engine._runner.while_idle() or engine.copied_bytes):
+            pytest.skip("no kernels here read copies, or memory is short")
+        while engine._loop.call(engine._runner.while_idle):
+            pass  # the loop does the same when it has nothing to do
+        assert engine.copied_bytes > 0.9 * mapped
+        assert engine.mapped_bytes == mapped - engine.copied_bytes
+        answers.append(answer(engine, question))
+        assert answers[0] == answers[1]
+    finally:
+        engine.close()
+    assert engine.copied_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"),
+    [(torch.bfloat16, torch.float16), (torch.float16, torch.float16), (torch.float32, torch.float32)],
+    ids=str,
+)
+def test_the_cache_has_fp16_where_native_kernels_compute_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, held: torch.dtype
+) -> None:
+    if (reason := products.problem()) is not None:
+        pytest.skip(reason)
+    write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
+    for quantize, expected in (("int8", held), ("none", dtype)):
+        model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize=quantize)
+        with a_native_engine(model, dtype=dtype) as engine:
+            assert engine._cache.kv.dtype == engine._cache.k.dtype == expected
+            assert engine._cache.k.data_ptr() == engine._cache.kv.data_ptr()
+            assert answer(engine, prompt(20))
+
+    def refuse(*_: object) -> None:
+        raise NativeError("a test refuses it")
+
+    monkeypatch.setattr(runner, "NativeDecoder", refuse)
+    model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize="int8")
+    with a_native_engine(model, dtype=dtype) as engine:
+        assert engine._cache.kv.dtype == dtype
+        assert answer(engine, prompt(20))

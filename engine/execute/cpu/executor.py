@@ -33,6 +33,12 @@ def unsupported(spec: ModelSpec) -> str | None:
     return not_native(spec) or native.problem()
 
 
+def takes_prompts(network: Network, variant: int) -> bool:
+    """Whether kernels of a variant are faster than torch for the prompts of such a network, too: they are where its
+    weights are quantised, unless they are the portable ones."""
+    return network.is_quantized and variant != PORTABLE
+
+
 class NativeDecoder:
     """Rows of several sequences through the model, from the host's values to logits."""
 
@@ -84,8 +90,8 @@ class NativeDecoder:
         self._vocab = spec.vocab_size
         self._logits = torch.empty(0, self._vocab)
         self._rows: list[Tensor] = []
-        self.takes_prompts = network.is_quantized and chosen != PORTABLE
-        """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
+        self.takes_prompts = takes_prompts(network, chosen)
+        """Whether prompts are computed faster than by torch."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:
         """Compute K and V of all rows of `spans`, and what follows those that want it: fp32 [wanted, vocab_size].
@@ -107,6 +113,19 @@ class NativeDecoder:
             self._rows = list(self._logits)
         self._run(spans, self._logits)
         return self._rows[:wanted]
+
+    def interleave(self, nbytes: int) -> int:
+        """Copy about `nbytes` more of the weights that are mapped from a file, in an order that is read faster, and let
+        go of the file. Returns how many bytes are left.
+
+        The bits of a row are the same before, meanwhile and afterwards. Raises NativeError when memory is short; what
+        was not copied stays mapped.
+        """
+        with self._pool.held():
+            left: int = self._functions.ct_decoder_interleave(self._handle, nbytes)
+        if left < 0:
+            raise NativeError("memory is short")
+        return left
 
     def _run(self, spans: Sequence[Span], logits: Tensor) -> None:
         given = array("i")

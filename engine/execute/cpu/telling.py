@@ -141,5 +141,10 @@ def matrix_of(weight: Weight) -> native.Matrix:
     if data.device.type != "cpu" or not data.is_contiguous():
         raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")
     return native.Matrix(
-        data.data_ptr(), data.nbytes // weight.rows, weight.format, weight.rows, weight.columns
+        data.data_ptr(),
+        data.nbytes // weight.rows,
+        weight.format,
+        weight.rows,
+        weight.columns,
+        native.MAPPED if weight.is_mapped else native.ROWS,
     )

@@ -26,6 +26,10 @@ enum ct_type : int32_t {
 // Those of a quantised KV cache, beside CT_F32, CT_BF16 and CT_F16.
 enum ct_kv_type : int32_t { CT_KV_INT8 = 100, CT_KV_FP8 = 101 };
 
+// How a matrix lies in memory: row after row in memory of the caller, or in a file that the caller has mapped, whose pages
+// may be given back to the system at any time; or as ct_interleave writes it.
+enum ct_storage : int32_t { CT_ROWS = 0, CT_MAPPED = 1, CT_INTERLEAVED = 2 };
+
 // [rows, columns], a row at every row_bytes. Any address, read-only, nothing is read past the last row.
 struct ct_matrix {
   const uint8_t* data;
@@ -33,7 +37,7 @@ struct ct_matrix {
   int32_t type;
   int32_t rows;
   int32_t columns;
-  int32_t unused;
+  int32_t storage;
 };
 
 // Up to three matrices over the same input; their outputs lie side by side. bias is fp32 [all rows] or null.
@@ -174,6 +178,12 @@ void ct_decoder_destroy(ct_decoder* decoder);
 // the bit however a sequence is split into spans, and whatever is beside it.
 const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t count, float* logits);
 
+// Copies about `bytes` more of the weights that lie in mapped files, with their rows interleaved: they are read faster so,
+// and their results are the same to the bit. A matrix is read from its copy as soon as that is complete; the pages of its
+// file are given back then. Returns how many bytes are left to copy, 0 where the variant has no kernels for them, -1 when
+// memory is short: what is left stays mapped. Between two steps.
+int64_t ct_decoder_interleave(ct_decoder* decoder, int64_t bytes);
+
 // Products by themselves, `rows` at a time, of layers of up to `columns` columns. Null when memory is short.
 ct_multiplier* ct_multiplier_create(ct_pool* pool, int32_t variant, int32_t columns, int32_t rows);
 void ct_multiplier_destroy(ct_multiplier* multiplier);
@@ -232,6 +242,9 @@ void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* ou
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);
+// A quantised matrix with its rows interleaved, to as many bytes; false where that cannot be: their number must be a
+// multiple of 16.
+int32_t ct_interleave(const ct_matrix* matrix, uint8_t* out);
 // The numbers of one row, fp32 [columns].
 int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out);
 

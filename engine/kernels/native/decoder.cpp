@@ -10,7 +10,8 @@ namespace chatterm {
 bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
   if (linear.count < 1 || linear.count > 3) return false;
   for (int32_t p = 0; p < linear.count; ++p) {
-    if (!is_sound(linear.parts[p]) || linear.parts[p].columns != columns) return false;
+    const ct_matrix& part = linear.parts[p];
+    if (!is_sound(part) || part.storage == CT_INTERLEAVED || part.columns != columns) return false;
   }
   return rows_of(linear) == rows;
 }
@@ -72,7 +73,7 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
       if (const char* wrong = misfit(*layer.experts, sizes)) return wrong;
     }
   }
-  if (!is_sound(model.embedding) || model.embedding.columns != model.hidden ||
+  if (!is_sound(model.embedding) || model.embedding.storage == CT_INTERLEAVED || model.embedding.columns != model.hidden ||
       !fits(model.head, model.hidden, model.embedding.rows)) {
     return "the embedding or the head does not fit the model, or has a type without kernels";
   }
@@ -127,7 +128,46 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
     if (number == windows.size()) windows.push_back(layer.attention.window);
     plans.push_back(number);
   }
+  take_experts();
+  if (chosen.interleaves) note_mapped();
   reserve(TILE);
+}
+
+void Decoder::take_experts() {
+  for (const ct_layer& layer : layers) {
+    if (layer.experts == nullptr) continue;
+    const ct_experts& given = *layer.experts;
+    experts.push_back(given);
+    feeds.emplace_back(given.experts, given.experts + given.count);
+    if (given.shared != nullptr) feeds.back().push_back(*given.shared);
+  }
+  size_t next = 0;
+  for (ct_layer& layer : layers) {
+    if (layer.experts == nullptr) continue;
+    ct_experts& own = experts[next];
+    const std::vector<ct_feed>& feed = feeds[next++];
+    own.experts = feed.data();
+    if (own.shared != nullptr) own.shared = &feed.back();
+    layer.experts = &own;
+  }
+}
+
+void Decoder::note_mapped() {
+  size_t next = 0;
+  for (ct_layer& layer : layers) {
+    interleaver.add(layer.qkv);
+    interleaver.add(layer.output);
+    if (layer.experts == nullptr) {
+      interleaver.add(layer.feed.gate_up);
+      interleaver.add(layer.feed.down);
+      continue;
+    }
+    for (ct_feed& feed : feeds[next++]) {
+      interleaver.add(feed.gate_up);
+      interleaver.add(feed.down);
+    }
+  }
+  interleaver.add(model.head);
 }
 
 void Decoder::reserve(int32_t rows) {
@@ -155,6 +195,14 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
 }
 
 void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
+
+int64_t ct_decoder_interleave(ct_decoder* decoder, int64_t bytes) {
+  try {
+    return decoder->interleaver.go_on(decoder->pool, bytes) ? decoder->interleaver.left() : -1;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
 
 const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t count, float* logits) {
   std::vector<Span>& all = decoder->spans;

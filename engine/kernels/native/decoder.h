@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "experts.h"
+#include "interleave.h"
 #include "multiply.h"
 #include "team.h"
 
@@ -167,13 +168,16 @@ constexpr int32_t number_bytes(int32_t type) {
 }
 
 struct Decoder {
-  const ct_model model;
+  ct_model model;
   const ct_cache cache;
   const Sizes sizes;
   const MixtureSizes mixture;
   Pool& pool;
   const Kernels& kernels;
-  const std::vector<ct_layer> layers;
+  std::vector<ct_layer> layers;
+  std::vector<ct_experts> experts;           // those of the layers that have some
+  std::vector<std::vector<ct_feed>> feeds;  // of these: the experts, the shared one last
+  Interleaver interleaver;
   const int32_t number_bytes;  // in the KV cache
   const int64_t slot_bytes;
   const bool plain;        // whether a weight is multiplied with what is not rounded
@@ -189,6 +193,11 @@ struct Decoder {
   Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen);
   // Have room for `rows` rows. Throws std::bad_alloc.
   void reserve(int32_t rows);
+
+ private:
+  // Experts of its own, in place of those that were told of: where weights lie may change.
+  void take_experts();
+  void note_mapped();
 };
 
 inline int32_t forms_of(const ct_feed& feed) { return forms_of(feed.gate_up) | forms_of(feed.down); }

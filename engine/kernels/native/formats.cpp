@@ -12,7 +12,7 @@ int32_t form_of(int32_t type) {
 bool is_sound(const ct_matrix& matrix) {
   const auto [block, bytes] = shape_of(matrix.type);
   return block > 0 && matrix.data != nullptr && matrix.rows > 0 && matrix.columns > 0 &&
-         matrix.columns % block == 0 && matrix.row_bytes == int64_t(matrix.columns / block) * bytes;
+         matrix.columns % block == 0 && (matrix.storage != CT_INTERLEAVED || (is_small(matrix.type) && matrix.rows % PANEL == 0)) && matrix.row_bytes == int64_t(matrix.columns / block) * bytes;
 }
 
 namespace {

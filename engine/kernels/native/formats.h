@@ -72,6 +72,26 @@ inline auto by_blocks(int32_t type, const Part& part) {
   }
 }
 
+// Whether a block is one group of 32 numbers.
+constexpr bool is_small(int32_t type) {
+  return type == CT_Q4_0 || type == CT_Q4_1 || type == CT_Q8_0 || type == CT_MXFP4;
+}
+
+// The same for small blocks.
+template <typename Part>
+inline auto by_small_blocks(int32_t type, const Part& part) {
+  switch (type) {
+    case CT_Q4_0:
+      return part(Constant<CT_Q4_0>{});
+    case CT_Q4_1:
+      return part(Constant<CT_Q4_1>{});
+    case CT_MXFP4:
+      return part(Constant<CT_MXFP4>{});
+    default:
+      return part(Constant<CT_Q8_0>{});
+  }
+}
+
 inline uint16_t load_u16(const void* p) {
   uint16_t bits;
   std::memcpy(&bits, p, sizeof bits);

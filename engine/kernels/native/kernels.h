@@ -114,7 +114,8 @@ constexpr int32_t PIECE_OF_LOGITS = 512;
 
 struct Kernels {
   const char* name;
-  Product (*product_of)(int32_t type);  // of one that has kernels
+  bool interleaves;  // whether it has kernels for rows that are interleaved
+  Product (*product_of)(int32_t type, bool interleaved);  // of a type that has kernels
   // x [count] to columns first..first + count (multiples of 32) of row r.
   void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
   // Rows first..first + count of a quantised weight.

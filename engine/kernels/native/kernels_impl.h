@@ -80,6 +80,7 @@ void multiply_plain(const Rows& rows, const Inputs& x, float* out, int32_t strid
 }  // namespace chatterm
 
 #ifdef __AVX2__
+#define CT_INTERLEAVES
 #include "products_avx2.h"
 #else
 #include "products_portable.h"
@@ -447,7 +448,18 @@ void store_row(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t
   });
 }
 
-Product product_of(int32_t type) {
+#ifdef CT_INTERLEAVES
+constexpr bool INTERLEAVES = true;
+#else
+constexpr bool INTERLEAVES = false;
+#endif
+
+Product product_of(int32_t type, bool interleaved) {
+#ifdef CT_INTERLEAVES
+  if (interleaved) return by_small_blocks(type, [](auto blocks) -> Product { return multiply_interleaved<blocks.value>; });
+#else
+  (void)interleaved;
+#endif
   switch (type) {
     case CT_F32:
       return multiply_plain<F32>;
@@ -465,9 +477,8 @@ Product product_of(int32_t type) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), product_of, quantize, unpack,       multiply_panel, norm,      rotate,
-    gate,             cap,        attend,   attend_chunk, combine,        store_row,
-    largest,          soften,
+    CT_TEXT(CT_NAME), INTERLEAVES, product_of, quantize,     unpack,  multiply_panel, norm,    rotate,
+    gate,             cap,         attend,     attend_chunk, combine, store_row,      largest, soften,
 };
 
 }  // namespace chatterm

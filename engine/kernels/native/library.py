@@ -33,6 +33,8 @@ VARIANT_NAMES = {
 
 IMPOSSIBLE = -2
 """CT_IMPOSSIBLE"""
+ROWS, MAPPED, INTERLEAVED = 0, 1, 2
+"""ct_storage"""
 
 _Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -48,7 +50,7 @@ class Matrix(ctypes.Structure):
     _fields_: ClassVar = [
         ("data", _Pointer),
         ("row_bytes", _Long),
-        *_of(_Int, "type", "rows", "columns", "unused"),
+        *_of(_Int, "type", "rows", "columns", "storage"),
     ]
 
 
@@ -168,6 +170,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ct_decoder_destroy": (None, (_Pointer,)),
     "ct_decoder_run": (ctypes.c_char_p, (_Pointer, _Pointer, _Int, _Pointer)),
+    "ct_decoder_interleave": (_Long, (_Pointer, _Long)),
     "ct_multiplier_create": (_Pointer, (_Pointer, _Int, _Int, _Int)),
     "ct_multiplier_destroy": (None, (_Pointer,)),
     "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
@@ -180,6 +183,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_sample": (_Int, (_Int, _Pointer, ctypes.POINTER(Sampling))),
     "ct_mask": (None, (_Pointer, _Int, _Pointer, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
+    "ct_interleave": (_Int, (ctypes.POINTER(Matrix), _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
 }
 """Result and arguments of every function of chatterm_native.h."""

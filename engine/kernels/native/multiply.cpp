@@ -27,7 +27,7 @@ void Multiplier::multiply(const ct_linear& linear, int32_t first, int32_t end, c
     const int32_t to = end < start + part.rows ? end : start + part.rows;
     if (from < to && (few(x.rows) || form_of(part.type) == FORM_FLOAT)) {
       const uint8_t* after = to < end ? linear.parts[p + 1].data : next;
-      kernels_.product_of(part.type)({part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes),
+      kernels_.product_of(part.type, part.storage == CT_INTERLEAVED)({part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes),
                                       to - from, part.columns, after},
                                      x, out + from - first, stride);
     } else {

@@ -30,6 +30,11 @@ namespace {
 void unpack(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out) {
   out.type = matrix.type;
   out.columns = matrix.columns;
+#ifdef CT_INTERLEAVES
+  if (matrix.storage == CT_INTERLEAVED) {
+    return by_small_blocks(matrix.type, [&](auto type) { unpack_interleaved<type.value>(matrix, first, out); });
+  }
+#endif
   by_blocks(matrix.type, [&](auto type) { unpack_as<type.value>(matrix, first, count, out); });
 }
 

@@ -2,6 +2,7 @@
 #include <memory>
 #include <new>
 
+#include "interleave.h"
 #include "multiply.h"
 #include "team.h"
 
@@ -45,10 +46,11 @@ void multiply(void* given, int32_t thread) {
                  means.tiles[size_t(thread)].as<float>(), job.out, 0.0f);
 }
 
-bool fits(const ct_linear& linear, int32_t widest) {
+bool fits(const ct_linear& linear, int32_t widest, const Kernels& kernels) {
   if (linear.count < 1 || linear.count > 3) return false;
   for (int32_t p = 0; p < linear.count; ++p) {
     const ct_matrix& part = linear.parts[p];
+    if (part.storage == CT_INTERLEAVED && !kernels.interleaves) return false;
     if (!is_sound(part) || part.columns != linear.parts[0].columns || part.columns > widest) return false;
   }
   return true;
@@ -69,7 +71,7 @@ ct_multiplier* ct_multiplier_create(ct_pool* pool, int32_t variant, int32_t colu
 void ct_multiplier_destroy(ct_multiplier* multiplier) { delete multiplier; }
 
 int32_t ct_multiplier_run(ct_multiplier* multiplier, const ct_linear* linear, int32_t count, const float* x, float* out) {
-  if (count < 1 || !fits(*linear, multiplier->columns)) return 0;
+  if (count < 1 || !fits(*linear, multiplier->columns, multiplier->kernels)) return 0;
   const int32_t columns = linear->parts[0].columns, outputs = rows_of(*linear);
   for (int32_t done = 0; done < count; done += multiplier->rows) {
     const int32_t rows = count - done < multiplier->rows ? count - done : multiplier->rows;
@@ -86,6 +88,12 @@ int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int
   std::unique_ptr<ct_multiplier> multiplier(ct_multiplier_create(pool, variant, matrix->columns, count));
   const ct_linear linear{{*matrix}, nullptr, 1, 0};
   return multiplier != nullptr && ct_multiplier_run(multiplier.get(), &linear, count, x, out);
+}
+
+int32_t ct_interleave(const ct_matrix* matrix, uint8_t* out) {
+  if (!is_sound(*matrix) || !can_interleave(*matrix)) return 0;
+  interleave(*matrix, 0, matrix->rows / PANEL, out);
+  return 1;
 }
 
 int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out) {

@@ -168,5 +168,27 @@ void unpack_as(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out
   }
 }
 
+// A whole panel of rows that are interleaved, from row `first` on.
+template <int TYPE>
+void unpack_interleaved(const ct_matrix& matrix, int32_t first, Panel& out) {
+  constexpr int BYTES = PANEL * shape_of(TYPE).bytes;
+  const uint8_t* block = matrix.data + int64_t(first) * matrix.row_bytes;
+  for (int32_t b = 0; b < matrix.columns / 32; ++b, block += BYTES) {
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch((const char*)(uintptr_t(block) + uintptr_t(i) + LANES_AHEAD));
+    for (int32_t side = 0; side < PANEL; side += LANES) {
+      const Interleaved<TYPE> from{block, side};
+      Lanes<TYPE> lanes;
+      LaneBits digits[8];
+      lanes.open(from);
+      lanes.digits(from, 0, digits);
+      const LaneFloats scale = lanes.scale(0), low = lanes.low(0);
+      CT_UNROLL
+      for (int i = 0; i < 8; ++i) std::memcpy(out.digits + (8 * b + i) * PANEL + side, &digits[i], sizeof *digits);
+      std::memcpy(out.scale + b * PANEL + side, &scale, sizeof scale);
+      std::memcpy(out.low + b * PANEL + side, &low, sizeof low);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace chatterm

@@ -106,8 +106,16 @@ struct F16 {
 #endif
   }
   static float one(const uint8_t* p) { return load_half(p); }
+  // A number beyond the range becomes the largest one there is.
   static void put(uint8_t* p, float value) {
+    constexpr float MOST = 65504.0f;
+    if (value > MOST && value < __builtin_inff()) value = MOST;
+    if (value < -MOST && value > -__builtin_inff()) value = -MOST;
+#ifdef __F16C__
+    const uint16_t bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#else
     const uint16_t bits = float_to_half(value);
+#endif
     std::memcpy(p, &bits, sizeof bits);
   }
 };

@@ -310,3 +310,19 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
     with pytest.raises(NativeError, match="variant"):
         NativeDecoder(model, cache_for(model, torch.float32), pool, variant=99)
     assert unsupported(model.spec) is None
+
+
+def test_what_is_too_large_for_fp16_becomes_its_largest_number(
+    tmp_path: Path, library: Library, pool: Pool
+) -> None:
+    model = plain_model(tmp_path, CONFIGS["qwen3"])
+    for layer in model.layers:
+        assert layer.attention.head_norm is not None
+        layer.attention.head_norm.mul_(1e6)
+    for variant in library.variants.values():
+        cache = cache_for(model, torch.float16)
+        logits = step(NativeDecoder(model, cache, pool, variant), 5, 0, 0, [0])
+        keys = cache.k[:, 0].float()
+        assert keys.max() == 65504
+        assert keys.min() == -65504
+        assert logits.isfinite().all()
