@@ -51,7 +51,7 @@ class KVCache:
         """What takes evicted blocks."""
 
     def hold_as(self, dtype: torch.dtype) -> None:
-        """Have the same memory hold plain numbers of another dtype of the same size. What is there loses its meaning."""
+        """Have the memory hold plain numbers of another dtype of the same size. What is there loses its meaning."""
         self.row = replace(self.row, dtype=dtype)
         self.kv = self.kv.view(dtype)
         self.k, self.v = self.kv.unbind()
