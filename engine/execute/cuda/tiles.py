@@ -228,7 +228,8 @@ def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunk
         return Chunking(4, split.tile, tiles, _parts(limit, split.tile * tiles))
     tile, tiles = (32, min(heads, 2)) if heads <= 4 else (64, 2)
     if _parts(limit, tile * tiles) > MOST_CHUNKS:
-        tile, tiles = (64, 2) if limit <= 10240 else (32, _parts(limit, MOST_CHUNKS * 32))
+        # Twice as long from one context to the next at most: `combine_kernel` counts on it.
+        tile, tiles = (64, limit // 5120) if limit <= 10240 else (32, _parts(limit, MOST_CHUNKS * 32))
     return Chunking(4, tile, tiles, _parts(limit, tile * tiles))
 
 

@@ -274,7 +274,7 @@ class Tuner:
             self.notes = (result_line(self.run()),)
         except StoppedError:
             self.notes = ()
-        except EngineError as error:
+        except (EngineError, RuntimeError) as error:
             self.notes = () if self._stop.is_set() else (str(error),)
 
     def _compute(self, job: Callable[[], T]) -> T:
