@@ -113,7 +113,7 @@ class EngineCore:
             lambda: self._engine_step.has_work,
             lambda: self._engine_step.step(),
             lambda error: self._engine_step.end(error),
-            lambda: self._runner.while_idle(),
+            lambda: self._engine_step.while_idle(),
         )
 
     # -- what people use

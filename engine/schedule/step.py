@@ -76,6 +76,14 @@ class EngineStep:
         """Somebody waits or runs, or a step is in flight whose tokens nobody has read, wanted or not."""
         return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
 
+    def while_idle(self) -> bool:
+        """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
+        if self.device.type != "cpu":
+            return False
+        self.alone = self.others.are_busy()
+        self.runner.set_alone(self.alone)
+        return self.runner.while_idle()
+
     def step(self) -> None:
         """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
 
