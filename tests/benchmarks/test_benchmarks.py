@@ -28,6 +28,8 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import SamplingParams
+from models.network import ExpertWeights, Weight
+from models.spec import Experts, FeedForward, each_layer
 from models.weights.packing import unpack
 from models.weights.slots import layer_parameters
 from tests.engine.tiny import tiny_engine
@@ -153,3 +155,21 @@ def test_random_quantised_weights_are_like_those_of_a_fresh_layer_and_few_bytes(
         assert 0.015 < float(numbers.std()) < 0.03
     plain = weight_bytes(spec, torch.bfloat16)
     assert read_bytes(network) < {"q8_0": 0.54, "q4_0": 0.29, "q4_k_m": 0.33}[name] * plain
+
+
+@pytest.mark.parametrize("name", ["q4_0", "mxfp4"])
+def test_random_quantised_experts_are_packed_and_the_chosen_ones_are_read(name: str) -> None:
+    spec = replace(SHAPES["30B-A3B"], layers=SHAPES["30B-A3B"].layers[:1], vocab_size=64)
+    feed = Experts(6, 2, FeedForward(256))
+    spec = each_layer(spec, lambda index, layer: replace(layer, feed_forward=feed))
+    network = random_quantized(spec, name, torch.float32, CPU, 16)
+    weights = network.layers[0].feed_forward
+    assert isinstance(weights, ExpertWeights)
+    first = weights.experts[0]
+    for weight in (*first.gate_up.parts, *first.down.parts):
+        assert weight.planes is not None
+        numbers = unpack(weight.planes, weight.format, torch.arange(64), weight.columns)
+        assert 0.01 < float(numbers.std()) < 0.04
+    experts = 6 * sum(part.nbytes for part in (*first.gate_up.parts, *first.down.parts))
+    whole = sum(weight.nbytes for weight in network.parts(Weight)) - network.embedding.nbytes
+    assert read_bytes(network) == whole - experts * 4 // 6

@@ -200,7 +200,7 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     quantised = suited(plain, fused, quantised=True)
     assert quantised.program is PROGRAMS["fused kernels, quantised weights"]
     assert quantised.keeps_blocks
-    assert suited(shape_of("qwen3:30b-a3b"), fused, quantised=True) == fused
+    assert suited(shape_of("qwen3:30b-a3b"), fused, quantised=True) == quantised
     file = catalogue_speed("qwen3:8b-q4", replace(fused, bandwidth=4.2e12, free=128 * GIB))
     assert file.weight_bytes < 6 * GIB
     assert file.tokens_per_s is not None
@@ -231,6 +231,21 @@ def test_experts_that_a_gpu_has_no_room_for_are_held_in_host_memory() -> None:
     assert not speed_here("x", sparse, replace(small, host_free=20 * GIB), None).fits
     assert not speed_here("x", sparse, replace(small, host_free=None), None).fits
     assert not speed_here("x", sparse, replace(small, free=80 * GIB), None).host_layers
+
+
+def test_quantised_experts_stay_so_on_a_gpu_whose_kernels_read_them() -> None:
+    sparse, fused = shape_of("qwen3:30b-a3b"), PROGRAMS["fused kernels, CUDA graph"]
+    here = Here(torch.device("cuda"), torch.bfloat16, fused, False, 1e12, 24 * GIB, 256 * GIB)
+    whole = speed_here("x", sparse, here, 17 * 10**9)
+    assert not whole.host_layers
+    assert whole.weight_bytes == 17 * 10**9
+    plain = speed_here("x", sparse, replace(here, free=80 * GIB), None)
+    assert whole.tokens_per_s is not None
+    assert plain.tokens_per_s is not None
+    assert whole.tokens_per_s > 1.5 * plain.tokens_per_s
+    less = speed_here("x", sparse, replace(here, free=16 * GIB), 17 * 10**9)
+    assert less.host_layers
+    assert less.weight_bytes - less.host_bytes < 16 * GIB
 
 
 @pytest.mark.parametrize(

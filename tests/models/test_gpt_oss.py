@@ -23,6 +23,7 @@ from models.network import ExpertWeights
 from models.spec import Rope
 from models.weights.block_formats import Kind as BlockKind
 from models.weights.dequantize import dequantize
+from models.weights.packing import unpack
 from tests.models.checkpoints import (
     files_of,
     random_model,
@@ -99,6 +100,25 @@ def test_logits_of_quantised_experts_are_those_of_transformers(tmp_path: Path) -
     # What was not quantised is held as Q8_0, which makes some tokens take other experts.
     errors = (run(network, TOKENS) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert errors.median() < 0.05
+
+
+def test_experts_of_a_folder_are_packed_for_a_gpu_as_they_are(tmp_path: Path) -> None:
+    folder = write_quantised(tmp_path)
+    notes: list[str] = []
+    network = load_model(
+        files_of(folder), dtype=torch.float32, device=CPU, packs=lambda spec: True, on_note=notes.append
+    )
+    plain = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="none")
+    for ours, theirs in zip(network.layers, plain.layers, strict=True):
+        assert isinstance(ours.feed_forward, ExpertWeights)
+        assert isinstance(theirs.feed_forward, ExpertWeights)
+        for expert, other in zip(ours.feed_forward.experts, theirs.feed_forward.experts, strict=True):
+            for linear, whole in ((expert.gate_up, other.gate_up), (expert.down, other.down)):
+                (part,) = linear.parts
+                assert part.planes is not None
+                found = unpack(part.planes, part.format, torch.arange(part.rows), part.columns)
+                assert torch.equal(found, whole.weight)
+    assert not any("expanded" in note for note in notes), notes
 
 
 def test_every_digit_and_scale_is_that_of_the_gguf_package() -> None:

@@ -88,14 +88,15 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
 def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
     """How the products of a row with quantised experts are cut: gate and up of each, or down of all side by side.
 
-    Not yet measured: as many programs as a GPU has room for at once, and most that they read on its way from the start.
+    Not yet measured: no more programs than a GPU has room for at once, all that they read on its way from the start,
+    and down small enough to stand beside gate and up.
     """
-    warps = 4 if gated else 16
+    warps, tiles = (4, 2 if outputs // 8 * chosen >= 640 else 1) if gated else (8, 1)
     spans = _parts(inputs, 128) * (1 if gated else chosen)
     while warps > 1 and warps > spans:
         warps //= 2
-    held = 2 * PACKINGS[kind].tile_bytes * warps
-    return PackedTile(warps, 1, min(4, _parts(spans, warps), max(1, HELD // held)))
+    held = 2 * PACKINGS[kind].tile_bytes * warps * tiles
+    return PackedTile(warps, tiles, min(_parts(spans, warps), max(1, HELD // held)))
 
 
 @dataclass(frozen=True, slots=True)
