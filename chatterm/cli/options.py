@@ -125,7 +125,7 @@ Dtype = Annotated[
 Quantize = Annotated[
     Literal["auto", "none", "int8", "int4"],
     typer.Option(
-        help="CPU weights: as in the GGUF file (auto), expanded (none), or quantised to 8 or 4 bits.",
+        help="Weights: quantised as in the file (auto), expanded (none), or plain ones quantised to 8 or 4 bits.",
         rich_help_panel=_MACHINE,
     ),
 ]

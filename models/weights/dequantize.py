@@ -193,7 +193,7 @@ def _meant(digits: Tensor) -> Tensor:
 def _quarters(packed: Tensor) -> Tensor:
     """uint8 [..., 32 n] -> uint8 [..., n, 4, 32]: every two bits, the lowest of 32 bytes first"""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=packed.device).unsqueeze(-1)
-    return packed.unflatten(-1, (-1, 1, 32)) >> shifts & 3
+    return packed.reshape(*packed.shape[:-1], -1, 1, 32) >> shifts & 3
 
 
 def q2_k_digits(blocks: Tensor) -> Tensor:

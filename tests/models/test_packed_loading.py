@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGUF
 
-from models.load import fill_network, load_model, match, needed_bytes, read_tensors
+from models.load import bytes_to_load, fill_network, load_model, match, needed_bytes, read_tensors
 from models.network import ExpertWeights, Network, Weight
 from models.weights.packed_groups import choose_packed, expansion_note
 from models.weights.packing import unpack
@@ -74,7 +74,10 @@ def test_the_memory_that_is_asked_for_is_what_planes_take(tmp_path: Path) -> Non
     packed = {places[name]: kind for name, kind in choose_packed(tensors, places).items()}
     network = filled(path, None)
     tables = network.positions * 64 * 4
-    assert needed_bytes(spec, torch.float32, network.positions, None, packed) == network.nbytes + tables
+    needed = needed_bytes(spec, torch.float32, network.positions, None, packed)
+    assert needed == network.nbytes + tables
+    asked: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantize": "auto", "longest": None}
+    assert bytes_to_load(files_of(path), **asked, packs=lambda spec: True)[1] == needed
 
 
 @pytest.mark.parametrize(

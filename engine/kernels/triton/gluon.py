@@ -314,14 +314,14 @@ if knobs.runtime.interpret:
 
     def looked_up(words):
         """The same."""
-        found = ()
+        found = []
         for pair in range(4):
             both = words * 0
             for code, half in enumerate(_BF16):
                 both |= tl.where((words >> 4 * pair & 15) == code, half, 0)
                 both |= tl.where((words >> 4 * pair + 16 & 15) == code, half, 0) << 16
-            found += (both,)
-        return found
+            found.append(both)
+        return tuple(found)
 
     def mma_v2(left, right, sums):
         """left @ right + sums."""
