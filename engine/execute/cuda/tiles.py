@@ -152,15 +152,14 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
 def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
     """How the products of a row with quantised experts are cut: gate and up of each, or down of all side by side.
 
-    Not yet measured: no more programs than a GPU has room for at once, all that they read on its way from the start,
-    and down small enough to stand beside gate and up.
+    What was fastest on an H200 for Qwen3-30B-A3B in Q4_0, Q4_K, Q8_0 and MXFP4, and for gpt-oss-20b.
     """
-    warps, tiles = (4, 2 if outputs // 8 * chosen >= 640 else 1) if gated else (8, 1)
     spans = _parts(inputs, 128) * (1 if gated else chosen)
+    warps, tiles, ahead = (4, 2, 2) if gated else (16, 1, 2) if spans <= 64 else (8, 1, 6)
     while warps > 1 and warps > spans:
         warps //= 2
     held = 2 * PACKINGS[kind].tile_bytes * warps * tiles
-    return PackedTile(warps, tiles, min(_parts(spans, warps), max(1, HELD // held)))
+    return PackedTile(warps, tiles, min(ahead, _parts(spans, warps), max(1, HELD // held)))
 
 
 @dataclass(frozen=True, slots=True)
