@@ -353,6 +353,8 @@ class EngineStep:
         sequence.error = sequence.error and explain(sequence.error)
         if sequence.output is not None:
             sequence.tail = sequence.output.flush()
+            sequence.output.guide = None
+        sequence.sampler = None  # as large as the vocabulary, and a sequence may be looked at for long
         sequence.finished.set()
         sequence.events.put(None)
 
