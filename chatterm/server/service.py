@@ -28,7 +28,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     """Other names that it is asked by."""
     created: int
-    """Seconds since 1970: when its files were last changed, or the server started."""
+    """Seconds since 1970: when its files were last changed; where there are none here, when it was loaded."""
     context_length: int | None
     """Tokens that one request may hold; None where it is not loaded and nobody knows."""
     thinks: bool | None = None
@@ -37,7 +37,9 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     """Whether it has a chat template; else it completes text."""
     tool_format: ToolFormat | None = None
     """None: it cannot call tools, or that is not known before it is loaded."""
+    file_bytes: int | None = None
     bytes: int | None = None
+    """Of memory, while it is loaded."""
     loaded: bool = False
     expires_in_s: float | None = None
     """Until it is unloaded; None: never, or it is not loaded."""

@@ -288,10 +288,17 @@ class _Told(SimpleQueue[TokenEvent | None]):
     """Gives on what is put into it."""
 
     def __init__(self, take: Take, number: int) -> None:
-        self._take, self._number = take, number
+        self._take: Take | None = take
+        self._number = number
 
     def put(self, item: TokenEvent | None, block: bool = True, timeout: float | None = None) -> None:
-        self._take(self._number, item)
+        take = self._take
+        if (
+            item is None
+        ):  # who takes knows the sequence: without this only the garbage collector would free both
+            self._take = None
+        if take is not None:
+            take(self._number, item)
 
 
 def _calls(message: Mapping[str, Any]) -> Calls:

@@ -11,11 +11,10 @@ from threading import Lock
 from typing import Any
 
 import llguidance
-import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import EngineError
 from engine.params import NAMES, Constraint
+from engine.sampling.sampler import Words
 from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer
 
@@ -37,8 +36,6 @@ _JSON: Any = {
     "lenient": False,
     "coerce_one_of": False,
 }
-Words = NDArray[np.int32]
-"""int32 [(vocab + 31) / 32]: one bit a token."""
 
 
 class Matcher:

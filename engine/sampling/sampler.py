@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from secrets import randbits
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.native import library as native
 from engine.params import SamplingParams
 
+Words = NDArray[np.int32]
+"""int32 [(vocab + 31) / 32]: one bit a token, set where it may follow."""
 LEAST_TEMPERATURE = 1e-30
 """What a smaller one does is the same."""
 
@@ -46,6 +50,9 @@ class SamplerState:
     """int64 [n], fp32 [n]: tokens, and what is added to their logits; None without a bias."""
     natively: tuple[native.Sampling, Tensor] | None
     """How the native kernels draw, and room for them; None where they do not."""
+    words: tuple[Tensor, Words] | None = None
+    """Room for a mask, and the same memory as an array. It is kept: in a step's time, making it anew takes longer than
+    filling it."""
 
     @classmethod
     def create(
@@ -91,6 +98,13 @@ class SamplerState:
             natively = how, room
         return cls(params, seed, len(earlier), generator, seen, generated, biased, natively)
 
+    def room_of_mask(self, vocab_size: int) -> tuple[Tensor, Words]:
+        """int32 [(vocab + 31) / 32] on the CPU, and the same memory as an array."""
+        if self.words is None:
+            words = torch.empty(-(-vocab_size // 32), dtype=torch.int32)
+            self.words = words, words.numpy()
+        return self.words
+
     def note(self, token_id: int) -> None:
         """Remember a token of the answer, at least 0."""
         if self.seen is not None:
@@ -115,12 +129,12 @@ def sample(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> i
     params = state.params
     seed = draw_seed(state.seed, state.step)
     state.step += 1
-    logits = edit(logits.float(), state, mask)
+    logits = biased(logits.float(), state)
     if state.natively is not None:
         how, _ = state.natively
         how.chance = _chance(seed)
-        return native.sample(logits, how)
-    logits = penalise(logits, state)
+        return native.sample(logits, how, mask)
+    logits = penalise(masked(logits, mask), state)
     if params.temperature == 0.0:
         return likeliest(logits)
     if not math.isfinite(logits.max()):
@@ -149,16 +163,17 @@ def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
     return Drawn(token_id, chosen, tuple(top))
 
 
-def edit(logits: Tensor, state: SamplerState, mask: Tensor | None) -> Tensor:
-    """fp32 logits [vocab] with the bias of `state`, and -inf where the mask allows nothing."""
-    if state.biased is not None:
-        ids, bias = state.biased
-        logits = logits.index_add(0, ids, bias)
-    if mask is None:
+def biased(logits: Tensor, state: SamplerState) -> Tensor:
+    """fp32 logits [vocab] with the bias of `state`."""
+    if state.biased is None:
         return logits
-    if logits.device.type == "cpu" and native.problem() is None:
-        return native.masked(logits, mask)
-    return logits.masked_fill(~allowed(mask, len(logits)), -math.inf)
+    ids, bias = state.biased
+    return logits.index_add(0, ids, bias)
+
+
+def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits [vocab], -inf where the mask allows nothing."""
+    return logits if mask is None else logits.masked_fill(~allowed(mask, len(logits)), -math.inf)
 
 
 def allowed(mask: Tensor, vocab_size: int) -> Tensor:

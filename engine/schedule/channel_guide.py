@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.schedule.guide import Words, allow, free, only
+from engine.sampling.sampler import Words
+from engine.schedule.guide import allow, free, only
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import Channels
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from engine.sampling.sampler import Words
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.reasoning import ThinkTracker
 from models.text.pieces import Piece
@@ -15,9 +15,6 @@ from models.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.sampling.grammar import Matcher
-
-Words = NDArray[np.int32]
-"""int32 [(vocab + 31) / 32]: one bit a token, set where it may follow."""
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from engine.cache.prefix_hit import PrefixHit
 from engine.cache.rows import Rows
 from engine.events import FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams
-from engine.sampling.sampler import SamplerState
+from engine.sampling.sampler import SamplerState, Words
 from engine.schedule.channel_guide import ChannelGuide
-from engine.schedule.guide import Guide, Words, only
+from engine.schedule.guide import Guide, only
 from engine.schedule.output import Output
 
 

@@ -268,9 +268,9 @@ class EngineStep:
         mask = None
         if guide is not None:
             guide.follow(sequence.generated)
-            words = torch.empty(-(-len(logits) // 32), dtype=torch.int32)
-            guide.fill(words.numpy())
-            mask = words.to(logits.device)
+            words, numbers = sequence.sampler.room_of_mask(len(logits))
+            guide.fill(numbers)
+            mask = words if logits.device.type == "cpu" else words.to(logits.device)
         token_id = sample(logits, sequence.sampler, mask)
         if token_id >= 0:
             sequence.sampler.note(token_id)
@@ -361,6 +361,8 @@ class EngineStep:
         sequence.error = sequence.error and explain(sequence.error)
         if sequence.output is not None:
             sequence.tail = sequence.output.flush()
+            sequence.output.guide = None
+        sequence.sampler = None  # as large as the vocabulary, and a sequence may be looked at for long
         sequence.finished.set()
         sequence.events.put(None)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from engine.errors import EngineError
 from engine.kernels.native import library as native
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn, SamplerState, allowed, edit, log_chances, penalise, sample
+from engine.sampling.sampler import Drawn, SamplerState, allowed, biased, log_chances, penalise, sample
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0, -1.5, -2.0, -4.0])
 DRAWS = 4000
@@ -203,4 +203,4 @@ def test_a_request_that_asks_for_nothing_keeps_its_bits() -> None:
     logits = torch.randn(40, generator=torch.Generator().manual_seed(1))
     state = SamplerState.create(SamplingParams(), [], 40, torch.device("cpu"))
     assert (state.seen, state.generated, state.biased) == (None, None, None)
-    assert torch.equal(penalise(edit(logits, state, None), state), logits)
+    assert torch.equal(penalise(biased(logits, state), state), logits)

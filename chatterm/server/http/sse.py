@@ -52,6 +52,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
                 each.cancel()
                 with suppress(asyncio.CancelledError):
                     await each
+        del task, watch, each  # an error refers to this frame, and the task to the error
 
 
 async def _gone(receive: Receive) -> None:

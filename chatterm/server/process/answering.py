@@ -320,6 +320,7 @@ class Answering:
                 self._host.parted(held)
         if self._problem is not None:
             self._out.failed(request_error(self._problem, self._has_begun))
+            self._problem = None  # its frames refer to this
         else:
             self._out.done()
 

@@ -90,6 +90,7 @@ class EngineProcess:
         self._clients.discard(connection)
         if isinstance(connection.session, Terminal):
             connection.session.close()
+            connection.session = None  # its streams refer to the connection
 
     def begin(self, connection: Connection, call: Call, stream: Stream) -> Any:
         if self.ended.is_set():

@@ -56,8 +56,12 @@ class Looking:
                 self._looked_at = time.monotonic()
         held, now = self._host.held, time.monotonic()
         names = {name for one in held for name in one.aliases}
+        files = {model.name: model for model in self._local}
         return [
-            *(_served(one, now) for one in held),
+            *(
+                _served(one, now, next((files[name] for name in one.aliases & files.keys()), None))
+                for one in held
+            ),
             *(model for model in self._local if model.name not in names),
         ]
 
@@ -109,7 +113,8 @@ class Looking:
         return self._host.using(name)
 
 
-def _served(held: Held, now: float) -> ServedModel:
+def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
+    """A loaded model; `files` is the same as it lies on the disk."""
     from models.weights.slots import parameters
 
     engine = held.engine
@@ -117,11 +122,12 @@ def _served(held: Held, now: float) -> ServedModel:
     return ServedModel(
         name=held.name,
         aliases=tuple(sorted(held.aliases - {held.name})),
-        created=int(held.loaded_at),
+        created=files.created if files is not None else int(held.loaded_at),
         context_length=engine.context_length,
         thinks=held.requests.thinks,
         chats=engine.tokenizer.has_chat_template,
         tool_format=held.tool_format,
+        file_bytes=files.file_bytes if files is not None else None,
         bytes=figures.weight_bytes + figures.kv_bytes,
         loaded=True,
         expires_in_s=held.left(now),
@@ -139,7 +145,7 @@ def _on_disk(model: "LocalModel") -> ServedModel:
             created = int(place.stat().st_mtime)
         except OSError:
             created = 0
-    return ServedModel(name=model.name, created=created, context_length=None, bytes=model.bytes)
+    return ServedModel(name=model.name, created=created, context_length=None, file_bytes=model.bytes)
 
 
 def _metrics(held: Held, queued: Mapping[str, int]) -> ModelMetrics:

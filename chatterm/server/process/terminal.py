@@ -151,6 +151,7 @@ class Terminal:
         if self._backend is not None:
             with suppress(Exception):
                 self._backend.close()
+        self._latest = None  # it refers to this
 
     def _state(self, job: "_Job", value: Any) -> State:
         backend = self._backend

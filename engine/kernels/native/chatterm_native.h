@@ -215,7 +215,7 @@ struct ct_mixture_job {
 // expert has gets no numbers, and so do all when memory is short. Any thread may call it, that of a GPU's queue, too.
 void ct_mixtures_run(const ct_mixture_job* job);
 
-// How a token is drawn. The logits above 0 of what was seen are divided by `repetition`, those below multiplied; then those
+// How a token is drawn. What the mask forbids has no chance. The logits above 0 of what was seen are divided by `repetition`, those below multiplied; then those
 // of what was generated lose `presence`, and `frequency` for each time. Temperature 0 takes the first of the likeliest;
 // top_k 0, top_p 1 and min_p 0 leave everything. chance lies in [0, 1).
 struct ct_sampling {
@@ -223,6 +223,7 @@ struct ct_sampling {
   float* room;               // [2 * count] of scratch
   const uint8_t* seen;       // [count]: 1 for a token of the prompt or the answer, else 0; null: no repetition penalty
   const int32_t* generated;  // [count]: how often a token is in the answer; null: neither of the other penalties
+  const uint32_t* mask;      // [(count + 31) / 32]: a token may be drawn where its bit is set; null: all may
   float repetition;
   float presence;
   float frequency;
@@ -236,8 +237,6 @@ enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
 // The token that a chance falls on, of fp32 logits [count]. CT_NO_NUMBERS where the largest logit is not finite or one is
 // no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
 int32_t ct_sample(int32_t variant, const float* logits, const ct_sampling* how);
-// Logits fp32 [count] to `out`, -inf where bit i % 32 of word i / 32 of `mask` is not set.
-void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* out);
 
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.

@@ -150,7 +150,7 @@ class Sampling(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("chance", ctypes.c_double),
-        *_of(_Pointer, "room", "seen", "generated"),
+        *_of(_Pointer, "room", "seen", "generated", "mask"),
         *_of(_Float, "repetition", "presence", "frequency", "temperature", "top_p", "min_p"),
         *_of(_Int, "top_k", "count"),
     ]
@@ -181,7 +181,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_mixtures_destroy": (None, (_Pointer,)),
     "ct_mixtures_run": (None, (ctypes.POINTER(MixtureJob),)),
     "ct_sample": (_Int, (_Int, _Pointer, ctypes.POINTER(Sampling))),
-    "ct_mask": (None, (_Pointer, _Int, _Pointer, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_interleave": (_Int, (ctypes.POINTER(Matrix), _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
@@ -251,28 +250,23 @@ def problem() -> str | None:
     return None
 
 
-def sample(logits: "Tensor", how: Sampling) -> int:
+def sample(logits: "Tensor", how: Sampling, mask: "Tensor | None" = None) -> int:
     """The token that a chance falls on, of fp32 logits [how.count]; -1 where they are no numbers.
 
-    Raises NativeError when memory is short.
+    Only tokens whose bits are set in int32 `mask` [(count + 31) / 32] may be drawn. Raises NativeError when memory is
+    short.
     """
     given, found = logits.contiguous(), library()
+    words = mask.contiguous() if mask is not None else None
     if len(given) != how.count:
         raise ValueError(f"There are {len(given)} logits and not {how.count}.")
+    if words is not None and len(words) * 32 < how.count:
+        raise ValueError(f"The mask has {len(words)} words for {how.count} logits.")
+    how.mask = words.data_ptr() if words is not None else None
     token = int(found.functions.ct_sample(found.best, given.data_ptr(), how))
     if token == IMPOSSIBLE:
         raise NativeError("memory is short")
     return token
-
-
-def masked(logits: "Tensor", mask: "Tensor") -> "Tensor":
-    """fp32 logits [vocab], -inf where the bit of a token in int32 `mask` is not set; both on the CPU."""
-    given, words = logits.contiguous(), mask.contiguous()
-    if len(words) * 32 < len(given):
-        raise ValueError(f"The mask has {len(words)} words for {len(given)} logits.")
-    out = given.new_empty(len(given))
-    library().functions.ct_mask(given.data_ptr(), len(given), words.data_ptr(), out.data_ptr())
-    return out
 
 
 class Pool:

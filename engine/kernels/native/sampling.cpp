@@ -1,9 +1,9 @@
-// A token from logits: penalties, then what top-k, top-p and min-p leave of them, in this order, and one draw.
+// A token from logits: a mask, penalties, then what top-k, top-p and min-p leave of them, in this order, and one draw.
 //
 // Nothing is sorted but the likeliest: weights under ever smaller bounds are looked for until there are enough.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
 #include <new>
 #include <vector>
 
@@ -129,6 +129,28 @@ void penalise(const ct_sampling& how, int32_t count, float* logits) {
   }
 }
 
+// Logits to `out`, -inf where the mask has no bit. Most of its words have all of them, or none.
+void masked(const float* logits, const uint32_t* mask, int32_t count, float* out) {
+  static constexpr auto BITS = [] {
+    std::array<uint32_t, 32> bits{};
+    for (int i = 0; i < 32; ++i) bits[size_t(i)] = 1u << i;
+    return bits;
+  }();
+  for (int32_t first = 0; first < count; first += 32) {
+    const uint32_t word = mask[first / 32];
+    const int32_t here = std::min(32, count - first);
+    const float* from = logits + first;
+    float* to = out + first;
+    if (word == 0u) {
+      std::fill_n(to, here, -INFINITY);
+    } else if (word == ~0u) {
+      std::copy_n(from, here, to);
+    } else {
+      for (int32_t i = 0; i < here; ++i) to[i] = (word & BITS[size_t(i)]) != 0u ? from[i] : -INFINITY;
+    }
+  }
+}
+
 // The first of the largest.
 int32_t likeliest(const Kernels& kernels, const float* logits, int32_t count) {
   float most = -INFINITY;
@@ -152,9 +174,13 @@ int32_t ct_sample(int32_t variant, const float* logits, const ct_sampling* how) 
   float* room = how->room;
   const Kernels* kernels = kernels_of(variant);
   if (kernels == nullptr || count < 1) return CT_IMPOSSIBLE;
-  if (how->seen != nullptr || how->generated != nullptr) {
+  if (how->seen != nullptr || how->generated != nullptr || how->mask != nullptr) {
     float* edited = room + count;
-    std::memcpy(edited, logits, size_t(count) * sizeof(float));
+    if (how->mask != nullptr) {
+      masked(logits, how->mask, count, edited);
+    } else {
+      std::copy_n(logits, count, edited);
+    }
     penalise(*how, count, edited);
     logits = edited;
   }
@@ -168,18 +194,5 @@ int32_t ct_sample(int32_t variant, const float* logits, const ct_sampling* how) 
     return choose(all, *how);
   } catch (const std::bad_alloc&) {
     return CT_IMPOSSIBLE;
-  }
-}
-
-void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* out) {
-  for (int32_t first = 0; first < count; first += 32) {
-    const uint32_t word = mask[first / 32];
-    const int32_t here = std::min(32, count - first);
-    // Most words of a mask forbid everything.
-    for (int32_t i = 0; i < here; ++i) out[first + i] = -INFINITY;
-    for (uint32_t left = word; left != 0; left &= left - 1) {
-      const int32_t i = __builtin_ctz(left);
-      if (i < here) out[first + i] = logits[first + i];
-    }
   }
 }

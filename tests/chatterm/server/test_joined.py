@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,10 @@ import pytest
 
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.http.app import make_app
+from chatterm.server.http.ollama.models import running, tag
+from chatterm.server.process.looking import Looking
+from models.files import ModelFiles
+from models.hub.sources import LocalModel
 from tests.chatterm.server.conftest import Served
 
 SCHEMA = {
@@ -108,3 +114,22 @@ async def test_a_stream_and_what_is_served(client: httpx.AsyncClient) -> None:
     assert "tiny" in [model["id"] for model in models]
     assert "tiny" in (await client.get("/metrics")).text
     assert (await client.get("/health")).status_code == 200
+
+
+def test_a_model_has_the_size_and_the_date_of_its_files_whether_it_is_loaded_or_not(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tiny.gguf"
+    place.write_bytes(b"x" * 1234)
+    os.utime(place, (1_600_000_000, 1_600_000_000))
+    local = LocalModel("tiny", ModelFiles("tiny", gguf=place), 1234, "catalogue")
+    monkeypatch.setattr("models.hub.sources.local_models", lambda: [local])
+    host = served.calls.host
+    looking = Looking(host)
+    (before,) = looking.models()
+    host.give_back(host.take("tiny"))
+    (after,) = looking.models()
+    assert (before.loaded, after.loaded) == (False, True)
+    assert tag(before) | {"details": None} == tag(after) | {"details": None}
+    assert tag(after)["size"] == 1234
+    assert running(after)["size"] == after.bytes != 1234

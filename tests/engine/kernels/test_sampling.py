@@ -87,7 +87,9 @@ def expected(logits: Tensor, params: SamplingParams, mask: Tensor | None = None)
     state = SamplerState.create(params, PROMPT, len(logits), torch.device("cpu"))
     for token in GENERATED:
         state.note(token)
-    penalised = plain_sampler.penalise(plain_sampler.edit(logits.float(), state, mask), state)
+    penalised = plain_sampler.penalise(
+        plain_sampler.masked(plain_sampler.biased(logits.float(), state), mask), state
+    )
     if params.temperature == 0.0:
         return torch.tensor([plain_sampler.likeliest(penalised)]), torch.ones(1)
     chances, ids = plain_sampler.choices(penalised, params)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.kernels.native import library as native
 from engine.params import SamplingParams
-from engine.sampling.sampler import SamplerState, allowed, choices, likeliest, penalise, sample
+from engine.sampling.sampler import SamplerState, allowed, choices, likeliest, masked, penalise, sample
 
 pytestmark = pytest.mark.skipif(native.problem() is not None, reason="there are no native kernels here")
 
@@ -119,9 +119,26 @@ def test_a_mask_hides_what_it_does_not_allow(vocab: int, seed: int, share: float
     mask = torch.where(words >= 2**31, words - 2**32, words).int()
     hidden = ~bits.flatten()[:vocab]
     assert torch.equal(allowed(mask, vocab), ~hidden)
-    assert torch.equal(native.masked(logits, mask), logits.masked_fill(hidden, -torch.inf))
+    expected = logits.masked_fill(hidden, -torch.inf)
+    assert torch.equal(masked(logits, mask), expected)
+    for text in ([], [0]):  # with penalties, too
+        params = SamplingParams(0.0, repetition_penalty=1.5 if text else 1.0)
+        state = SamplerState.create(params, text, vocab, torch.device("cpu"))
+        assert state.natively is not None
+        how, room = state.natively
+        how.mask = mask.data_ptr()
+        for variant in native.library().variants.values():
+            found = native.library().functions.ct_sample(variant, logits.data_ptr(), how)
+            assert found == likeliest(penalise(expected, state))
+            assert torch.equal(room[vocab:], penalise(expected, state))
+
+
+def test_a_mask_is_that_of_one_token_only() -> None:
+    logits, mask = torch.arange(40.0), torch.tensor([1, 0], dtype=torch.int32)
+    state = SamplerState.create(SamplingParams(0.0), [], 40, torch.device("cpu"))
+    assert [sample(logits, state, mask), sample(logits, state), sample(logits, state, mask)] == [0, 39, 0]
     with pytest.raises(ValueError, match="words"):
-        native.masked(torch.zeros(32 * len(mask) + 1), mask)
+        sample(logits, state, mask[:1])
 
 
 def test_of_tokens_alike_the_first_ones_are_taken() -> None:

@@ -34,7 +34,7 @@ def tag(model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "model": model.name,
         "modified_at": _date(model),
-        "size": model.bytes or 0,
+        "size": model.file_bytes or model.bytes or 0,
         "digest": sha256(f"{model.name} {model.created}".encode()).hexdigest(),
         "details": _details(model),
     }
@@ -46,6 +46,7 @@ def running(model: ServedModel) -> dict[str, Any]:
     until = datetime.now(UTC) + left
     return {
         **tag(model),
+        "size": model.bytes or 0,
         "expires_at": until.isoformat().replace("+00:00", "Z"),
         "size_vram": 0,
         "context_length": model.context_length or 0,
