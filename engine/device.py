@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import EngineError
-from models.memory import available_bytes
+from models.weights.memory import available_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 

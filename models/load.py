@@ -14,7 +14,6 @@ from models.errors import ModelError, TooLargeError
 from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
-from models.memory import available_bytes
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
 from models.spec import ModelSpec, for_context, ropes
@@ -22,6 +21,7 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
+from models.weights.memory import available_bytes
 from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts

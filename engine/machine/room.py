@@ -11,7 +11,7 @@ from engine.execute.cpu import products
 from engine.execute.cpu.held_weights import packs
 from models.files import ModelFiles
 from models.load import bytes_to_load
-from models.memory import available_bytes
+from models.weights.memory import available_bytes
 from models.weights.placement import experts_of
 from models.weights.slots import slots
 

@@ -15,7 +15,6 @@ from models.hub.digests import sha256
 from models.hub.fetching import need_space, size_of
 from models.hub.manifest import Manifest, manifest_path, write_manifest
 from models.load import fill_network, match, read_tensors
-from models.memory import available_bytes
 from models.network import Network
 from models.progress import OnProgress
 from models.quantising.activations import divergence, measure
@@ -25,6 +24,7 @@ from models.quantising.fit import BLOCK
 from models.spec import ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
+from models.weights.memory import available_bytes
 from models.weights.slots import Names, slots
 
 FORMAT = "int4, calibrated"

@@ -424,7 +424,8 @@ def test_damaged_bytes_in_the_header_are_never_a_traceback(path: Path) -> None:
 
 def test_the_table_of_types_is_that_of_the_gguf_package() -> None:
     theirs = {int(kind): (kind.name, size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
-    ours = {int(kind): (kind.name, (kind.block, kind.block_bytes)) for kind in block_formats.Kind}
+    kinds = [kind for kind in block_formats.Kind if not kind.is_own]
+    ours = {int(kind): (kind.name, (kind.block, kind.block_bytes)) for kind in kinds}
     assert ours.items() <= theirs.items()
     assert len(ours) == 32
 

@@ -123,6 +123,8 @@ class Connection(asyncio.Protocol):
         self._running: dict[int, Running | None] = {}
         self._paused = False
         self._blocked: list[Source] = []
+        self._outgoing: list[bytes] = []
+        """Frames of this turn of the event loop: they are written at once."""
         self.hello: Hello | None = None
         self.session: Any = None
         """The conversation of a terminal."""
@@ -179,8 +181,16 @@ class Connection(asyncio.Protocol):
         return self._paused and self._transport is not None
 
     def send(self, message: ToClient) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(to_frame(message))
+        if self._transport is None or self._transport.is_closing():
+            return
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(to_frame(message))
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(outgoing))
 
     def ended(self, id: int) -> None:
         self._running.pop(id, None)
@@ -196,6 +206,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send what is written, then part."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -254,6 +265,5 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: FrameError) -> None:
         """Say why, and part: nothing that comes after this can be understood."""
         self.send(failure(0, error))
-        if self._transport is not None:
-            self._transport.close()
+        self.close()
         self._reader = FrameReader(0)

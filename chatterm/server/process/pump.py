@@ -1,4 +1,8 @@
-"""From the threads of engines to connections: what a stream has to say, at most one frame every 10 ms."""
+"""From the threads of engines to connections: what a stream has to say, at most one frame every 10 ms.
+
+Frames cost both processes time, those of 256 streams more than there is. So the more streams there are, the longer each
+gathers: all of them together have a bounded number of frames a second.
+"""
 
 import asyncio
 from collections import deque
@@ -6,7 +10,11 @@ from contextlib import suppress
 from typing import Protocol
 
 INTERVAL = 0.010
-"""Seconds between two frames of a stream."""
+"""Seconds between two frames of a stream, at least."""
+FRAMES = 3000
+"""Frames a second of all streams, but for the first and the last of each."""
+LOOK = 1.0
+"""Seconds in which streams that have sent something are counted."""
 
 
 class Source(Protocol):
@@ -34,6 +42,12 @@ class Pump:
         self._hurries = False
         """Somebody of those has come to its end."""
         self._timer: asyncio.TimerHandle | None = None
+        self._sent: set[int] = set()
+        """Which streams have sent something since the last count."""
+        self._streams = 0
+        """How many the last count has found."""
+        self._counts = 0.0
+        """When the next one is due."""
 
     def wake(self, source: Source, at_once: bool = False) -> None:
         """`source` has something to say; `at_once`: it waits for no more, for that is its end. From any thread."""
@@ -74,8 +88,15 @@ class Pump:
 
     def _send(self, source: Source, now: float) -> None:
         source.waits = False  # before it looks: what comes from now on wakes it again
-        source.due = now + INTERVAL
+        source.due = now + self._interval(source, now)
         try:
             source.send()
         except Exception as error:  # noqa: BLE001 (whatever it is, the others are served)
             source.fail(error)
+
+    def _interval(self, source: Source, now: float) -> float:
+        """Seconds until this one, which sends something now, may send again."""
+        if now >= self._counts:
+            self._streams, self._sent, self._counts = len(self._sent), set(), now + LOOK
+        self._sent.add(id(source))
+        return max(INTERVAL, max(self._streams, len(self._sent)) / FRAMES)

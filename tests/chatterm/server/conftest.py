@@ -61,11 +61,14 @@ class Gate:
 
     def __init__(self, engine: TinyEngine, steps: int = 6) -> None:
         self._open = threading.Event()
+        self.holds = threading.Event()
+        """Set once the engine waits."""
         forward, left = engine.scripted.forward, iter(range(steps))
         engine.scripted.script = engine.tokenizer.encode("x") * 800
 
         def gated(*arguments: Any) -> Any:
             if next(left, None) is None:
+                self.holds.set()
                 assert self._open.wait(60)
             return forward(*arguments)
 

@@ -211,7 +211,7 @@ async def test_what_prompts_share_is_computed_once(service: ChannelService, serv
     long = "river " * 50
     requests = [asks(messages=None, prompt=long + str(n), sampling={"max_tokens": 2}) for n in range(3)]
     first = asyncio.create_task(answers_of(service, requests[0]))
-    await until(lambda: len(served.running) == 1)  # the gate holds it in its second chunk
+    await until(gate.holds.is_set)  # in its second chunk
     others = [asyncio.create_task(answers_of(service, request)) for request in requests[1:]]
     await until(lambda: engine._loop._jobs.qsize() >= 2)  # they look for what is there
     gate.open()

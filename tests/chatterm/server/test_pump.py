@@ -1,7 +1,9 @@
 """Frames of a stream: the first at once, what comes soon after it together, the end at once."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -64,3 +66,39 @@ async def test_what_waits_is_sent_when_its_time_has_come() -> None:
     while sum(one.sent) < 3:
         await asyncio.sleep(0.001)
     assert one.sent[0] == 1
+
+
+class Clock:
+    """An event loop that does at once what it is asked to do soon."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon_threadsafe(self, work: Callable[[], None]) -> None:
+        work()
+
+    def call_at(self, when: float, work: Callable[[], None]) -> None:
+        """Nobody waits for it here."""
+
+
+def test_the_more_streams_there_are_the_longer_each_gathers() -> None:
+    clock = Clock()
+    made = Pump(cast(asyncio.AbstractEventLoop, clock))
+    many = [Told(said=1) for _ in range(600)]
+
+    def pauses(sources: list[Told]) -> list[float]:
+        for source in sources:
+            made.wake(source)
+        return [source.due - clock.now for source in sources]
+
+    first = pauses(many)
+    assert all(source.sent == [1] for source in many)
+    assert (first[0], first[-1]) == (pytest.approx(pump.INTERVAL), pytest.approx(600 / pump.FRAMES))
+    clock.now += 2 * pump.LOOK
+    # All of those that the last second had count for one more, also where they have ended.
+    assert pauses(many[:1]) == [pytest.approx(600 / pump.FRAMES)]
+    clock.now += 2 * pump.LOOK
+    assert pauses(many[:1]) == [pytest.approx(pump.INTERVAL)]

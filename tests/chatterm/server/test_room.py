@@ -243,6 +243,7 @@ def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
     asked = []
     monkeypatch.setattr(room, "pick_device", lambda name: SimpleNamespace(device=cuda))
     monkeypatch.setattr(room, "pick_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(room, "packs", lambda dtype, device: None)
     monkeypatch.setattr(room, "available_bytes", lambda device: asked.append(device) or 10**9)
     found = need_of(files_of(folder), "auto", "auto", "auto", None, mapped=10**8)
     assert asked == [cuda]

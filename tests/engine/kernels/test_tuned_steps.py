@@ -105,7 +105,7 @@ def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_fo
     monkeypatch.setattr(
         FusedDecoder, "run", lambda self, rows, limit: ran(self, rows, limit) if watch.steps < 2 else None
     )
-    known = {1: bench.candidates(1), 16: {}}
+    known = {0: {}, 1: bench.candidates(1), 16: {}}
     monkeypatch.setattr(bench, "candidates", known.__getitem__)
     found = tune(bench, "tiny", lambda: True)
     assert (cache.kv == 7.0).all()
