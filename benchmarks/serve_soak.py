@@ -17,6 +17,7 @@ held, and in the end neither process may have more file descriptors, sockets, th
 import argparse
 import asyncio
 import json
+import os
 import socket
 import struct
 import time
@@ -43,6 +44,9 @@ PATIENCE = 180.0
 MOST_GROWTH = 24 * 2**20
 """Bytes that the second half may add to a process: gaps of the allocator, and the answers that the engine remembers to
 find them again (`engine.conversation.recall`)."""
+
+POOLED = 4 + min(32, (os.cpu_count() or 1) + 4)
+"""Threads that the pools of a process may start late: those for requests, and those of the event loop."""
 
 
 class NoAnswer(Exception):
@@ -372,7 +376,7 @@ class Soak:
         for process, held in end.items():
             before = middle[process]
             for what in ("files", "sockets", "threads"):
-                if held[what] > before[what]:
+                if held[what] > before[what] + (POOLED if what == "threads" else 0):
                     self._fault(
                         f"the {process} process has {held[what]} {what}, {before[what]} in the middle"
                     )
