@@ -74,17 +74,26 @@ def test_no_error_is_larger_than_that_of_torch_with_the_same_rows(folder: Path, 
     plain: dict[str, Any] = {"attention": "sdpa", "fused": False, "decode_runner": False, "graphs": False}
     long = {"context": 1500} if folder.name.startswith(("groups", "heads")) else {}
     with opened(folder, kind, **plain, **long) as engine:
-        ids = text_of(engine, engine.context_length // 2, 5)
+        # Of one text alone the errors by two ways of rounding differ by a tenth.
+        texts = [text_of(engine, engine.context_length // 2, seed) for seed in (5, 6, 7)]
+        half, length = len(texts[0]) // 2, len(texts[0])
         with torch.inference_mode():
-            reference = exact(torch.tensor([ids], device="cuda"), use_cache=False).logits[0].float()
-        theirs = errors(prefilled(engine, ids, [0, len(ids) // 2]), reference)
+            references = exact(torch.tensor(texts, device="cuda"), use_cache=False).logits.float()
+        theirs = torch.stack(
+            [errors(prefilled(engine, ids, [0, half]), to) for ids, to in zip(texts, references, strict=True)]
+        )
     for attention, block_size in (("triton", 32), ("auto", None)):
         with opened(folder, kind, attention=attention, block_size=block_size, **long) as engine:
             assert engine.figures().kv_dtype == kind
-            steps = errors(forced_logits(engine, [ids], len(ids) - 1)[0].float(), reference[1:])
-            prompt = errors(prefilled(engine, ids, [0, len(ids) // 2, len(ids) - 5]), reference)
+            found = forced_logits(engine, texts, length - 1)
+            steps = [errors(ours.float(), to[1:]) for ours, to in zip(found, references, strict=True)]
+            prompts = [
+                errors(prefilled(engine, ids, [0, half, length - 5]), to)
+                for ids, to in zip(texts, references, strict=True)
+            ]
             told = engine.figures().decode, engine.figures().attention
-        for name, ours in (("steps", steps), ("prompt", prompt)):
+        for name, each in (("steps", steps), ("prompts", prompts)):
+            ours = torch.stack(each)
             print(f"{folder.name} {kind} {told} {name}: {ours.median():.3e}, torch's {theirs.median():.3e}")
             assert ours.median() <= 1.05 * theirs.median()
             assert ours.max() <= 1.3 * theirs.max()

@@ -86,10 +86,12 @@ def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Pac
 
 
 def expected(numbers: Tensor, x: Tensor, norm: Tensor, residual: Tensor, part: str) -> Tensor:
-    x, numbers = x.double(), numbers.double()
+    """In fp64; the rows that are multiplied are rounded to the dtype of the numbers, as a product of that dtype has
+    them."""
+    x = x.double()
     if part != "residual":
         x = F.rms_norm(x, x.shape[1:], eps=1e-6) * norm.double()
-    y = F.linear(x, numbers)
+    y = F.linear(x.to(numbers.dtype).double(), numbers.double())
     if part == "gated":
         gate, up = y.chunk(2, -1)
         return F.silu(gate) * up
@@ -121,7 +123,7 @@ def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool 
     x = torch.randn(16, columns, generator=generator, device="cuda").to(BF16)
     norm = torch.rand(columns, generator=generator, device="cuda").to(BF16) + 0.5
     residual = torch.randn(16, outputs, generator=generator, device="cuda").to(BF16)
-    truth = expected(numbers, x, norm, residual, part)
+    truth = expected(numbers.double(), x, norm, residual, part)
     rounded = expected(numbers.to(BF16), x, norm, residual, part).to(BF16)
     theirs = errors(rounded, truth)
     tile = choose_packed_tile(outputs, columns, part == "gated", kind)

@@ -52,6 +52,7 @@ def gate_up_kernel(
     VALUES: tl.constexpr = 0,
     SUPERS: tl.constexpr = False,
     FLOATS: tl.constexpr = False,
+    SHARED: tl.constexpr = 1,
 ):
     """out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
 
@@ -127,6 +128,7 @@ def gate_up_kernel(
                 VALUES=VALUES,
                 SUPERS=SUPERS,
                 FLOATS=FLOATS,
+                SHARED=SHARED,
                 PDL=False,
                 ACTIVATION=ACTIVATION,
                 GAIN=GAIN,
@@ -362,6 +364,7 @@ def packed_down_kernel(
     PDL: tl.constexpr,
     bias=None,
     SCALE: tl.constexpr = 1.0,
+    SHARED: tl.constexpr = 1,
 ):
     """`down_kernel` of weights in planes, those of all experts one behind the other; programs [tiles, rows]."""
     row = gl.program_id(1)
@@ -398,6 +401,7 @@ def packed_down_kernel(
             VALUES=VALUES,
             SUPERS=SUPERS,
             FLOATS=FLOATS,
+            SHARED=SHARED,
             PDL=PDL,
             ACTIVATION="silu",
             SCALE=SCALE,

@@ -92,6 +92,7 @@ def group_kernel(
     VALUES: tl.constexpr = 0,
     SUPERS: tl.constexpr = False,
     FLOATS: tl.constexpr = False,
+    SHARED: tl.constexpr = 1,
 ):
     """The rows of each tile times the weights of its expert; programs [cdiv(N, WIDTH), tiles].
 
@@ -132,12 +133,12 @@ def group_kernel(
         if BITS > 0:
             gate = tl.trans(tile_numbers(
                 codes, others, own, common, line, k,
-                DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS,
+                DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
             ).to(row.dtype))
             if GATED:
                 up = tl.trans(tile_numbers(
                     codes, others, own, common, N + line, k,
-                    DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS,
+                    DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
                 ).to(row.dtype))
         elif K % DEPTH == 0:
             gate = tl.load(columns + k)

@@ -57,8 +57,6 @@ UNUSUAL = {
     ),
 }
 """By what is special: a type, the experts, the size of what they are given, and the tiles."""
-STORED = [kind for kind in PACKINGS if not kind.is_own]
-"""What experts can have: blocks of our own are for layers that every row goes through."""
 
 
 def usual(kind: Kind) -> tuple[Experts, int]:
@@ -143,7 +141,7 @@ def check_steps(
         assert torch.equal(step([2])[0], found[2])
 
 
-@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_a_row_gets_what_its_experts_give(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     check_steps(kind, *usual(kind), *TILES, monkeypatch, rows=2)
 
@@ -165,7 +163,7 @@ def check_groups(kind: Kind, spec: Experts, hidden: int, tile: GroupTile, patch:
     )
 
 
-@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_groups_of_tokens_get_what_their_experts_give(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     check_groups(kind, *usual(kind), GroupTile(16, 128, 128, 4), monkeypatch)
 
