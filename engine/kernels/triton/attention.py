@@ -257,7 +257,6 @@ def attention_kernel(
     ROW: the cache has quantised rows of so many bytes, see `kv_rows.py`; the new row, too, is attended to as it is
     stored.
     """
-    gdc_launch_dependents(PDL)
     head = gl.program_id(0)
     chunk = gl.program_id(1)
     batch = gl.program_id(2)
@@ -280,6 +279,7 @@ def attention_kernel(
     idle = first > row
     if SOME:
         idle = idle | (row < begin) | (row >= end)
+    gdc_launch_dependents(PDL)  # not sooner: what it copies would come before what is looked up here
     if idle:
         gdc_wait(
             PDL
