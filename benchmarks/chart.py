@@ -1,4 +1,4 @@
-"""Line charts over the turns of a chat, as one SVG file."""
+"""Line charts over the turns of a chat, or over lengths, as one SVG file."""
 
 from dataclasses import dataclass
 from html import escape
@@ -9,7 +9,7 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 520, 300, 64, 84, 56
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One value a turn; None where there is none. What is below the scale's foot lies on it, 0 too."""
+    """One value a turn, or a length; None where there is none. What is below the scale's foot lies on it, 0 too."""
 
     name: str
     colour: str
@@ -18,10 +18,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over the turns 1, 2, ...; the scale is logarithmic."""
+    """Lines over the turns 1, 2, ...; the scale is logarithmic. `labels` stand in place of the turns."""
 
     title: str
     lines: list[Line]
+    along: str = "turn"
+    labels: tuple[str, ...] = ()
 
 
 def page(title: str, charts: list[Chart], below: str) -> str:
@@ -66,12 +68,15 @@ def _chart(chart: Chart, left: int) -> list[str]:
         parts.append(f'<path d="M{left} {at:.1f}h{WIDTH}" stroke="#dddddd"/>')
         parts.append(f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{shown}</text>')
     for turn in range(1, turns + 1):
-        if turn == 1 or turn % 5 == 0:
+        if chart.labels or turn == 1 or turn % 5 == 0:
+            shown = escape(chart.labels[turn - 1]) if chart.labels else str(turn)
             parts.append(
-                f'<text x="{x(turn):.1f}" y="{TOP + HEIGHT + 20}" text-anchor="middle">{turn}</text>'
+                f'<text x="{x(turn):.1f}" y="{TOP + HEIGHT + 20}" text-anchor="middle">{shown}</text>'
             )
     middle = left + WIDTH / 2
-    parts.append(f'<text x="{middle:.0f}" y="{TOP + HEIGHT + 40}" text-anchor="middle">turn</text>')
+    parts.append(
+        f'<text x="{middle:.0f}" y="{TOP + HEIGHT + 40}" text-anchor="middle">{escape(chart.along)}</text>'
+    )
     for line in chart.lines:
         seen = [(turn, value) for turn, value in enumerate(line.values, 1) if value is not None]
         points = [f"{x(turn):.1f} {y(value):.1f}" for turn, value in seen]

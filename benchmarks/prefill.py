@@ -1,7 +1,7 @@
 """Prompts at batch 1 in bf16 at published shapes, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
-        [--llama-cpp DIR --gguf FILE] [--peers transformers,deterministic]
+        [--llama-cpp DIR --gguf FILE] [--peers transformers,deterministic] [--formats q4_0,q8_0]
     python -m benchmarks.prefill --shapes Gemma-3-1B,Gemma-2-2B,Mistral-7B-v0.1 --peers pytorch,deterministic
 
 Every prompt is new, so nothing is cached; what is evicted for it is gone (see offload.py for what keeping it costs).
@@ -10,17 +10,20 @@ causal attention. "of matmul" is their rate over that of a bf16 product of rando
 the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option
 that gives sums one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
 "pytorch" is our engine with PyTorch's attention, which has no graphs for prompts (`--attention sdpa`). "transformers"
-knows the shapes of Qwen3 alone.
+knows the shapes of Qwen3 alone. `--formats` are quantised weights, random ones again, that our engine reads beside those
+in bf16; their "cost" is the share of the speed in bf16 that they take.
 """
 
 import argparse
 import statistics
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.machine import Budget, Record, describe, matmul_rate, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
@@ -68,6 +71,7 @@ class Bench:
         self.repeats: int = arguments.repeats
         self.lengths: list[int] = arguments.lengths
         self.peers: list[str] = arguments.peers
+        self.formats: list[str] = arguments.formats
         self.options = {"attention": arguments.attention} if arguments.attention else {}
         self.llama = LlamaCpp(arguments.llama_cpp, arguments.gguf) if arguments.llama_cpp else None
         self.budget = Budget(arguments.budget_s)
@@ -99,6 +103,11 @@ class Bench:
                     others[name], _ = stack.enter_context(
                         random_engine(spec, device=self.device, dtype=DTYPE, network=model, **own)
                     )
+            for form in self.formats:
+                make = partial(random_quantized, spec, form, DTYPE, self.device, options["context"])
+                others[f"ours, {form}"], _ = stack.enter_context(
+                    random_engine(spec, device=self.device, dtype=DTYPE, make=make, **options)
+                )
             peer = None
             if "transformers" in self.peers:
                 from benchmarks.peers.transformers import Prefill
@@ -172,10 +181,13 @@ class Bench:
 
     def _ratios(self, shape: str, length: int) -> None:
         rows = self.record.figures["shapes"][shape].get("lengths", {}).get(str(length), {})
-        if DETERMINISTIC in rows:
-            cost = 1.0 - rows["ours"]["seconds"] / rows[DETERMINISTIC]["seconds"]
-            self._note(cost, shape, "lengths", str(length), DETERMINISTIC, "cost")
-            print(f"{'':<4}deterministic costs {cost:.1%} of the prompt speed", flush=True)
+        for name in (DETERMINISTIC, *(f"ours, {form}" for form in self.formats)):
+            if name in rows:
+                cost = 1.0 - rows["ours"]["seconds"] / rows[name]["seconds"]
+                self._note(cost, shape, "lengths", str(length), name, "cost")
+                print(
+                    f"{'':<4}{name.removeprefix('ours, ')} costs {cost:.1%} of the prompt speed", flush=True
+                )
         for name, peer in rows.items():
             mine = rows.get("ours, TTFT" if name.endswith("TTFT") else "ours")
             if mine is not None and not name.startswith("ours"):
@@ -192,7 +204,9 @@ def main() -> None:
     parser.add_argument("--shapes", type=names, default=["0.6B", "8B"])
     parser.add_argument("--lengths", type=numbers, default=[512, 4096, 16384])
     parser.add_argument("--peers", type=names, default=["transformers"])
-    arguments = parse(parser, PEERS)
+    quantised = tuple(name for name in FORMATS if name != "bf16")
+    parser.add_argument("--formats", type=names, default=[], help=", ".join(quantised))
+    arguments = parse(parser, PEERS, quantised)
     bench = Bench(arguments)
     for shape in arguments.shapes:
         bench.run(shape)

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from benchmarks import structured
+from benchmarks import attention, structured
 from benchmarks.decode import ratios, relative_errors, table
 from benchmarks.formats import random_quantized, read_bytes
 from benchmarks.machine import Record
@@ -173,3 +174,15 @@ def test_random_quantised_experts_are_packed_and_the_chosen_ones_are_read(name: 
     experts = 6 * sum(part.nbytes for part in (*first.gate_up.parts, *first.down.parts))
     whole = sum(weight.nbytes for weight in network.parts(Weight)) - network.embedding.nbytes
     assert read_bytes(network) == whole - experts * 4 // 6
+
+
+def test_attention_is_compared_with_what_it_should_give(capsys: pytest.CaptureFixture[str]) -> None:
+    heads, length = SHAPES["tiny"].attention, 70
+    found = attention.calls(heads, length, CPU, torch.float32)
+    assert "flash is left out" in capsys.readouterr().out
+    assert relative_errors(found["sdpa"]().view(1, -1), found[attention.PLAIN]().reshape(1, -1))[0] < 1e-5
+    figures = attention.measure(found, 1, CPU)
+    attention.show(length, figures)
+    assert "sdpa" in capsys.readouterr().out
+    drawn = ElementTree.fromstring(attention.picture("tiny", [length], {length: figures}))
+    assert {"sdpa", "plain", "70"} <= {element.text for element in drawn.iter()}
