@@ -10,8 +10,8 @@ causal attention. "of matmul" is their rate over that of a bf16 product of rando
 the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option
 that gives sums one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
 "pytorch" is our engine with PyTorch's attention, which has no graphs for prompts (`--attention sdpa`). "transformers"
-knows the shapes of Qwen3 alone. `--formats` are quantised weights, random ones again, that our engine reads beside those
-in bf16; their "cost" is the share of the speed in bf16 that they take.
+knows the shapes of Qwen3 alone. `--formats` are quantised weights, random ones again, that our engine reads beside
+those in bf16; their "cost" is the share of the speed in bf16 that they take.
 """
 
 import argparse
