@@ -107,7 +107,7 @@ def close_store(store: "Store | None", err: TextIO) -> None:
 
 
 def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
-    for note in new_notes(backend.figures(), said):
+    for note in new_notes(backend.notes(), said):
         write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 

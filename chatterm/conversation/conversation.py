@@ -232,7 +232,8 @@ class Conversation:
     def tick(self, now: float) -> bool:
         """Move what moves by itself; whether anything did."""
         figures = self._backend.figures() if self._running else None
-        moved = [turn.tick(now, figures) for turn in self._running.values()]
+        waiting = self._backend.waiting() if self._running else ""
+        moved = [turn.tick(now, figures, waiting) for turn in self._running.values()]
         return any(moved)
 
     def begun(self, before: Outcome, index: int = 0) -> None:

@@ -34,6 +34,8 @@ class ChatActions(MessageActions, SessionActions, Preferences):
         self.report("stats", "Statistics", lines)
 
     def cache(self, what: str) -> None:
+        if (info := self.screen.info) is not None and info.is_remote:
+            raise EngineError(f"The KV cache is that of {info.device}; /stats shows what it found there.")
         if what:
             self._explain_cache()
         else:

@@ -48,6 +48,10 @@ class MessageActions(CommandPart):
         turn = self.conversation.turn
         if turn is None or not turn.answer.is_thinking:
             raise EngineError("The model is not thinking.")
+        if (info := self.screen.info) is not None and info.is_remote:
+            raise EngineError(
+                "A remote model cannot be told to stop thinking; Esc stops it, /think off turns it off."
+            )
         self.screen.worker_thread.answer_now()
         self.screen.hint("Thinking stopped; the answer follows.", 2.0)
 

@@ -215,7 +215,7 @@ class ChatScreen(MessageSelection):
                 self._failed(job, message, now)
             case worker.Done(job, value):
                 self._done(job, value)
-        for note in new_notes(self.backend.figures(), self._noted):
+        for note in new_notes(self.backend.notes(), self._noted):
             self.say(note)
         if self.info is not None and not self.is_loading:
             self.conversation.next(self.model_name)
