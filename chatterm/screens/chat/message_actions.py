@@ -35,9 +35,23 @@ class MessageActions(CommandPart):
         self.conversation.retry(exchange, self.screen.model_name, number)
         self.screen.back_to_composer()
         if number > 1:
-            from chatterm.screens.candidates import CandidatesScreen
+            self._show_candidates()
 
-            self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))
+    def compare(self, model: str) -> None:
+        self._refuse_without_model()
+        exchange = self.chosen_exchange()
+        if exchange is None:
+            raise EngineError("There is no message to compare answers to; send one first.")
+        if model in (self.screen.model_name, self.screen.backend.model):
+            raise EngineError("That model answers already; /retry 2 has it answer twice.")
+        self.conversation.compare(exchange, self.screen.model_name, one_line(model, 300))
+        self.screen.back_to_composer()
+        self._show_candidates()
+
+    def _show_candidates(self) -> None:
+        from chatterm.screens.candidates import CandidatesScreen
+
+        self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))
 
     def resume(self) -> None:
         self._refuse_without_model()

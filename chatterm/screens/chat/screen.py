@@ -236,7 +236,7 @@ class ChatScreen(MessageSelection):
                     while self.conversation.waiting:
                         self.conversation.take_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Resume() | worker.Draw():
+            case worker.Send() | worker.Resume() | worker.Draw() | worker.Compare():
                 self.conversation.failed(now, message)
             case worker.LoadPath():
                 self.conversation.forget()
