@@ -135,7 +135,7 @@ class Client:
                 raise
             if isinstance(error, TimeoutError):
                 return Lost(f"{self.address.host} does not answer; is it the right address?")
-            return Lost(lost(error, self.address))
+            return Lost(lost(error, self.address, proxy_for(self.address)))
 
     async def _ask(self, path: str, body: dict[str, Any], inbox: Inbox, index: int) -> None:
         tries, is_fresh = 0, True
@@ -166,7 +166,7 @@ class Client:
                     is_fresh = False
                     await asyncio.sleep(_PAUSE)
                     continue
-                inbox.put((index, Lost(lost(error, self.address))))
+                inbox.put((index, Lost(lost(error, self.address, proxy_for(self.address)))))
                 return
             tries += 1
             if (name := refused_field(refused, body)) is not None:

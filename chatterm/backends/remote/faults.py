@@ -17,6 +17,8 @@ LONGEST_WAIT = 600.0
 """Seconds that a server may ask to wait for; beyond that the person is told instead."""
 _BUSY = (429, 503, 529)
 _TRIES = 6
+_NO_TLS = ("WRONG_VERSION_NUMBER", "record layer", "UNEXPECTED_EOF", "HTTP_REQUEST")
+"""What OpenSSL says where the other side speaks something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,8 @@ def refused_field(refused: Refused, body: Mapping[str, Any]) -> str | None:
     return next((name for name in OPTIONAL if name in body and name in said), None)
 
 
-def lost(error: BaseException, address: Address) -> str:
-    """Why there is no connection, in a line."""
+def lost(error: BaseException, address: Address, proxy: str | None = None) -> str:
+    """Why there is no connection, in a line; `proxy` stands between, where there is one."""
     import httpx
 
     host = one_line(address.host, 80)
@@ -118,7 +120,7 @@ def lost(error: BaseException, address: Address) -> str:
         )
         why = one_line(why, 80) or "it cannot be verified"
         return f"The certificate of {host} is not trusted ({why}); set ca_file for it in {address.setting}."
-    if any("WRONG_VERSION_NUMBER" in str(one) or "record layer" in str(one) for one in chain):
+    if any(sign in str(one) for one in chain for sign in _NO_TLS):
         return f"{host} does not speak https; write openai+http://…, or http:// in the settings."
     if isinstance(error, ImportError):
         return "A SOCKS proxy needs the package socksio; install it: pip install 'httpx[socks]'"
@@ -134,6 +136,9 @@ def lost(error: BaseException, address: Address) -> str:
         return f"{host} has broken off the connection; is its server still running?"
     if isinstance(error, httpx.LocalProtocolError):
         return f"The request cannot be written: {one_line(str(error), 120)}."
+    if proxy is not None and isinstance(error, httpx.ConnectError):
+        which = one_line(proxy.rpartition("@")[2].rpartition("/")[2], 80)
+        return f"The proxy {which} cannot be reached, and {host} is behind it; see HTTPS_PROXY and NO_PROXY."
     why = next((one.strerror for one in reversed(chain) if isinstance(one, OSError) and one.strerror), "")
     if any(type(one).__name__ == "gaierror" for one in chain):
         return f"No host is called {host}; is it spelled right, and is there a network?"

@@ -155,7 +155,10 @@ def test_a_key_from_a_command() -> None:
     python = sys.executable
     assert key_of(_at(key_command=f"{python} -c 'print(\"k-3\"); print(1)'")) == "k-3"
     for command, why in (
-        (f"{python} -c 'import sys; print(\"no such entry\", file=sys.stderr); sys.exit(3)'", "code 3: no such"),
+        (
+            f"{python} -c 'import sys; print(\"no such entry\", file=sys.stderr); sys.exit(3)'",
+            "code 3: no such",
+        ),
         (f"{python} -c pass", "is empty"),
         (f"{python} -c 'print(\"two words\")'", "is no key"),
         ("/no/such/program", "key_command failed: No such file"),

@@ -1,5 +1,6 @@
 """Bytes to messages, and texts to thinking and answer: however they are cut."""
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -11,7 +12,20 @@ from chatterm.backends.remote.thinking import Piece, Splitter
 
 STREAMS = st.lists(
     st.sampled_from(
-        [b"\r", b"\n", b"\r\n", b"data", b":", b" ", b"data: {}", b": note", b"event: x", b"\xef\xbb\xbf", b"\xe2\x82", b"a"]
+        [
+            b"\r",
+            b"\n",
+            b"\r\n",
+            b"data",
+            b":",
+            b" ",
+            b"data: {}",
+            b": note",
+            b"event: x",
+            b"\xef\xbb\xbf",
+            b"\xe2\x82",
+            b"a",
+        ]
     ),
     max_size=30,
 ).map(b"".join)
@@ -19,7 +33,7 @@ STREAMS = st.lists(
 
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def read(reader: EventReader | DocumentReader, parts: Iterable[bytes]) -> list[str]:
@@ -34,7 +48,11 @@ def test_any_cut_gives_the_same_messages(data: bytes, places: list[int]) -> None
         assert read(make(), [data[n : n + 1] for n in range(len(data))]) == read(make(), [data])
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), min_size=1), max_size=5))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), min_size=1), max_size=5
+    )
+)
 def test_what_is_sent_is_read(texts: list[str]) -> None:
     stream = "".join(f": note\ndata: {text}\nid: 3\n\n" for text in texts).encode()
     assert read(EventReader(), [stream]) == texts
@@ -62,7 +80,9 @@ def test_what_does_not_end_is_given_up() -> None:
 # --- thinking ---
 
 TEXTS = st.lists(
-    st.sampled_from(["<think>", "</think>", "<", "<th", "ink>", "\n", " ", "a", "b>", "\ud83d", "\ude00", "</thin", "é"]),
+    st.sampled_from(
+        ["<think>", "</think>", "<", "<th", "ink>", "\n", " ", "a", "b>", "\ud83d", "\ude00", "</thin", "é"]
+    ),
     max_size=12,
 ).map("".join)
 
