@@ -199,8 +199,10 @@ def stats_line(outcome: Outcome) -> str:
     """The figures of one answer for people."""
     stats = outcome.stats
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
+    # A server may tell nothing of the prompt.
+    prompt = f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)"
     parts = (
-        f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)",
+        *([prompt] if stats.prompt_tokens else []),
         f"first token after {seconds_text(stats.ttft_s)}",
         f"{counted(stats.generated_tokens, 'token')}{thought} at {rate_text(stats.decode_tokens_per_s)}",
         str(outcome.finish_reason or FinishReason.CANCELLED),

@@ -265,7 +265,7 @@ def detail(choice: ModelChoice | None) -> tuple[str, str]:
         return "", ""
     if choice.server:
         room = f" · {counted(choice.context, 'token')} of context" if choice.context else ""
-        return f"On a server: {one_line(choice.name, 200)}{room}", "muted"
+        return f"{one_line(choice.name, 200)}{room}", "muted"
     if choice.fits is False:
         need = f"about {bytes_text(choice.memory_bytes)}" if choice.memory_bytes else "more"
         return f"It does not fit: it needs {need} of free memory.", "warning"

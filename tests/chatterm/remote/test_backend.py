@@ -156,10 +156,10 @@ def test_thinking_in_tags() -> None:
 
 def test_an_answer_that_comes_whole() -> None:
     whole = {"choices": [{"message": {"role": "assistant", "content": "All."}, "finish_reason": "stop"}]}
-    with rough(document(whole | {"usage": {"prompt_tokens": 3, "completion_tokens": 2}})) as server:
-        with chat(server) as backend:
-            assert text_of(backend.send("Hi")) == "All."
-            assert last(backend).stats.generated_tokens == 2
+    whole |= {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    with rough(document(whole)) as server, chat(server) as backend:
+        assert text_of(backend.send("Hi")) == "All."
+        assert last(backend).stats.generated_tokens == 2
 
 
 def test_fields_that_a_server_refuses_are_left_out() -> None:
@@ -255,14 +255,14 @@ def test_continuing_where_the_server_can() -> None:
 
 def test_continuing_where_it_cannot() -> None:
     listing = {"data": [{"id": "tiny", "owned_by": "somebody"}]}
-    with rough(stream(*events(delta("One"), delta(finish="length"))), models=listing) as server:
-        with chat(server) as backend:
-            list(backend.send("Hi"))
-            with pytest.raises(EngineError, match="no way to continue"):
-                backend.resume()
-            backend.load_path([])
-            with pytest.raises(EngineError, match="no answer"):
-                backend.resume()
+    cut = stream(*events(delta("One"), delta(finish="length")))
+    with rough(cut, models=listing) as server, chat(server) as backend:
+        list(backend.send("Hi"))
+        with pytest.raises(EngineError, match="no way to continue"):
+            backend.resume()
+        backend.load_path([])
+        with pytest.raises(EngineError, match="no answer"):
+            backend.resume()
     with (
         rough(stream(*events(delta(reasoning="hm"), delta(finish="length")))) as server,
         chat(server) as backend,
@@ -570,15 +570,17 @@ def test_whatever_bytes_come_no_other_error_comes_of_them(
 ) -> None:
     with rough(stream(*parts, ends=ends)) as server, chat(server, scheme) as backend:
         said: list[str] = []
+        problem = ""
         try:
             for event in backend.send("Hi"):
                 said.append(event.text)
         except EngineError as error:
-            assert len(str(error).splitlines()) == 1
+            problem = str(error)
+        assert len(problem.splitlines()) <= 1
         outcome = backend.last
-        assert (outcome.reasoning + outcome.text if outcome is not None else "") == "".join(said) or any(
-            "t" in piece for piece in said
-        )
+        assert problem or outcome is not None
+        if outcome is not None:
+            assert sorted(outcome.reasoning + outcome.text) == sorted("".join(said))
 
 
 # --- keys, certificates, proxies ---
@@ -588,16 +590,16 @@ def test_the_key_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORK_KEY", "sk-secret")
     with rough(said("x")) as other:
         away = reply(b"", 307, Location=f"http://{other.place}/v1/chat/completions")
-        with rough(said("x"), status(401, "Incorrect API key: sk-secret"), away) as server:
-            with chat(server, key_env="WORK_KEY") as backend:
-                list(backend.send("Hi"))
-                assert server.requests[0].headers["authorization"] == "Bearer sk-secret"
-                assert server.listings[0].headers["authorization"] == "Bearer sk-secret"
-                for why in ("does not take the key", "redirects to"):
-                    with pytest.raises(EngineError, match=why) as caught:
-                        list(backend.send("Hi"))
-                    assert "sk-secret" not in str(caught.value)
-                assert "sk-secret" not in repr([backend.options, backend.info, last(backend), backend.model])
+        wrong = status(401, "Incorrect API key: sk-secret")
+        with rough(said("x"), wrong, away) as server, chat(server, key_env="WORK_KEY") as backend:
+            list(backend.send("Hi"))
+            assert server.requests[0].headers["authorization"] == "Bearer sk-secret"
+            assert server.listings[0].headers["authorization"] == "Bearer sk-secret"
+            for why in ("does not take the key", "redirects to"):
+                with pytest.raises(EngineError, match=why) as caught:
+                    list(backend.send("Hi"))
+                assert "sk-secret" not in str(caught.value)
+            assert "sk-secret" not in repr([backend.options, backend.info, last(backend), backend.model])
         assert other.requests == []
         assert "authorization" not in str(other.listings)
 

@@ -66,15 +66,15 @@ def test_the_format_of_events() -> None:
 
 
 def test_what_does_not_end_is_given_up() -> None:
-    for part in (b"x" * 8, b"x" * 100 + b"\n"):
-        reader = LineReader(longest=64)
-        with pytest.raises(TooLongError):
-            for _ in range(9):
-                reader.feed(part)
-    events = EventReader(longest=64)
+    reader, events = LineReader(longest=64), EventReader(longest=64)
+    assert [reader.feed(b"x" * 32) for _ in range(2)] == [[], []]
     with pytest.raises(TooLongError):
-        for _ in range(9):
-            events.feed(b"data: 12345678\n")
+        reader.feed(b"x")
+    with pytest.raises(TooLongError):
+        LineReader(longest=64).feed(b"x" * 65 + b"\n")
+    assert [events.feed(b"data: 1234567\n") for _ in range(8)] == [[]] * 8
+    with pytest.raises(TooLongError):
+        events.feed(b"data: 1\n")
 
 
 # --- thinking ---
