@@ -82,8 +82,8 @@ def _ended(kind: str, response: Mapping[str, Any]) -> Heard:
     if kind in ("response.failed", "response.cancelled"):
         why = complaint({"error": response.get("error")}) or "it did not say why"
         return Heard(usage=usage, problem=why, is_last=True)
-    if kind == "response.incomplete":
-        why = text(mapping(response.get("incomplete_details")).get("reason"))
+    if kind == "response.incomplete" or response.get("status") == "incomplete":  # vLLM says completed there
+        why = text(mapping(response.get("incomplete_details")).get("reason")) or "max_output_tokens"
         if why != "max_output_tokens":
             problem = "its filter ended the answer" if why == "content_filter" else f"incomplete: {why}"
             return Heard((), FinishReason.CANCELLED, usage, problem, is_last=True)
