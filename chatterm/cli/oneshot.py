@@ -124,9 +124,9 @@ def _turn(
                     spinner.stop()
                 page.write(event)
         page.end()
-    except (KeyboardInterrupt, EngineError) as error:
+    except (KeyboardInterrupt, EngineError):
         page.end()
-        if as_json and started and isinstance(error, KeyboardInterrupt) and backend.last is not None:
+        if as_json and started and backend.last is not None:
             write(out, to_json(backend.last) + "\n")
         raise
     outcome = backend.last
