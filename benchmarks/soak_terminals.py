@@ -34,14 +34,14 @@ def talk(asked: Talk, dies_after: int | None = None) -> list[str]:
     """
     from chatterm.backends.attach import greeted
     from chatterm.backends.backend import ChatOptions, EngineError
-    from chatterm.backends.remote import RemoteBackend
+    from chatterm.backends.process import ProcessBackend
 
     found = greeted("terminal")
     if found is None:
         raise EngineError("there is no server")
     link = found[0]
     sampling = {"seed": asked.seed, "temperature": 0.8, "max_tokens": 24}
-    backend = RemoteBackend(link, asked.model, ChatOptions(system="Be brief.", sampling=sampling))
+    backend = ProcessBackend(link, asked.model, ChatOptions(system="Be brief.", sampling=sampling))
     backend.open()
     answers = []
     for number, message in enumerate(asked.messages):

@@ -22,7 +22,7 @@ from chatterm.channel.runtime import ServerRunsError, connected
 
 if TYPE_CHECKING:
     from chatterm.backends.local import LocalBackend
-    from chatterm.backends.remote import RemoteBackend
+    from chatterm.backends.process import ProcessBackend
 
 Start = Callable[[], Callable[[], None]]
 """Starts a server, and returns what lets go of it: from then on it lives as long as somebody needs it.
@@ -138,7 +138,7 @@ _IDLE: dict[str, Any] = {"settle": None, "prepare": None, "count": None, "begin_
 
 
 class Attached:
-    """Implements Backend: a remote one while its server lives, and a local one with the same history from then on.
+    """Implements Backend: that of a server while it lives, and a local one with the same history from then on.
 
     Until it is opened, what it is to begin with is kept by a local one that loads nothing.
     """
@@ -156,7 +156,7 @@ class Attached:
         self._keep_alive_s = keep_alive_s
         self._path: list[Exchange] = []
         self._note = ""
-        self._remote: RemoteBackend | None = None
+        self._process: ProcessBackend | None = None
         self._welcome: Welcome | None = None
         self.stays: Stays | None = None
         """What is left behind, once this is closed."""
@@ -170,7 +170,7 @@ class Attached:
 
     def figures(self) -> Figures | None:
         figures = self._now.figures()
-        if figures is None or not self._note or self._now is self._remote:
+        if figures is None or not self._note or self._now is self._process:
             return figures
         return replace(figures, notes=(*figures.notes, self._note))
 
@@ -191,7 +191,7 @@ class Attached:
     def close(self) -> None:
         """Closing twice is fine."""
         welcome, figures = self._welcome, self._now.figures()
-        is_there = self._now is self._remote and not self._has_ended and figures is not None
+        is_there = self._now is self._process and not self._has_ended and figures is not None
         if welcome is not None and welcome.ends_unused and is_there and self.stays is None:
             usual, asked = welcome.keep_alive_s, self._keep_alive_s
             assert figures is not None
@@ -200,18 +200,18 @@ class Attached:
 
     def _on(self, peer: _Peer, model: str, options: ChatOptions) -> Backend:
         """A backend on this server."""
-        from chatterm.backends.remote import RemoteBackend
+        from chatterm.backends.process import ProcessBackend
 
         link, self._welcome = peer
         if not self._welcome.ends_unused:  # whoever started it says how long models stay
             self._keep_alive_s = None
-        self._remote = RemoteBackend(link, model, options, self._keep_alive_s)
-        return cast("Backend", self._remote)
+        self._process = ProcessBackend(link, model, options, self._keep_alive_s)
+        return cast("Backend", self._process)
 
     def _begin(self) -> None:
         """Before the first model: have the server that there is to be."""
         start, self._start = self._start, None
-        if start is None or self._remote is not None:
+        if start is None or self._process is not None:
             return
         try:
             peer, why = _started(self._options, start)
@@ -284,7 +284,7 @@ class Attached:
 
     @property
     def _has_ended(self) -> bool:
-        return self._remote is not None and self._now is self._remote and self._remote.is_lost
+        return self._process is not None and self._now is self._process and self._process.is_lost
 
     def _here(self, on_progress: OnProgress | None = None) -> Backend:
         """The backend that answers: once the server has ended one with an engine of its own."""
@@ -296,7 +296,7 @@ class Attached:
 
     def _chosen(self) -> ChatOptions:
         """The options as they are by now."""
-        return cast("LocalBackend | RemoteBackend", self._now).options
+        return cast("LocalBackend | ProcessBackend", self._now).options
 
     def _moved(self, backend: Backend) -> Backend:
         """`backend`, which is to go on with the conversation."""

@@ -1,4 +1,5 @@
-"""What screens and commands chat with: the local engine (local.py) today, a server in another process later.
+"""What screens and commands chat with: an engine here (local.py), one in another process (process.py), or a server
+anywhere (remote/).
 
 Two kinds of calls: those of the *worker* (they may block, and all come from one thread) and those of *anyone*
 (they return at once). A screen therefore never waits for a model.
@@ -96,6 +97,14 @@ class ModelInfo:
     """Whether the model's chat template knows thinking."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of SamplingParams that the model's authors recommend."""
+    is_remote: bool = False
+    """It runs on a server: its cache and its tokens cannot be looked at. `device` is the server then, `dtype` is "",
+    and `context_length` is 0 where the server does not tell."""
+
+    @property
+    def where(self) -> str:
+        """What it runs on, and in which numbers."""
+        return " · ".join(part for part in (self.device, self.dtype) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,12 @@ class ModelChoice:
     """The same with `--quantize int4`, where that is possible."""
     crawls: bool = False
     """Whether it fits and is too slow to chat with."""
+    server: str = ""
+    """Where it runs, for people; "": here."""
+    label: str = ""
+    """Its name there, without the server; "": `name`."""
+    context: int = 0
+    """Tokens that a conversation with it may hold, where a server tells; else 0."""
 
 
 class Backend(Protocol):
@@ -177,6 +192,12 @@ class Backend(Protocol):
 
     def figures(self) -> Figures | None:
         """What the engine holds and does right now; None when there is nothing to tell."""
+
+    def notes(self) -> Sequence[str]:
+        """What the person should be told once."""
+
+    def waiting(self) -> str:
+        """What a running answer waits for, in a few words, where that is not the model itself; else ""."""
 
     def blocks(self) -> "BlockMap | None":
         """The KV blocks as this conversation sees them, at most a moment old; None when there is nothing to tell."""
@@ -226,6 +247,10 @@ class Backend(Protocol):
 
         The history does not change; `load_path` makes one of them part of it. Raises as `send` does.
         """
+
+    def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
+        """Answer `text`, which follows `path` (the history), and have `model` answer it at the same time: what comes
+        of each, this one's as number 0. Otherwise as `candidates`."""
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
         """Answer requests, many at once: what comes of each as it comes, with its number from 0.

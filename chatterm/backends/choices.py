@@ -32,6 +32,18 @@ def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = 
     return found
 
 
+def plain_choices() -> list[ModelChoice]:
+    """The same by name and size alone: nothing is imported for it, and nothing is measured. Raises ModelError."""
+    from models.hub.catalogue import HUB_NAMES, names
+    from models.hub.sources import local_models
+
+    local = local_models()
+    known = {model.name.lower() for model in local}
+    away = [n for n in names() if n.lower() not in known and HUB_NAMES.get(n, "").lower() not in known]
+    here = [ModelChoice(model.name, model.bytes, True, None) for model in local]
+    return [*here, *(ModelChoice(name, None, False, None) for name in away)]
+
+
 def _local_speed(model: "LocalModel", here: "Here | None") -> "Speed | None":
     from engine.machine.expected import speed_here
     from models.families.registry import load_spec

@@ -1,6 +1,6 @@
 """What a person has chosen for a conversation, and what is known of its model: the same in every Backend."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,9 @@ from chatterm.backends.backend import (
     ChatOptions,
     EngineError,
     Exchange,
+    Figures,
     ModelInfo,
+    Part,
     ThinkCache,
     ThinkMode,
 )
@@ -53,6 +55,19 @@ class Chosen:
     @property
     def think_cache(self) -> ThinkCache:
         return self._think_cache
+
+    def figures(self) -> Figures | None:
+        raise NotImplementedError
+
+    def notes(self) -> Sequence[str]:
+        figures = self.figures()
+        return figures.notes if figures is not None else ()
+
+    def waiting(self) -> str:
+        return ""
+
+    def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
+        raise EngineError("Nothing else can be asked from here; /model switches to another model.")
 
     @property
     def options(self) -> ChatOptions:

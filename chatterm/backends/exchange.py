@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from engine.events import FinishReason, TokenEvent, TurnStats
 
+NO_TOKEN = -1
+"""The id of an event of a model that runs elsewhere: some text, of nobody knows which tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -26,6 +29,8 @@ class Outcome:
     """Of the random numbers: with the number of tokens it is the state of sampling. None: there is none to know."""
     ends_at: int | None = None
     """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+    model: str = ""
+    """Who gave it, where that is not the model of the conversation."""
 
     def before(self, event: TokenEvent) -> "Outcome":
         """The answer as it was before `event`, its latest token."""
@@ -71,16 +76,18 @@ class Exchange:
     def take(self, answer: Outcome) -> None:
         """The answer is this one, whole or as far as it has come."""
         self.text, self.reasoning = answer.text, answer.reasoning
-        self.token_ids = list(answer.token_ids)
+        self.token_ids = [id for id in answer.token_ids if id != NO_TOKEN]
         self.shown, self.opening = answer.shown, list(answer.opening)
         self.stats = dict(answer.stats.to_dict())
         self.finish_reason = str(answer.finish_reason) if answer.finish_reason is not None else None
         self.seed, self.ends_at = answer.seed, answer.ends_at
+        self.model = answer.model or self.model
 
     def add(self, events: Iterable[TokenEvent]) -> None:
         """The next tokens of the answer."""
         text, reasoning = [self.text], [self.reasoning]
         for event in events:
-            self.token_ids.append(event.token_id)
+            if event.token_id != NO_TOKEN:
+                self.token_ids.append(event.token_id)
             (reasoning if event.kind == "reasoning" else text).append(event.text)
         self.text, self.reasoning = "".join(text), "".join(reasoning)

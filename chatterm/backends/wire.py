@@ -42,7 +42,7 @@ def agreed() -> str:
         "backends/backend",
         "backends/exchange",
         "backends/chosen",
-        "backends/remote",
+        "backends/process",
         "channel/messages",
     )
     paths = [*(f"chatterm/{name}.py" for name in files), "engine/events.py", "engine/params.py"]

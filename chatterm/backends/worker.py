@@ -75,6 +75,16 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Answer a message, and have another model answer it at the same time. The history stays as it is."""
+
+    text: str
+    model: str
+    path: tuple[Exchange, ...]
+    """The history."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadPath:
     """The history becomes these exchanges."""
 
@@ -148,6 +158,7 @@ Job = (
     | Retry
     | Resume
     | Draw
+    | Compare
     | LoadPath
     | Undo
     | Reset
@@ -250,7 +261,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        if isinstance(job, Send | Retry | Resume | Draw):
+        if isinstance(job, Send | Retry | Resume | Draw | Compare):
             self._stopping.clear()
         if isinstance(job, Prepare | Count):
             self._drafts[type(job)] = job
@@ -323,6 +334,8 @@ class Worker:
                 self._answer(backend.resume())
             case Draw(text, count):
                 self._draw(backend.candidates(text, count))
+            case Compare(text, model, path):
+                self._draw(backend.compare(text, model, path))
             case LoadPath(exchanges):
                 backend.load_path(exchanges)
             case Undo():

@@ -104,7 +104,7 @@ def batch(
             if output == "-"
             else Results.open(output, source)
         )
-        with options.answering(model, chosen, no_server) as backend:
+        with options.answering(model, chosen, no_server, remotes=preferences.remotes) as backend:
             run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
             try:
                 run.answer()

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from chatterm.backends.backend import Backend, EngineError, Figures, FinishReason, ModelError, TokenEvent
+from chatterm.backends.backend import Backend, EngineError, FinishReason, ModelError, ModelInfo, TokenEvent
 from chatterm.cli.oneshot import close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
 from chatterm.commands.registry import COMMANDS, is_command, parse
@@ -159,6 +159,8 @@ class Inline:
                 self._set(argument)
             case "stats":
                 self._figures()
+            case "cache" if (info := self._backend.info) is not None and info.is_remote:
+                raise EngineError(f"The KV cache is that of {info.device}; /stats shows what it found there.")
             case "cache" if argument:
                 self._explain_cache()
             case "rename":
@@ -280,11 +282,10 @@ class Inline:
 
     def _greet(self) -> None:
         self._say_notes()
-        figures = self._backend.figures()
         if not self._lines.by_hand:
             return
-        if figures is not None:
-            self._page.line(_welcome(figures))
+        if (info := self._backend.info) is not None:
+            self._page.line(_welcome(info))
         path = self._talk.path
         if path:
             title = one_line(self._talk.info.title, 200)
@@ -293,7 +294,7 @@ class Inline:
             )
 
     def _say_notes(self) -> None:
-        for note in new_notes(self._backend.figures(), self._said):
+        for note in new_notes(self._backend.notes(), self._said):
             self._note(f"chatterm: {one_line(note, 400)}")
 
     def _say_once(self, text: str) -> None:
@@ -388,9 +389,9 @@ class Lines:
         return data.decode().rstrip("\r\n") if data else None
 
 
-def _welcome(figures: Figures) -> str:
-    name, context = one_line(figures.model_name, 200), figures.context_length
-    return f"{name} on {figures.device}, context {counted(context, 'token')}. /help lists the commands, Ctrl-D quits."
+def _welcome(info: ModelInfo) -> str:
+    room = f", context {counted(info.context_length, 'token')}" if info.context_length else ""
+    return f"{one_line(info.name, 200)} on {info.device}{room}. /help lists the commands, Ctrl-D quits."
 
 
 def run_inline(

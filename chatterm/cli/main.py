@@ -103,7 +103,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help=f"{options.MODEL} Default: smollm2.",
+            help=f"{options.ASKED} Default: smollm2.",
             show_default=False,
             autocompletion=model_names,
         ),
@@ -246,7 +246,7 @@ def run(
     from models.hub.default import DEFAULT_MODEL
 
     name = DEFAULT_MODEL if model is None else model
-    with options.answering(name, chosen, no_server, stays) as backend:
+    with options.answering(name, chosen, no_server, stays, preferences.remotes) as backend:
         if inline:
             from chatterm.cli.inline import run_inline
 

@@ -107,7 +107,7 @@ def close_store(store: "Store | None", err: TextIO) -> None:
 
 
 def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
-    for note in new_notes(backend.figures(), said):
+    for note in new_notes(backend.notes(), said):
         write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 
@@ -124,9 +124,9 @@ def _turn(
                     spinner.stop()
                 page.write(event)
         page.end()
-    except (KeyboardInterrupt, EngineError) as error:
+    except (KeyboardInterrupt, EngineError):
         page.end()
-        if as_json and started and isinstance(error, KeyboardInterrupt) and backend.last is not None:
+        if as_json and started and backend.last is not None:
             write(out, to_json(backend.last) + "\n")
         raise
     outcome = backend.last
@@ -199,8 +199,10 @@ def stats_line(outcome: Outcome) -> str:
     """The figures of one answer for people."""
     stats = outcome.stats
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
+    # A server may tell nothing of the prompt.
+    prompt = f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)"
     parts = (
-        f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)",
+        *([prompt] if stats.prompt_tokens else []),
         f"first token after {seconds_text(stats.ttft_s)}",
         f"{counted(stats.generated_tokens, 'token')}{thought} at {rate_text(stats.decode_tokens_per_s)}",
         str(outcome.finish_reason or FinishReason.CANCELLED),

@@ -1,7 +1,7 @@
 """The options that commands which ask a model share, and what is made of them."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -14,12 +14,18 @@ from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from chatterm.backends.attach import Attached
     from chatterm.backends.backend import Backend, ChatOptions
+    from chatterm.backends.remote.address import Remote
     from chatterm.settings.settings import Settings
 
 MODEL = (
     "A catalogue name (smollm2, qwen3:0.6b, ...), a Hub id (owner/name, optional @revision), "
     "hf.co/owner/name/file.gguf, a folder, or a .gguf file."
+)
+ASKED = (
+    f"{MODEL[:-1]}; or one of a server: openai://HOST:PORT/MODEL, ollama://HOST:PORT/MODEL, "
+    "or a remote of the settings (NAME or NAME/MODEL)."
 )
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
@@ -256,38 +262,57 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
 
 @contextmanager
 def answering(
-    model: str, options: "ChatOptions", no_server: bool, keep_alive_s: float | None = 0.0
+    model: str,
+    options: "ChatOptions",
+    no_server: bool,
+    keep_alive_s: float | None = 0.0,
+    remotes: "Mapping[str, Remote] | None" = None,
 ) -> "Iterator[Backend]":
-    """What answers: the server of this machine where one runs that computes as `options` say, else an engine here.
+    """What answers: a server that `model` names, the server of this machine where one runs that computes as `options`
+    say, else an engine here.
 
     With `keep_alive_s` (None: for ever) one that stays is started where none runs. Says in the end what is left behind.
+    Raises EngineError for an address that cannot be one.
     """
-    from chatterm.channel.runtime import has_socket
+    from chatterm.backends.anywhere import Anywhere
 
     starts = keep_alive_s != 0 and not no_server
-    if no_server or not (starts or has_socket()):
-        yield _local(model, options)
-        return
-    from chatterm.backends.attach import attached
+    left: list[Attached] = []
+    is_talking = False
 
-    def start() -> Callable[[], None]:
-        from chatterm.server.child import left_behind
+    def here(model: str, options: "ChatOptions") -> "Backend":
+        from chatterm.channel.runtime import has_socket
 
-        return left_behind(options, keep_alive_s)
+        if no_server or not (starts or has_socket()):
+            return _local(model, options)
+        from chatterm.backends.attach import attached
 
-    if starts:
-        found, why = attached(model, options, start, -1.0 if keep_alive_s is None else keep_alive_s)
-    else:
-        found, why = attached(model, options)
-    if why:
-        print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
+        def start() -> Callable[[], None]:
+            from chatterm.server.child import left_behind
+
+            return left_behind(options, keep_alive_s)
+
+        if starts:
+            found, why = attached(model, options, start, -1.0 if keep_alive_s is None else keep_alive_s)
+        else:
+            found, why = attached(model, options)
+        if why and not is_talking:  # later there may be a screen
+            print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
+        if found is None:
+            return _local(model, options)
+        left.append(found)
+        return cast("Backend", found)
+
     try:
-        yield cast("Backend", found) if found is not None else _local(model, options)
+        backend = Anywhere(model, options, remotes or {}, here)
+        is_talking = True
+        yield cast("Backend", backend)
     finally:
-        if found is not None and found.stays is not None and (starts or sys.stderr.isatty()):
-            from chatterm.cli.servers import stays_text
+        for stays in [found.stays for found in left if found.stays is not None]:
+            if starts or sys.stderr.isatty():
+                from chatterm.cli.servers import stays_text
 
-            print(f"chatterm: {stays_text(found.stays)}", file=sys.stderr)
+                print(f"chatterm: {stays_text(stays)}", file=sys.stderr)
 
 
 def _local(model: str, options: "ChatOptions") -> "Backend":

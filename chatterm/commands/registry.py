@@ -84,6 +84,13 @@ COMMANDS: tuple[Command, ...] = (
         is_free=True,
     ),
     Command(
+        "compare",
+        "MODEL",
+        "Answer again together with another model, side by side, to choose from",
+        lambda a, text: a.compare(text),
+        {"alt+m": None},
+    ),
+    Command(
         "edit",
         "[N]",
         "Edit message N (default: the last)",

@@ -14,7 +14,7 @@ from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, T
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
-from chatterm.conversation.shown import Shown
+from chatterm.conversation.shown import Shown, labels
 from chatterm.conversation.turn import Turn, stats_of
 from chatterm.conversation.view import View
 from chatterm.sessions.records import SessionInfo
@@ -123,6 +123,15 @@ class Conversation:
         prompt, _ = self.entries_of(exchange)
         self._ask(exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True, count=count)
 
+    def compare(self, exchange: Exchange, model: str, other: str) -> None:
+        """Have `model`, which is loaded, and `other` answer the message of `exchange`, both at once."""
+        self._refuse_while_busy()
+        prompt, _ = self.entries_of(exchange)
+        both = (model, other)
+        self._ask(
+            exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True, count=2, models=both
+        )
+
     def keep(self, chosen: Turn) -> None:
         """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
         number = next((number for number, turn in self._running.items() if turn is chosen), None)
@@ -168,10 +177,12 @@ class Conversation:
         fallback: int | None,
         is_retry: bool = False,
         count: int = 1,
+        models: Sequence[str] = (),
     ) -> None:
+        """`models` are those that answer at once, where they are several; the first is loaded."""
         turns: list[Turn] = []
-        for _ in range(count):
-            exchange = self.tree.add(parent, prompt.text, model)
+        for name in models or [model] * count:
+            exchange = self.tree.add(parent, prompt.text, name)
             answer = AnswerEntry(show_thinking=self.show_thinking)
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
@@ -181,9 +192,16 @@ class Conversation:
         if count > 1:
             self.tree.select(turns[0].exchange.id)
             self.choice = turns.copy()
-        self._begin(turns, worker.Send(prompt.text) if count == 1 else worker.Draw(prompt.text, count))
+        job: worker.Send | worker.Draw | worker.Compare = worker.Send(prompt.text)
+        if models:
+            job = worker.Compare(prompt.text, models[1], tuple(self.tree.path(parent)))
+        elif count > 1:
+            job = worker.Draw(prompt.text, count)
+        self._begin(turns, job)
 
-    def _begin(self, turns: Sequence[Turn], job: worker.Send | worker.Resume | worker.Draw) -> None:
+    def _begin(
+        self, turns: Sequence[Turn], job: worker.Send | worker.Resume | worker.Draw | worker.Compare
+    ) -> None:
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
             turn.session = self.keeper.session
@@ -232,7 +250,8 @@ class Conversation:
     def tick(self, now: float) -> bool:
         """Move what moves by itself; whether anything did."""
         figures = self._backend.figures() if self._running else None
-        moved = [turn.tick(now, figures) for turn in self._running.values()]
+        waiting = self._backend.waiting() if self._running else ""
+        moved = [turn.tick(now, figures, waiting) for turn in self._running.values()]
         return any(moved)
 
     def begun(self, before: Outcome, index: int = 0) -> None:
@@ -459,9 +478,11 @@ class Conversation:
     def show(self) -> None:
         """Bring the screen up to the selected branch."""
         entries: list[Entry] = []
-        for exchange in self.path:
+        path = self.path
+        names = labels(exchange.model for exchange in path)
+        for exchange in path:
             entries += self.entries_of(exchange)
-            self._shown.mark(exchange)
+            self._shown.mark(exchange, names.get(exchange.model, "") if len(names) > 1 else "")
         if self.choice:  # they are shown elsewhere
             entries.pop()
         self._view.show_path([*entries, *self.waiting])

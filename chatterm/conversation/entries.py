@@ -163,6 +163,8 @@ class AnswerEntry(Entry):
         self.activity = ""
         """What happens while nothing can be read yet."""
         self.footer: Line = []
+        self.model = ""
+        """Who gave it, where that has to be said."""
         self.branch: Branch = (1, 1)
         self.thinking_tokens = 0
         self.thinking_s = 0.0
@@ -238,9 +240,12 @@ class AnswerEntry(Entry):
             above: list[Line] = [[]] if sections and not self.body.is_empty else []
             sections.append(Section([*above, [(self.activity, "muted")]], _MARGIN))
         marks = _branch_runs(self.branch)
-        if self.footer or marks:
-            gap: Line = [(" ", "")] if marks and self.footer else []
-            sections.append(Section([[], *wrap([*marks, *gap, *self.footer], room)], _MARGIN))
+        said = list(self.footer)
+        if self.model:
+            said[:0] = [(self.model, "muted"), *([(" · ", "muted")] if said else [])]
+        if said or marks:
+            gap: Line = [(" ", "")] if marks and said else []
+            sections.append(Section([[], *wrap([*marks, *gap, *said], room)], _MARGIN))
         return sections
 
     def _thinking_head(self) -> str:

@@ -248,9 +248,9 @@ class Watch:
         self._pace.add(now, done)
 
 
-def new_notes(figures: Figures | None, said: set[str]) -> list[str]:
-    """What the engine wants told and was not yet; it joins `said`."""
-    notes = [note for note in (figures.notes if figures is not None else ()) if note not in said]
+def new_notes(told: Iterable[str], said: set[str]) -> list[str]:
+    """What a backend wants told and was not yet; it joins `said`."""
+    notes = [note for note in told if note not in said]
     said.update(notes)
     return notes
 

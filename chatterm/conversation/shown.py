@@ -1,9 +1,13 @@
 """How the exchanges of a session are shown: a message and an answer each, which know which alternative they are."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.entries import AnswerEntry, Branch, Entry, UserEntry
 from chatterm.conversation.turn import answer_of
 from chatterm.sessions.tree import Tree
+from chatterm.terminal.sanitize import one_line
 
 
 class Shown:
@@ -35,9 +39,12 @@ class Shown:
     def drop(self, exchange: Exchange) -> None:
         self._pairs.pop(exchange.id, None)
 
-    def mark(self, exchange: Exchange) -> None:
-        """The entries of an exchange say which of how many alternatives they are."""
+    def mark(self, exchange: Exchange, model: str = "") -> None:
+        """The entries of an exchange say which of how many alternatives they are, and that `model` gave the answer."""
         prompt, answer = self._pairs[exchange.id]
+        if answer.model != model:
+            answer.model = model
+            answer.changed()
         messages = of_answers = (1, 1)
         if len(self._tree.siblings(exchange.id)) > 1:
             names, answers = self._tree.messages(exchange), self._tree.answers(exchange)
@@ -45,6 +52,14 @@ class Shown:
             of_answers = (answers.index(exchange) + 1, len(answers))
         _set_branch(prompt, messages)
         _set_branch(answer, of_answers)
+
+
+def labels(names: Iterable[str]) -> dict[str, str]:
+    """Models by name as they are called where they stand together: as short as they can be told apart."""
+    known = list(dict.fromkeys(name for name in names if name))
+    short = {name: one_line(name.rsplit("/", 1)[-1], 60) for name in known}
+    again = Counter(short.values())
+    return {name: label if again[label] < 2 else one_line(name, 200) for name, label in short.items()}
 
 
 def _set_branch(entry: UserEntry | AnswerEntry, branch: Branch) -> None:

@@ -126,8 +126,9 @@ def _about(
 ) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     if info is not None:
-        pairs.append(("model", f"{info.name} · {info.device} · {info.dtype}"))
-        pairs.append(("context", counted(info.context_length, "token")))
+        pairs.append(("model", f"{info.name} · {info.where}"))
+        if info.context_length:
+            pairs.append(("context", counted(info.context_length, "token")))
     if figures is not None:
         pairs.append(("kernels", f"{figures.attention} attention · {figures.decode}"))
         blocks = (

@@ -126,15 +126,17 @@ class Turn:
         exchange.thinking_s = self.answer.thinking_s
         exchange.ends_at = latest.ends_at
 
-    def tick(self, now: float, figures: Figures | None) -> bool:
-        """Move what moves by itself; whether anything did."""
+    def tick(self, now: float, figures: Figures | None, waiting: str = "") -> bool:
+        """Move what moves by itself; whether anything did. `waiting` is as in Backend."""
         answer = self.answer
         if answer.is_thinking and self._thinking_since is not None:
             answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""
         elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
-            if what == "reading" and figures is not None and figures.prefill_total:
+            if what == "reading" and waiting:
+                what = waiting
+            elif what == "reading" and figures is not None and figures.prefill_total:
                 what += f" · {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}"
             activity = f"{SPINNER[int((now - self.started) * 10) % len(SPINNER)]} {what}"
             if activity == answer.activity:

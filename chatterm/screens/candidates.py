@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from chatterm.conversation.conversation import Conversation
+from chatterm.conversation.shown import labels
 from chatterm.conversation.turn import SPINNER, Turn
 from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, padded, styled, text_of, wrap
 from chatterm.terminal.sanitize import one_line
@@ -308,6 +309,11 @@ class Candidates(Canvas):
     def _head(self, turn: Turn, width: int, *, with_text: bool) -> Line:
         """Its number, what it is doing, and of one that is not open how it begins."""
         number = f"{self._number(turn)}  "
+        names = labels(other.exchange.model for other in self._all)
+        if len(names) > 1:  # several models are compared
+            state = _state(turn)
+            room = max(width - cells(number) - cells(state) - 2, 8)
+            number += f"{elided(names.get(turn.exchange.model, ''), room)}  "
         state = elided(_state(turn), max(width - cells(number), 1))
         line: Line = [(number, "accent"), (state, "muted")]
         room = width - line_cells(line) - 2

@@ -1,4 +1,4 @@
-"""The model picker: what is on this machine and in the catalogue, what it takes and how fast it is here."""
+"""The model picker: what is on this machine, on servers and in the catalogue, what it takes and how fast it is here."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 HEADS = (("size", 7, True), ("memory", 7, True), ("speed", 12, True), ("", 11, False))
 """Of each column what stands above it, its width, and whether it is flush right."""
@@ -35,20 +35,34 @@ class ModelPicker(Picker):
     """
     AROUND = 11
 
-    def __init__(self, choices: Sequence[ModelChoice], current: str = "") -> None:
+    def __init__(
+        self, choices: Sequence[ModelChoice], current: str = "", *, is_looking: bool = False
+    ) -> None:
+        """`is_looking`: more may come with `add`."""
         super().__init__()
         self._choices = list(choices)
         self._current = current
+        self._is_looking = is_looking
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield PickerLine(lambda width: [("Models", "heading")])
-            yield Input(placeholder="Search, or type a Hub id or a path")
+            yield PickerLine(self._head, id="picker-head")
+            yield Input(placeholder="Search, or type a Hub id, a path or openai://HOST:PORT/MODEL")
             yield PickerLine(head_line)
             yield ModelList(self._choices, self._current)
             yield ModelDetail(id="picker-detail")
             foot = "Enter selects (and downloads if needed) · Esc goes back"
             yield PickerLine(lambda width: [(foot, "muted")], id="picker-foot")
+
+    def _head(self, width: int) -> Line:
+        return [("Models", "heading"), *([(" · looking for servers…", "muted")] if self._is_looking else [])]
+
+    def add(self, choices: Sequence[ModelChoice], *, is_looking: bool) -> None:
+        """What was found on servers."""
+        self._is_looking = is_looking
+        if self.is_mounted:
+            self._list.add(choices)
+            self.query_one("#picker-head").refresh()
 
     @property
     def _list(self) -> "ModelList":
@@ -111,7 +125,7 @@ class ModelList(PickerList):
 
     def __init__(self, choices: Sequence[ModelChoice], current: str) -> None:
         super().__init__()
-        self._choices = choices
+        self._choices = list(choices)
         self._current = current
         self._typed = ""
         self._matching = list(choices)
@@ -132,11 +146,35 @@ class ModelList(PickerList):
     def look(self, typed: str) -> None:
         """Show what matches `typed`."""
         self._typed = one_line(typed, 300)
-        words = self._typed.lower().split()
-        self._matching = [c for c in self._choices if all(word in c.name.lower() for word in words)]
+        self._match()
         self._index = self._first = 0
         self.resized()
         self._tell()
+
+    def add(self, choices: Sequence[ModelChoice]) -> None:
+        """More choices, behind those that are on this machine. The chosen one stays."""
+        known = {choice.name for choice in self._choices}
+        fresh = [choice for choice in choices if choice.name not in known]
+        if not fresh:
+            return
+        chosen = self._matching[self._index] if self._matching else None
+        at = next(
+            (n for n, c in enumerate(self._choices) if not c.on_disk and not c.server), len(self._choices)
+        )
+        self._choices[at:at] = fresh
+        self._match()
+        current = [n for n, c in enumerate(self._matching) if c.name == self._current and chosen is None]
+        self._index = next(iter(current), self._matching.index(chosen) if chosen in self._matching else 0)
+        self.resized()
+        self._tell()
+
+    def _match(self) -> None:
+        words = self._typed.lower().split()
+        self._matching = [
+            choice
+            for choice in self._choices
+            if all(word in f"{choice.name} {choice.server}".lower() for word in words)
+        ]
 
     def move(self, step: int) -> None:
         super().move(step)
@@ -167,7 +205,10 @@ class ModelList(PickerList):
 
 def choice_line(choice: ModelChoice, width: int, *, chosen: bool, current: str = "") -> Line:
     """A mark, the name, and the columns of HEADS; on narrow screens the last ones are left out."""
-    mark = "● " if choice.name == current else "○ " if choice.on_disk else "  "
+    mark = "● " if choice.name == current else "○ " if choice.on_disk or choice.server else "  "
+    if choice.server:
+        line = _on_server(mark, choice, width)
+        return styled(padded(line, width, ""), "chosen") if chosen else line
     warned = "warning" if choice.fits is False or choice.crawls else ""
     cells_of = (
         (bytes_text(choice.bytes) if choice.bytes else "?", ""),
@@ -178,6 +219,14 @@ def choice_line(choice: ModelChoice, width: int, *, chosen: bool, current: str =
     name = (one_line(choice.name, 200), "muted" if choice.fits is False else "")
     line = _columns(mark, name, cells_of, width)
     return styled(padded(line, width, ""), "chosen") if chosen else line
+
+
+def _on_server(mark: str, choice: ModelChoice, width: int) -> Line:
+    """The name, and at the end of the line where it runs: its figures are the server's."""
+    server = elided(one_line(choice.server, 100), max(width // 2 - 2, 4))
+    room = max(width - 4 - cells(server), 4)
+    name = elided(one_line(choice.label or choice.name, 200), room)
+    return [(mark, "primary"), (name, ""), (" " * (room - cells(name) + 2), ""), (server, "accent")]
 
 
 def head_line(width: int) -> Line:
@@ -214,6 +263,9 @@ def detail(choice: ModelChoice | None) -> tuple[str, str]:
     """What to know of the chosen model before one waits for it, and in which style."""
     if choice is None:
         return "", ""
+    if choice.server:
+        room = f" · {counted(choice.context, 'token')} of context" if choice.context else ""
+        return f"{one_line(choice.name, 200)}{room}", "muted"
     if choice.fits is False:
         need = f"about {bytes_text(choice.memory_bytes)}" if choice.memory_bytes else "more"
         return f"It does not fit: it needs {need} of free memory.", "warning"

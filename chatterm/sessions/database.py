@@ -9,6 +9,7 @@ from time import time
 from typing import Any, get_args
 
 from chatterm.backends.backend import Exchange, ThinkCache, ThinkMode
+from chatterm.backends.exchange import NO_TOKEN
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import extent
@@ -223,6 +224,8 @@ class Database:
         pieces = "SELECT exchange, at, state, ids, text, reasoning FROM journal WHERE session = ? ORDER BY exchange, at"
         for id, at, state, ids, text, why in self._execute(pieces, (session,)).fetchall():
             Piece(_unpacked(ids), text, why, _decoded(state)).add_to(found[id], at)
+        for exchange in found.values():  # they only count the pieces of the journal
+            exchange.token_ids = [id for id in exchange.token_ids if id != NO_TOKEN]
         return list(found.values())
 
     def head(self, session: str) -> int | None:

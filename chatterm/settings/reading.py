@@ -1,5 +1,6 @@
 """The settings are read from one TOML file and checked. Nothing in the file is ever executed."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -9,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from chatterm.backends.backend import EngineError
+from chatterm.backends.remote.address import Remote, is_name, wrong_url
 from chatterm.settings.durations import seconds_of
 from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
@@ -63,8 +65,11 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
     """The settings that these tables state. Raises _Wrong."""
     types = get_type_hints(Settings)
     _check_names((), tables, types)
-    built = {}
+    built: dict[str, Any] = {}
     for table, values in tables.items():
+        if table == "remotes":
+            built[table] = _remotes(values)
+            continue
         if not isinstance(values, dict):
             raise _Wrong((table,), f"{table} is a table: write [{table}] and its settings below it.")
         kind = types[table]
@@ -77,6 +82,38 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
     settings = Settings(**built)
     _check_ranges(settings)
     return settings
+
+
+def _remotes(tables: object) -> dict[str, Remote]:
+    """The servers of [remotes.NAME]. Raises _Wrong."""
+    if not isinstance(tables, dict):
+        raise _Wrong(("remotes",), "remotes holds a table for each server: write [remotes.NAME].")
+    hints = get_type_hints(Remote)
+    found: dict[str, Remote] = {}
+    for name, values in tables.items():
+        where = ("remotes", name)
+        if not is_name(name):
+            shown = one_line(name, 60)
+            raise _Wrong(where, f"{shown!r} is no name of a remote; use letters, digits, dots, - and _.")
+        if not isinstance(values, dict):
+            raise _Wrong(where, f"{name} is a table: write [remotes.{name}] and its settings below it.")
+        _check_names(where, values, hints)
+        if "url" not in values:
+            raise _Wrong(where, f'remotes.{name} has no url; add one, as in url = "http://localhost:8000".')
+        checked: dict[str, Any] = {k: _checked((*where, k), v, hints[k]) for k, v in values.items()}
+        remote = Remote(**checked)
+        if problem := wrong_url(remote.url):
+            raise _Wrong((*where, "url"), f"url {problem}.")
+        if len(keys := [key for key in ("key_env", "key_command", "keyring") if key in values]) > 1:
+            raise _Wrong((*where, keys[1]), f"{' and '.join(keys)} say where the key is; keep one of them.")
+        if remote.key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", remote.key_env):
+            raise _Wrong(
+                (*where, "key_env"), "key_env is the name of an environment variable, not the key itself."
+            )
+        if remote.model is not None and not remote.model.strip():
+            raise _Wrong((*where, "model"), "model is empty; name a model, or leave it out.")
+        found[name] = remote
+    return found
 
 
 def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

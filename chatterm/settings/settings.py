@@ -3,11 +3,12 @@
 Each field is documented by the string that follows it; `chatterm config` prints these.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from chatterm.backends.backend import ChatOptions, EngineError, ThinkCache, ThinkMode
+from chatterm.backends.remote.address import Remote
 from chatterm.terminal.title import Notify
 
 Panel = Literal["auto", "show", "hide"]
@@ -140,6 +141,12 @@ class Settings:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     composer: ComposerSettings = field(default_factory=ComposerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    remotes: Mapping[str, Remote] = field(default_factory=dict)
+    """Servers by name: the tables [remotes.NAME]."""
+
+
+TABLES = {name: kind for name, kind in get_type_hints(Settings).items() if name != "remotes"}
+"""By name the tables whose settings are known beforehand."""
 
 
 def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[str]) -> ChatOptions:

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
+from chatterm.backends.remote.address import Remote
+from chatterm.settings.settings import FORMER_NAMES, TABLES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import toml_value
 
@@ -33,21 +34,39 @@ def described(settings: Settings, path: Path, *, exists: bool) -> str:
     """All settings as a TOML file. What is at its default is a comment."""
     note = "" if exists else " (this file does not exist yet; these are the defaults)"
     lines = [f"# {path}{note}"]
-    for table in fields(Settings):
-        values = getattr(settings, table.name)
-        kind = type(values)
-        lines += ["", f"[{table.name}]  # {inspect.getdoc(kind)}"]
+    for table, kind in TABLES.items():
+        values = getattr(settings, table)
+        lines += ["", f"[{table}]  # {inspect.getdoc(kind)}"]
         docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
         for part in fields(kind):
             value = getattr(values, part.name)
-            text = f"{docs[part.name]} {_choices(table.name, part.name, hints[part.name])}".strip()
+            text = f"{docs[part.name]} {_choices(table, part.name, hints[part.name])}".strip()
             lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
             if value in (None, ()):
                 lines.append(f"#{part.name} =")
             else:
                 unset = "#" if value == getattr(default, part.name) else ""
                 lines.append(f"{unset}{part.name} = {toml_value(value)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_remote_lines(settings)]) + "\n"
+
+
+def _remote_lines(settings: Settings) -> list[str]:
+    """The servers that are named, and what can be said about one."""
+    docs = field_docs(Remote)
+    lines = [
+        "",
+        "# [remotes.NAME] names a server: chatterm run NAME chats with its model, NAME/MODEL with another.",
+    ]
+    for name, doc in docs.items():
+        text = f"{name}: {doc} {_choices('remotes', name, get_type_hints(Remote)[name])}".strip()
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="#   ", subsequent_indent="#     ")
+    for name, remote in settings.remotes.items():
+        lines += ["", f"[remotes.{name}]" if "." not in name else f'[remotes."{name}"]']
+        for part in fields(Remote):
+            value = getattr(remote, part.name)
+            if value is not None and (part.name == "url" or value != part.default):
+                lines.append(f"{part.name} = {toml_value(value)}")
+    return lines
 
 
 def _choices(table: str, name: str, kind: Any) -> str:
@@ -81,18 +100,17 @@ class Known:
 
 def table_docs() -> dict[str, str]:
     """By table: what it is about."""
-    return {name: inspect.getdoc(kind) or "" for name, kind in get_type_hints(Settings).items()}
+    return {name: inspect.getdoc(kind) or "" for name, kind in TABLES.items()}
 
 
 def known_settings() -> list[Known]:
     """All of them, in the order of the file."""
     found = []
-    for table in fields(Settings):
-        kind = get_type_hints(Settings)[table.name]
+    for table, kind in TABLES.items():
         docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
         for part in fields(kind):
-            offered = choices(table.name, part.name, hints[part.name])
-            found.append(Known(table.name, part.name, docs[part.name], offered, getattr(default, part.name)))
+            offered = choices(table, part.name, hints[part.name])
+            found.append(Known(table, part.name, docs[part.name], offered, getattr(default, part.name)))
     return found
 
 
@@ -104,9 +122,7 @@ def _parts(kind: Any) -> Sequence[Any]:
 def find(key: str) -> tuple[str, str]:
     """The table and the name of a setting; the table may be left out. Raises SettingsError."""
     table, _, name = key.rpartition(".")
-    known = [
-        (t.name, part) for t in fields(Settings) for part in get_type_hints(get_type_hints(Settings)[t.name])
-    ]
+    known = [(table, part) for table, kind in TABLES.items() for part in get_type_hints(kind)]
     found = [(t, part) for t, part in known if part == name and table in ("", t)]
     if len(found) == 1:
         return found[0]
@@ -121,7 +137,7 @@ def find(key: str) -> tuple[str, str]:
 
 def parsed(table: str, name: str, words: Sequence[str]) -> object:
     """What a command line says, as the setting wants it; what cannot be read stays text (and is refused later)."""
-    kind = _parts(get_type_hints(get_type_hints(Settings)[table])[name])[0]
+    kind = _parts(get_type_hints(TABLES[table])[name])[0]
     if get_origin(kind) is tuple:
         return tuple(words)
     text = " ".join(words)

@@ -44,7 +44,8 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
     if live.phase == "absent":
         lines += wrap([("No model is loaded. /model NAME loads one, /quit exits.", "warning")], width)
     elif info is not None and live.phase != "loading":
-        about = f" · {info.device} · {info.dtype} · {counted(info.context_length, 'token')} of context"
+        room = f" · {counted(info.context_length, 'token')} of context" if info.context_length else ""
+        about = f" · {info.where}{room}"
         lines += wrap([(info.name, "strong"), (about, "muted")], width)
     else:
         lines += wrap([(live.model, "strong"), (" is loading; you can already write", "muted")], width)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any, Literal
 
@@ -84,6 +84,8 @@ class ScriptedBackend:
     load_path_error: BaseException | None = None
     title: str | None = None
     """What it says when it is asked for one; None: it is too small to be asked."""
+    waits: str = ""
+    """What a running answer waits for."""
     warmed: int | None = None
     """What `figures` tells of idle work."""
 
@@ -117,6 +119,13 @@ class ScriptedBackend:
             prefill_total=0,
             warmed=self.warmed,
         )
+
+    def notes(self) -> Sequence[str]:
+        figures = self.figures()
+        return figures.notes if figures is not None else ()
+
+    def waiting(self) -> str:
+        return self.waits
 
     def blocks(self) -> BlockMap | None:
         return self.map
@@ -189,6 +198,12 @@ class ScriptedBackend:
                 else:
                     del running[index]
             time.sleep(0.001)
+
+    def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
+        """Two candidates, the second by `model`."""
+        self.calls.append(("compare", (text, model, tuple(exchange.id for exchange in path))))
+        for index, part in self.candidates(text, 2):
+            yield index, replace(part, model=model) if index and isinstance(part, Outcome) else part
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
         """The last message is answered with the next script; `calls` notes the requests."""

@@ -33,6 +33,9 @@ class Answering:
     def figures(self) -> None:
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def close(self) -> None:
         self.calls.append("close")
 

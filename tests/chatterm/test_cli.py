@@ -45,6 +45,9 @@ class EchoBackend:
     def figures(self) -> None:
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def open(self, on_progress: Any = None) -> None:
         if self.failure is not None:
             raise self.failure
@@ -276,7 +279,9 @@ def test_the_screen_opens_on_a_terminal_only(
     assert "plaid" in capsys.readouterr().err
     assert opened == []
     assert call(["run", "some/model", "--theme", "ember"]) == 0
-    assert opened == [(backends[-1], "ember")]
+    [(opened_with, theme)] = opened
+    assert opened_with._now is backends[-1]
+    assert theme == "ember"
     assert backends[-1].model == "some/model"
 
 
@@ -357,6 +362,7 @@ class Endless:
     def __init__(self, model, options): pass
     def open(self, on_progress=None): pass
     def figures(self): return None
+    def notes(self): return ()
     def send(self, text):
         while True:
             yield TokenEvent("word ", 0, "answer")

@@ -84,6 +84,9 @@ class ScriptedBackend:
         notes = ("The GPU sleeps.\x1b[2J", *(["A graph failed."] if self.asked else []))
         return Figures("scripted", "cpu", "bfloat16", "sdpa", *numbers, "plain modules", notes)
 
+    def notes(self) -> Sequence[str]:
+        return self.figures().notes
+
     def close(self) -> None:
         self.calls.append("close")
 

@@ -1,6 +1,8 @@
 """Every command of the chat screen: implements `chatterm.commands.actions.Actions`."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError, ModelChoice
@@ -10,8 +12,17 @@ from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
 
+if TYPE_CHECKING:
+    from chatterm.screens.models import ModelPicker
+
 
 class ChatActions(MessageActions, SessionActions, Preferences):
+    _picker: "ModelPicker | None" = None
+    _looks = 0
+    """Looks for servers that are not over."""
+    _on_servers: Sequence[ModelChoice] = ()
+    """What was found there since the picker was asked for."""
+
     def show_help(self) -> None:
         self.report("help", "Help", help_lines)
 
@@ -34,6 +45,8 @@ class ChatActions(MessageActions, SessionActions, Preferences):
         self.report("stats", "Statistics", lines)
 
     def cache(self, what: str) -> None:
+        if (info := self.screen.info) is not None and info.is_remote:
+            raise EngineError(f"The KV cache is that of {info.device}; /stats shows what it found there.")
         if what:
             self._explain_cache()
         else:
@@ -54,6 +67,7 @@ class ChatActions(MessageActions, SessionActions, Preferences):
 
     def model(self, name: str) -> None:
         if not name:
+            self._look_for_servers()
             self.screen.submit(worker.Catalogue())
             if not self.screen.is_idle:
                 wait = "the model is loaded" if self.screen.is_loading else "the answer is finished"
@@ -67,10 +81,35 @@ class ChatActions(MessageActions, SessionActions, Preferences):
         """Show what there is."""
         from chatterm.screens.models import ModelPicker
 
-        picker = ModelPicker(choices, self.screen.backend.model)
-        self.screen.app.push_screen(
-            picker, lambda name: self.screen.attempt(partial(self.model, name)) if name else None
-        )
+        self._picker = ModelPicker(choices, self.screen.backend.model, is_looking=self._looks > 0)
+
+        def chosen(name: str | None) -> None:
+            self._picker = None
+            if name:
+                self.screen.attempt(partial(self.model, name))
+
+        waited = self.screen.app.push_screen(self._picker, chosen)
+        picker = self._picker
+
+        async def add() -> None:
+            await waited  # its list is there from now on
+            picker.add(self._on_servers, is_looking=self._looks > 0)
+
+        self.screen.run_worker(add())
+
+    def _look_for_servers(self) -> None:
+        """Ask every server that is known for its models, beside everything else."""
+        looks = self.screen.looks
+        self._on_servers, self._looks = [], len(looks)
+
+        def came(choices: list[ModelChoice]) -> None:
+            self._looks -= 1
+            self._on_servers = [*self._on_servers, *choices]
+            if self._picker is not None:
+                self._picker.add(choices, is_looking=self._looks > 0)
+
+        for look in looks:
+            self.screen.in_thread(look, came)
 
     def editor(self) -> None:
         self.screen.composer.action_edit_outside()

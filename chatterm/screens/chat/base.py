@@ -1,14 +1,16 @@
 """The chat screen without its commands: what these work with, and how something is said and shown."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
 from textual.screen import Screen
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Exchange, ModelError, ModelInfo
+from chatterm.backends.backend import Backend, EngineError, Exchange, ModelChoice, ModelError, ModelInfo
+from chatterm.backends.remote.address import Remote
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry, NoticeEntry
 from chatterm.conversation.keeper import Keeper
@@ -47,6 +49,18 @@ def undone_text(count: int) -> str:
     return f"{count:,} {what} undone; /redo (Alt+Z) restores {which}."
 
 
+def _near_servers() -> list[ModelChoice]:
+    from chatterm.backends.remote.look import local_choices
+
+    return local_choices()
+
+
+def _named_servers(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
+    from chatterm.backends.remote.look import named_choices
+
+    return named_choices(remotes)
+
+
 class ChatBase(Screen[None]):
     """Implements `chatterm.conversation.view.View`. The widgets are there once it is mounted."""
 
@@ -66,6 +80,11 @@ class ChatBase(Screen[None]):
         self.conversation = Conversation(backend, thread, keeper, self)
         self.conversation.show_thinking = settings.screen.thinking_open
         self.copy_with: Callable[[str], str] = clipboard.copy
+        self.looks: tuple[Callable[[], list[ModelChoice]], ...] = (
+            _near_servers,
+            partial(_named_servers, settings.remotes),
+        )
+        """What finds models on servers: each is called in a thread of its own."""
         self.begun = monotonic()
         self.is_loading = True
         self.info: ModelInfo | None = None

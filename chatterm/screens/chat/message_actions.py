@@ -35,9 +35,23 @@ class MessageActions(CommandPart):
         self.conversation.retry(exchange, self.screen.model_name, number)
         self.screen.back_to_composer()
         if number > 1:
-            from chatterm.screens.candidates import CandidatesScreen
+            self._show_candidates()
 
-            self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))
+    def compare(self, model: str) -> None:
+        self._refuse_without_model()
+        exchange = self.chosen_exchange()
+        if exchange is None:
+            raise EngineError("There is no message to compare answers to; send one first.")
+        if model in (self.screen.model_name, self.screen.backend.model):
+            raise EngineError("That model answers already; /retry 2 has it answer twice.")
+        self.conversation.compare(exchange, self.screen.model_name, one_line(model, 300))
+        self.screen.back_to_composer()
+        self._show_candidates()
+
+    def _show_candidates(self) -> None:
+        from chatterm.screens.candidates import CandidatesScreen
+
+        self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))
 
     def resume(self) -> None:
         self._refuse_without_model()
@@ -48,6 +62,10 @@ class MessageActions(CommandPart):
         turn = self.conversation.turn
         if turn is None or not turn.answer.is_thinking:
             raise EngineError("The model is not thinking.")
+        if (info := self.screen.info) is not None and info.is_remote:
+            raise EngineError(
+                "A remote model cannot be told to stop thinking; Esc stops it, /think off turns it off."
+            )
         self.screen.worker_thread.answer_now()
         self.screen.hint("Thinking stopped; the answer follows.", 2.0)
 

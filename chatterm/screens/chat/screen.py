@@ -215,7 +215,7 @@ class ChatScreen(MessageSelection):
                 self._failed(job, message, now)
             case worker.Done(job, value):
                 self._done(job, value)
-        for note in new_notes(self.backend.figures(), self._noted):
+        for note in new_notes(self.backend.notes(), self._noted):
             self.say(note)
         if self.info is not None and not self.is_loading:
             self.conversation.next(self.model_name)
@@ -236,7 +236,7 @@ class ChatScreen(MessageSelection):
                     while self.conversation.waiting:
                         self.conversation.take_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Resume() | worker.Draw():
+            case worker.Send() | worker.Resume() | worker.Draw() | worker.Compare():
                 self.conversation.failed(now, message)
             case worker.LoadPath():
                 self.conversation.forget()

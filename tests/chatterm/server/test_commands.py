@@ -47,7 +47,7 @@ def test_an_attached_command_imports_no_engine(served: Served) -> None:
     modules = set(done.stderr.splitlines()[-1].split())
     heavy = {"torch", "transformers", "tokenizers", "numpy", "textual", "asyncio", "huggingface_hub"}
     assert modules.isdisjoint({*heavy, "models.hub.catalogue", "engine.core"})
-    assert "chatterm.backends.remote" in modules
+    assert "chatterm.backends.process" in modules
 
 
 @pytest.mark.parametrize("words", [["ps"], ["top", "--once"], ["top", "--json", "--once"], ["stop"]])

@@ -356,7 +356,7 @@ def test_what_was_chosen_before_it_starts_is_kept(left: Left) -> None:
     backend.set_think("off")
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
     backend.open()
-    assert backend._remote is not None
+    assert backend._process is not None
     assert (backend.system, backend.think) == ("Be terse.", "off")
     assert backend.used_tokens > 10
     backend.close()

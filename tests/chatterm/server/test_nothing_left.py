@@ -10,7 +10,7 @@ import pytest
 
 from chatterm.backends.attach import greeted
 from chatterm.backends.backend import ChatOptions
-from chatterm.backends.remote import RemoteBackend
+from chatterm.backends.process import ProcessBackend
 from chatterm.server.http.limits import Limits
 from tests.chatterm.server.conftest import Gate
 from tests.chatterm.server.test_whole_way import HELLO, Site, eventually, site
@@ -63,7 +63,7 @@ def leaves(site: Site) -> None:
 def attaches(site: Site) -> None:
     found = greeted("terminal")
     assert found is not None
-    backend = RemoteBackend(found[0], "tiny", ChatOptions(sampling={"max_tokens": 3}))
+    backend = ProcessBackend(found[0], "tiny", ChatOptions(sampling={"max_tokens": 3}))
     backend.open()
     list(backend.send("Name a river."))
     backend.settle()

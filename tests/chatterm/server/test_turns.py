@@ -8,7 +8,7 @@ import pytest
 
 from chatterm.backends.attach import greeted
 from chatterm.backends.backend import ChatOptions, Message, Request
-from chatterm.backends.remote import RemoteBackend
+from chatterm.backends.process import ProcessBackend
 from chatterm.server.channel_service import ChannelService
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
@@ -42,10 +42,10 @@ def arrived(served: Served, service: ChannelService) -> list[Sequence]:
     return came
 
 
-def remote() -> RemoteBackend:
+def remote() -> ProcessBackend:
     found = greeted("terminal")
     assert found is not None
-    backend = RemoteBackend(found[0], "tiny", ChatOptions(sampling=SAMPLING))
+    backend = ProcessBackend(found[0], "tiny", ChatOptions(sampling=SAMPLING))
     backend.open()
     return backend
 

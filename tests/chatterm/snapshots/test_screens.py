@@ -198,8 +198,24 @@ async def warming(driver: Driver) -> None:
 
 
 async def models(driver: Driver) -> None:
+    servers = [
+        ModelChoice(
+            "ollama://localhost/qwen3:8b",
+            None,
+            False,
+            None,
+            server="Ollama localhost:11434",
+            label="qwen3:8b",
+        ),
+        ModelChoice(
+            "work/big", None, False, None, server="work", label="Qwen/Qwen3-235B-A22B", context=262_144
+        ),
+    ]
+    driver.app.chat.looks = (lambda: servers,)
     await command(driver, "/model")
     await driver.shows("qwen3:4b")
+    await driver.shows("qwen3:8b")
+    await driver.until(lambda: "looking for" not in driver.text())
     driver.app.screen.query_one(Input).cursor_blink = False
 
 
@@ -240,6 +256,17 @@ async def palette(driver: Driver) -> None:
     driver.app.screen.query_one(Input).cursor_blink = False
 
 
+async def compared(driver: Driver) -> None:
+    await talk(driver)
+    driver.app.chat.backend.scripts[1:] = [
+        Script(ANSWER),
+        Script("A river is water that flows downhill.", THOUGHT),
+    ]
+    await driver.send("/compare work/Qwen/Qwen3-235B-A22B")
+    view = driver.app.screen.query_one(Candidates)
+    await driver.until(lambda: not view._is_running)
+
+
 SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "welcome": welcome,
     "loading": loading,
@@ -257,6 +284,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "sessions": sessions,
     "paste": paste,
     "candidates": candidates,
+    "compared": compared,
     "palette": palette,
 }
 
@@ -320,6 +348,7 @@ def test_screen(
         monkeypatch.setattr("chatterm.screens.sessions.time", lambda: NOW)
         store = stored(tmp_path / "sessions.db", clock)
     app = ChatApp(backend_for(name, gate), theme=theme, store=store)
+    app.chat.looks = ()
 
     async def prepare(pilot: Pilot[int]) -> None:
         driver = Driver(app, pilot)

@@ -27,7 +27,7 @@ from chatterm.backends.backend import (
     TokenEvent,
 )
 from chatterm.backends.local import LocalBackend
-from chatterm.backends.remote import RemoteBackend
+from chatterm.backends.process import ProcessBackend
 from chatterm.channel.link import ServerGoneError
 from chatterm.channel.runtime import listening
 from chatterm.server.process.terminal import SharedEngines
@@ -37,16 +37,16 @@ SAMPLING = {"max_tokens": 10, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p"
 OPTIONS = ChatOptions(system="Be terse.", sampling=SAMPLING)
 
 
-def remote(model: str = "tiny", options: ChatOptions = OPTIONS) -> RemoteBackend:
+def remote(model: str = "tiny", options: ChatOptions = OPTIONS) -> ProcessBackend:
     found = greeted("terminal")
     assert found is not None
-    backend = RemoteBackend(found[0], model, options)
+    backend = ProcessBackend(found[0], model, options)
     backend.open()
     return backend
 
 
 @pytest.fixture
-def pair(served: Served) -> Iterator[tuple[RemoteBackend, LocalBackend]]:
+def pair(served: Served) -> Iterator[tuple[ProcessBackend, LocalBackend]]:
     """The same conversation twice, on one engine."""
     there = remote()
     here = LocalBackend("tiny", OPTIONS, SharedEngines(served.calls.host))
@@ -139,7 +139,7 @@ def refused(action: Callable[[], Any]) -> tuple[str, str]:
 
 
 def test_every_call_does_what_it_does_locally(
-    pair: tuple[RemoteBackend, LocalBackend], served: Served
+    pair: tuple[ProcessBackend, LocalBackend], served: Served
 ) -> None:
     there, here = pair
     for name, step in STEPS.items():

@@ -41,7 +41,7 @@ _SOON = 0.5
 T = TypeVar("T")
 
 
-class RemoteBackend(Chosen):
+class ProcessBackend(Chosen):
     """Implements Backend. The other side has the conversation; what a screen looks at lies here.
 
     When the server is gone, calls raise ServerGoneError, and what had come of an answer stays.

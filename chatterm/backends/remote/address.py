@@ -1,0 +1,166 @@
+"""Where a remote model is: addresses as a person writes them, and the remotes of the settings. No network here."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Literal
+from urllib.parse import urlsplit
+
+from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
+
+Api = Literal["chat", "responses", "ollama"]
+
+_SCHEMES: Mapping[str, Api] = {"openai": "chat", "responses": "responses", "ollama": "ollama"}
+_ADDRESS = re.compile(r"(openai|responses|ollama)(?:\+(https?))?://(.*)", re.DOTALL)
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+)(?::(\d{1,5}))?")
+_MODEL = re.compile(r"[^\x00-\x20\x7f-\xa0\ud800-\udfff]{1,300}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_OLLAMA_PORT = 11434
+_KNOWN: Mapping[str, tuple[str, str]] = {
+    "api.openai.com": ("/v1", "OPENAI_API_KEY"),
+    "openrouter.ai": ("/api/v1", "OPENROUTER_API_KEY"),
+}
+"""Hosts that everybody knows: where their API begins, and the variable that usually has the key for it."""
+_FORM = "openai://HOST:PORT/MODEL, responses://HOST:PORT/MODEL or ollama://HOST:PORT/MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server in the settings: `[remotes.NAME]`."""
+
+    url: str
+    """Where its API begins, as in "https://openrouter.ai/api/v1"; "/v1" is added where there is no path."""
+    model: str | None = None
+    """The model to ask when only the remote is named; not set: the only one there."""
+    api: Api = "chat"
+    """What is spoken there: chat completions, responses, or Ollama's own."""
+    key_env: str | None = None
+    """The environment variable that has the key."""
+    key_command: str | None = None
+    """A command that prints the key on its first line, as in "pass show work"; no shell is involved."""
+    keyring: str | None = None
+    """The service under which the keyring of the system has the key; the user is the remote's name."""
+    ca_file: str | None = None
+    """A PEM file with certificates to trust, for a server that signed its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One model of one server."""
+
+    api: Api
+    url: str
+    """Where the API begins, without a slash at the end."""
+    model: str
+    """"" while nobody has said which."""
+    prefix: str
+    """What stands before the model in `name`: an address, or the name of a remote."""
+    remote: Remote = field(default_factory=lambda: Remote(""))
+    """Where its key is, and what certificates to trust."""
+
+    @property
+    def name(self) -> str:
+        """What finds it again."""
+        return f"{self.prefix}/{self.model}" if self.model else self.prefix
+
+    @property
+    def host(self) -> str:
+        """Host and port, to be shown."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def is_local(self) -> bool:
+        """It is on this machine: no proxy stands between."""
+        return is_loopback(urlsplit(self.url).hostname or "")
+
+    @property
+    def is_secure(self) -> bool:
+        return self.url.startswith("https:")
+
+    @property
+    def setting(self) -> str:
+        """Where a person changes what is known about it."""
+        return f"[remotes.{self.prefix}]" if "://" not in self.prefix else "a remote in the settings"
+
+
+def found(model: str, remotes: Mapping[str, Remote]) -> Address | None:
+    """Where `model` is; None for a model of this machine. Raises EngineError for an address that cannot be one."""
+    name, _, rest = model.partition("/")
+    if "://" not in model and name in remotes:
+        remote = remotes[name]
+        return Address(remote.api, base_url(remote), _model(rest or remote.model or "", model), name, remote)
+    if (match := _ADDRESS.fullmatch(model)) is not None:
+        return _addressed(model, *match.groups())
+    if "://" in model and not model.lower().startswith(("hf:", "file:")):
+        raise EngineError(f"{one_line(model, 80)!r} is no address of a model; write {_FORM}.")
+    return None
+
+
+def _addressed(model: str, scheme: str, transport: str | None, rest: str) -> Address:
+    place, _, name = rest.partition("/")
+    if "@" in place:
+        raise EngineError(
+            "An address holds no user and no key: they would be shown and saved. Name the server in the settings "
+            "with key_env, key_command or keyring."
+        )
+    match = _HOST.fullmatch(place)
+    if match is None or int(match[1] or 1) not in range(1, 65536):
+        raise EngineError(f"{one_line(model, 80)!r} names no server; write {_FORM}.")
+    host = urlsplit(f"//{place}").hostname or ""
+    is_plain = transport == "http" or (transport is None and is_loopback(host))
+    api = _SCHEMES[scheme]
+    path, key_env = _KNOWN.get(place.lower(), ("/v1", ""))
+    if api == "ollama":
+        path = ""
+        place = place if match[1] or not is_plain else f"{place}:{_OLLAMA_PORT}"
+    prefix = f"{scheme}{f'+{transport}' if transport else ''}://{rest.partition('/')[0]}"
+    url = f"{'http' if is_plain else 'https'}://{place}{path}"
+    remote = Remote(url, api=api, key_env=key_env if key_env and not is_plain else None)
+    return Address(api, url, _model(name, model), prefix, remote)
+
+
+def _model(name: str, whole: str) -> str:
+    if name and not _MODEL.fullmatch(name):
+        raise EngineError(f"{one_line(whole, 80)!r} names no model; its name holds no spaces.")
+    return name
+
+
+def base_url(remote: Remote) -> str:
+    """Where its API begins. Raises EngineError: see `wrong_url`."""
+    if problem := wrong_url(remote.url):
+        raise EngineError(f"The url of a remote {problem}.")
+    url = remote.url.rstrip("/")
+    return url + "/v1" if remote.api != "ollama" and not urlsplit(url).path else url
+
+
+def wrong_url(url: str) -> str:
+    """What is wrong with the url of a remote, to follow its name; "" where nothing is."""
+    try:
+        parts = urlsplit(url)
+        is_place = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_place = False
+    if not is_place or not _MODEL.fullmatch(url):
+        return 'must be the address of a server, as in "https://example.org/v1"'
+    if parts.username is not None or parts.password is not None:
+        return "must hold no user and no key; use key_env, key_command or keyring"
+    if parts.query or parts.fragment:
+        return "must end before any ? or #"
+    return ""
+
+
+def is_name(name: str) -> bool:
+    """Whether a remote may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is the machine itself."""
+    if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,103 @@
+"""One answer of a server while it comes: pieces as events of a stream, the answer so far, and its figures."""
+
+import time
+from collections.abc import Iterable
+
+from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
+from chatterm.backends.exchange import NO_TOKEN
+from chatterm.backends.remote.client import Began
+from chatterm.backends.remote.dialects.base import Dialect
+from chatterm.backends.remote.reading import AnswerReader
+from chatterm.backends.remote.thinking import Piece
+
+
+class RunningAnswer:
+    """Times are measured here; tokens are as the server counts them, once it tells. Until then, pieces are counted."""
+
+    def __init__(self, dialect: Dialect, model: str, before: Outcome | None = None) -> None:
+        """`before` is the answer that is gone on with."""
+        self._dialect = dialect
+        self._before = before
+        self.model = model
+        self.text = before.text if before is not None else ""
+        self.reasoning = before.reasoning if before is not None else ""
+        self._ids: list[int] = []
+        self._thought = 0
+        self._began = time.monotonic()
+        self._first = self._latest = 0.0
+        self._reader = AnswerReader(dialect, is_middle=before is not None)
+        self.is_stopped = False
+        self.problem = ""
+        """Why it ended, where it did not end as it should: a line."""
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """It has ended as it should."""
+        return self._reader.is_over and not self._reader.problem and not self.is_stopped
+
+    @property
+    def reader(self) -> AnswerReader:
+        return self._reader
+
+    def began(self, item: Began) -> None:
+        """The head of the answer is there."""
+        if "application/json" in item.content_type.lower() and not self._dialect.is_lines:
+            self._reader = AnswerReader(self._dialect, is_middle=self._before is not None, is_document=True)
+
+    def feed(self, data: bytes) -> list[TokenEvent]:
+        """The next bytes."""
+        return self._events(self._reader.feed(data))
+
+    def end(self) -> list[TokenEvent]:
+        """Nothing more comes."""
+        return self._events(self._reader.end())
+
+    def _events(self, pieces: Iterable[Piece]) -> list[TokenEvent]:
+        events = [TokenEvent(piece.text, NO_TOKEN, piece.kind) for piece in pieces if piece.text]
+        if events:
+            self._latest = time.monotonic()
+            self._first = self._first or self._latest
+        return events
+
+    def take(self, event: TokenEvent) -> None:
+        """The event is out: the answer has it from now on."""
+        self._ids.append(NO_TOKEN)
+        if event.kind == "reasoning":
+            self.reasoning += event.text
+            self._thought += 1
+        else:
+            self.text += event.text
+
+    def outcome(self, reason: FinishReason | None = None) -> Outcome:
+        return Outcome(self.text, self.reasoning, reason, self.stats, self._ids, model=self.model)
+
+    def ended(self) -> Outcome:
+        """The answer as it stays."""
+        finish = self._reader.finish
+        reason = FinishReason.CANCELLED if self.problem or finish is None else finish
+        return Outcome(self.text, self.reasoning, reason, self.stats, (), model=self.model)
+
+    @property
+    def stats(self) -> TurnStats:
+        usage = self._reader.usage
+        prompt = (usage.prompt if usage is not None else None) or 0
+        cached = min((usage.cached if usage is not None else None) or 0, prompt)
+        generated = usage.generated if usage is not None and usage.generated is not None else len(self._ids)
+        thought = usage.reasoning if usage is not None and usage.reasoning else 0
+        if not thought and self._thought and self._ids:
+            # Most servers count all tokens together: those of the thinking are about so many.
+            thought = max(round(generated * self._thought / len(self._ids)), 1)
+        return TurnStats(
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            prefilled_tokens=prompt - cached,
+            generated_tokens=generated,
+            reasoning_tokens=min(thought, generated),
+            ttft_s=self._first - self._began if self._first else 0.0,
+            prefill_s=usage.prefill_s if usage is not None else 0.0,
+            decode_s=max(self._latest - self._first, 0.0),
+        )

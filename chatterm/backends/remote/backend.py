@@ -1,0 +1,413 @@
+"""A conversation with a model of a server, as a Backend: the history lies here, and every request has all of it."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from chatterm.backends.backend import (
+    ChatOptions,
+    DraftCost,
+    EngineError,
+    Exchange,
+    Figures,
+    FinishReason,
+    Message,
+    ModelChoice,
+    ModelInfo,
+    OnProgress,
+    Outcome,
+    Part,
+    Request,
+    ThinkCache,
+    ThinkMode,
+    TokenEvent,
+    TurnStats,
+)
+from chatterm.backends.chosen import Chosen, checked, no_model
+from chatterm.backends.remote.address import Address, Remote, found
+from chatterm.backends.remote.answer import RunningAnswer
+from chatterm.backends.remote.client import Began, Client, Inbox, Lost, Over, Waits
+from chatterm.backends.remote.dialects.base import Asked
+from chatterm.backends.remote.faults import Refused, refusal
+from chatterm.backends.remote.history import cache_key, history, with_user
+from chatterm.backends.remote.keys import key_of, redacted
+from chatterm.backends.remote.there import dialect_of, entry_of, kind_of, listed, meant, names_of
+from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.wording import sentences
+from engine.params import seeds
+
+if TYPE_CHECKING:
+    from engine.cache.block_map import BlockMap
+
+_SOON = 3.0
+"""Seconds that a list may take which only helps to explain something."""
+_AT_ONCE = 8
+"""Requests at a time, where nobody says how many."""
+
+
+class RemoteBackend(Chosen):
+    """Implements Backend."""
+
+    def __init__(self, address: Address, options: ChatOptions, remotes: Mapping[str, Remote]) -> None:
+        super().__init__(address.name, options)
+        self._address = address
+        self._remotes = remotes
+        self._dialect = dialect_of(address.api)
+        self._client: Client | None = None
+        self._key: str | None = None
+        self._server = ""
+        self._turns: list[Exchange] = []
+        self._last: Outcome | None = None
+        self._running: dict[int, RunningAnswer] = {}
+        self._futures: dict[int, Future[None]] = {}
+        self._waits_until = 0.0
+        self._waits_for = ""
+
+    # --- anyone ---
+
+    @property
+    def last(self) -> Outcome | None:
+        running = self._front
+        return running.outcome() if running is not None and running.has_begun else self._last
+
+    @property
+    def _front(self) -> RunningAnswer | None:
+        """The answer that runs, where only one does."""
+        running = list(self._running.values())
+        return running[0] if len(running) == 1 and -1 in self._running else None
+
+    def figures(self) -> Figures | None:
+        return None
+
+    def notes(self) -> Sequence[str]:
+        notes = []
+        if self._info is not None and self._key and not (self._address.is_secure or self._address.is_local):
+            notes.append(f"The key and all messages go to {self._address.host} unencrypted; use https there.")
+        if unknown := [name for name in self._dialect.unknown if self._sampling.get(name) is not None]:
+            names = ", ".join(unknown)
+            notes.append(f"{self._address.host} gets no {names}: its API has no such setting.")
+        return notes
+
+    def waiting(self) -> str:
+        left = self._waits_until - time.monotonic()
+        return f"{self._waits_for}; asked again in {max(left, 0.0):.0f} s" if self._waits_for else ""
+
+    def blocks(self) -> "BlockMap | None":
+        return None
+
+    def token_text(self, token_id: int) -> str | None:
+        return None
+
+    def made_title(self) -> str | None:
+        return None
+
+    def stop(self, but: int | None = None) -> None:
+        for index, running in list(self._running.items()):
+            if index != but:
+                running.is_stopped = True
+                if (future := self._futures.get(index)) is not None:
+                    future.cancel()
+
+    def answer_now(self) -> None:
+        """No API has a way to end the thinking."""
+
+    # --- the worker ---
+
+    def open(self, on_progress: OnProgress | None = None) -> None:
+        self._key = key_of(self._address)
+        client = Client(self._address, self._key)
+        try:
+            models = listed(client, self._dialect, bool(self._key), on_progress)
+            self._address = client.address = meant(self._address, models)
+        except EngineError as error:
+            client.close()
+            raise self._error(str(error)) from None
+        except BaseException:
+            client.close()
+            raise
+        here = entry_of(self._address, models)
+        self._client, self._model = client, self._address.name
+        self._server = kind_of(self._address, models)
+        context = (here.context_length if here is not None else 0) or self._options.context or 0
+        self._info = ModelInfo(self._model, self._address.host, "", context, True, is_remote=True)
+
+    def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
+        address = found(model, self._remotes)
+        if address is None:
+            raise EngineError(f"{one_line(model, 80)} is no remote model.")
+        other = RemoteBackend(address, self.options, self._remotes)
+        other.open(on_progress)
+        self.close()
+        self._address, self._dialect, self._client = other._address, other._dialect, other._client
+        self._key, self._server, self._model, self._info = (
+            other._key,
+            other._server,
+            other._model,
+            other._info,
+        )
+        self.reset()
+
+    def send(self, text: str) -> Iterator[TokenEvent]:
+        return self._answer(list(self._turns), Exchange(0, None, text))
+
+    def retry(self) -> Iterator[TokenEvent]:
+        if not self._turns:
+            raise EngineError("There is no answer to generate again.")
+        *before, last = self._turns
+        return self._answer(before, Exchange(0, None, last.user))
+
+    def resume(self) -> Iterator[TokenEvent]:
+        if not self._turns:
+            raise EngineError("There is no answer to continue; send a message first.")
+        *before, last = self._turns
+        if last.finish_reason in ("eos", "stop"):
+            raise EngineError("The answer is complete; /retry generates another one.")
+        if not self._dialect.can_go_on(self._server):
+            raise EngineError(
+                f"{self._address.host} has no way to continue an answer; /retry generates another one."
+            )
+        if not last.text:
+            raise EngineError("A remote model cannot continue its thinking; /retry generates another answer.")
+        return self._answer(before, last, goes_on=True)
+
+    def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        messages = with_user(history(self._system, self._turns), text)
+        asked = [
+            replace(self._asked(messages), sampling={**self._sampling, "seed": seed})
+            for seed in seeds(self._sampling.get("seed"), count)
+        ]
+        return self._several(iter(asked), count)
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        at_once = self._options.streams if self._options.streams > 1 else _AT_ONCE
+        return self._several((self._requested(request) for request in requests), min(at_once, 32))
+
+    def _requested(self, request: Request) -> Asked:
+        messages = list(request.messages)
+        if self._system and (not messages or messages[0].role != "system"):
+            messages.insert(0, Message("system", self._system))
+        sampling = {**self._sampling, **request.sampling}
+        constraint = sampling.pop("constraint", None) or self._options.constraint
+        asked = replace(self._asked(messages), sampling=sampling, constraint=constraint)
+        return replace(asked, think=request.think or self._think)
+
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
+        self._turns = [replace(exchange) for exchange in exchanges]
+        self._last, self._used = None, 0
+        for last in exchanges[-1:]:
+            known = set(FinishReason)
+            reason = (
+                FinishReason(last.finish_reason) if last.finish_reason in known else FinishReason.CANCELLED
+            )
+            self._last = Outcome(last.text, last.reasoning, reason, TurnStats.of(last.stats), ())
+            if last.model in (self._model, self._info.name if self._info else ""):
+                self._count(self._last.stats)
+
+    def count(self, draft: str) -> DraftCost | None:
+        return None
+
+    def undo(self) -> bool:
+        dropped = self._turns[-1:]
+        self.load_path(self._turns[:-1])
+        return bool(dropped)
+
+    def reset(self) -> None:
+        self.load_path([])
+
+    def set_system(self, system: str | None) -> None:
+        self._system = system
+
+    def set_think(self, think: ThinkMode) -> None:
+        self._think = think
+
+    def set_think_cache(self, think_cache: ThinkCache) -> None:
+        self._think_cache = think_cache
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        self._sampling = checked(sampling)
+
+    def settle(self) -> None:
+        """The server's cache is its own."""
+
+    def prepare(self, draft: str) -> None:
+        """As `settle`; a draft is nobody's business before it is sent."""
+
+    def begin_title(self, question: str, answer: str) -> bool:
+        return False  # it may cost money
+
+    def catalogue(self) -> list[ModelChoice]:
+        from chatterm.backends.choices import plain_choices
+
+        return plain_choices()
+
+    def close(self) -> None:
+        self.stop()
+        client, self._client, self._info = self._client, None, None
+        if client is not None:
+            client.close()
+
+    # --- how it is done ---
+
+    def _asked(self, messages: Sequence[Message]) -> Asked:
+        return Asked(
+            self._address.model,
+            messages,
+            self._sampling,
+            self._think,
+            self._options.constraint,
+            cache_key(messages),
+            self._options.context,
+        )
+
+    def _answer(
+        self, path: list[Exchange], exchange: Exchange, *, goes_on: bool = False
+    ) -> Iterator[TokenEvent]:
+        """Answer what `exchange` asks after `path`, or go on with its answer. What came stays, however it ends."""
+        messages = with_user(history(self._system, path), exchange.user)
+        before = None
+        if goes_on:
+            messages.append(Message("assistant", exchange.text))
+            before = Outcome(exchange.text, exchange.reasoning, None, TurnStats())
+        inbox: Inbox = SimpleQueue()
+        running = RunningAnswer(self._dialect, self._model, before)
+        self._begin(-1, running, replace(self._asked(messages), goes_on=goes_on), inbox)
+        is_whole = False
+        try:
+            yield from self._events(running, inbox)
+            is_whole = not running.problem
+        except GeneratorExit:
+            running.is_stopped = True
+            raise
+        finally:
+            self._end(-1)
+            if running.has_begun or running.is_stopped or is_whole:
+                self._last = running.ended()
+                made = replace(exchange, model=self._model)
+                made.take(self._last)
+                self._turns = [*path, made]
+                self._count(self._last.stats)
+        if running.problem and not running.is_stopped:
+            raise self._error(running.problem)
+
+    def _events(self, running: RunningAnswer, inbox: Inbox) -> Iterator[TokenEvent]:
+        while True:
+            _, item = inbox.get()
+            events, is_over = self._heard(running, item)
+            for event in events:
+                running.take(event)
+                yield event
+            if is_over or running.is_stopped:
+                return
+
+    def _several(self, asked: Iterator[Asked], at_once: int) -> Iterator[tuple[int, Part]]:
+        """Answers to requests, so many at a time, as they are needed."""
+        inbox: Inbox = SimpleQueue()
+        numbered = enumerate(asked)
+        is_all = False
+        try:
+            while True:
+                while not is_all and len(self._running) < at_once:
+                    taken = next(numbered, None)
+                    if taken is None:
+                        is_all = True
+                        break
+                    running = RunningAnswer(self._dialect, self._model)
+                    try:
+                        self._begin(taken[0], running, taken[1], inbox)
+                    except EngineError as error:
+                        self._end(taken[0])
+                        yield taken[0], error
+                if not self._running:
+                    return
+                index, item = inbox.get()
+                if (one := self._running.get(index)) is not None:
+                    yield from ((index, part) for part in self._parts(index, one, item))
+        finally:
+            for index in list(self._running):
+                self._end(index)
+
+    def _parts(self, index: int, running: RunningAnswer, item: Any) -> Iterator[Part]:
+        events, is_over = self._heard(running, item)
+        for event in events:
+            if not running.has_begun:
+                yield running.outcome()
+            running.take(event)
+            yield event
+        if is_over or running.is_stopped:
+            self._end(index)
+            is_failed = bool(running.problem) and not running.is_stopped
+            yield self._error(running.problem) if is_failed else running.ended()
+
+    def _begin(self, index: int, running: RunningAnswer, asked: Asked, inbox: Inbox) -> None:
+        client = self._client
+        if client is None:
+            raise no_model()
+        body = self._dialect.body(asked, self._server)
+        self._running[index] = running
+        self._futures[index] = future = client.begin(self._dialect.path, body, inbox, index)
+        if running.is_stopped:  # in this moment
+            future.cancel()
+
+    def _end(self, index: int) -> None:
+        """Nobody waits for it any more."""
+        running, future = self._running.pop(index, None), self._futures.pop(index, None)
+        if future is not None and self._client is not None and running is not None and running.is_complete:
+            self._client.leave(future)
+        elif future is not None:
+            future.cancel()
+        if not self._running:
+            self._waits_for = ""
+
+    def _heard(self, running: RunningAnswer, item: Any) -> tuple[list[TokenEvent], bool]:
+        """What an item says, and whether it was the last of its answer. A problem is noted."""
+        if isinstance(item, bytes):
+            events = running.feed(item)
+            return events, running.reader.is_over and self._note(running)
+        if isinstance(item, Began):
+            self._waits_for = ""
+            running.began(item)
+        elif isinstance(item, Waits):
+            what = "no more requests for now" if item.status == 429 else "the server is overloaded"
+            self._waits_for, self._waits_until = what, time.monotonic() + item.seconds
+        elif isinstance(item, Refused):
+            running.problem = refusal(item, self._address, bool(self._key)) + self._there(item)
+        elif isinstance(item, Lost):
+            running.problem = item.line
+        elif isinstance(item, Over):
+            error = item.future.exception() if not item.future.cancelled() else None
+            if error is not None:
+                raise error
+            events = running.end() if running.has_begun or not running.problem else []
+            return events, self._note(running)
+        return [], False
+
+    def _note(self, running: RunningAnswer) -> bool:
+        """The answer is over: where it did not end as it should, say so."""
+        reader = running.reader
+        if reader.problem and not running.problem and not running.is_stopped:
+            kept = "what came is kept" if running.has_begun else "try again"
+            running.problem = sentences(f"{one_line(self._address.host, 80)} {reader.problem}", kept)
+        if reader.calls_tool and not running.problem and not running.text:
+            running.problem = (
+                f"{one_line(self._model, 80)} called a tool, and none was offered; ask in another way."
+            )
+        return True
+
+    def _there(self, refused: Refused) -> str:
+        """The models that are there, where the one that was asked for is not."""
+        if refused.status != 404 or self._client is None:
+            return ""
+        with suppress(EngineError):
+            if models := listed(self._client, self._dialect, bool(self._key), seconds=_SOON):
+                return f" There are: {names_of(models)}."
+        return ""
+
+    def _count(self, stats: TurnStats) -> None:
+        self._used = stats.prompt_tokens + stats.generated_tokens if stats.prompt_tokens else 0
+
+    def _error(self, line: str) -> EngineError:
+        return EngineError(redacted(one_line(line, 900), self._key))

@@ -1,0 +1,269 @@
+"""HTTP to one server, on a thread of its own: requests can be stopped at any moment, and nobody waits for a socket."""
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from chatterm.backends.remote.address import Address
+from chatterm.backends.remote.faults import Refused, lost, refused_field, wait_of
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    import httpx
+
+_CONNECT = 10.0
+"""Seconds in which a connection has to stand. For the first token nobody knows how long is too long."""
+_MOST = 64 * 1024
+"""Bytes of a refusal that are read."""
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of a listing that are read."""
+_AHEAD = 256
+"""Pieces that may wait to be taken: a server that is faster waits."""
+_DRAIN = 1.0
+"""Seconds that a request has to end behind the end of its answer."""
+_PAUSE = 0.2
+"""Seconds before a connection is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The server answers; what it says comes from now on."""
+
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The server is busy and is asked again in so many seconds."""
+
+    seconds: float
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """There is no connection, or none any more."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Nothing more comes of it."""
+
+    future: "Future[None]"
+
+
+Item = Began | bytes | Waits | Refused | Lost | Over
+Inbox = SimpleQueue[tuple[int, Item]]
+"""What comes of several requests, each with its number."""
+
+
+class Client:
+    """Begins with nothing: the thread and httpx come with the first request."""
+
+    def __init__(self, address: Address, key: str | None) -> None:
+        self.address = address
+        self._key = key
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._without: set[str] = set()
+        """Fields that this server does not take."""
+
+    def begin(self, path: str, body: Mapping[str, Any], inbox: Inbox, index: int = 0) -> "Future[None]":
+        """Ask for a streamed answer: what comes goes to `inbox`, last of all Over. Cancelling the future ends it."""
+        future = self._submit(self._ask(path, dict(body), inbox, index))
+        future.add_done_callback(lambda done: inbox.put((index, Over(done))))
+        return future
+
+    def get(self, path: str, seconds: float) -> "Future[bytes | Refused | Lost]":
+        """A document, within so many seconds."""
+        return self._submit(self._get(path, seconds))
+
+    def leave(self, future: "Future[None]") -> None:
+        """The answer is over, its request soon: let that end by itself, and the connection serves the next one."""
+        if self._loop is not None and not future.done():
+            self._loop.call_soon_threadsafe(self._loop.call_later, _DRAIN, future.cancel)
+
+    def close(self) -> None:
+        """Ends what runs. Closing twice is fine."""
+        loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(2.0)
+
+    def _submit(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=_run, args=(self._loop, self._leave), name="chatterm-remote", daemon=True
+            )
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _leave(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    def _client(self) -> "httpx.AsyncClient":
+        if self._http is None:
+            self._http = made(self.address, self._key)
+        return self._http
+
+    async def _get(self, path: str, seconds: float) -> bytes | Refused | Lost:
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._client().stream("GET", self.address.url + path) as reply,
+            ):
+                if reply.status_code == 200:
+                    return await _read(reply, _LARGEST)
+                return await _refused(reply)
+        except Exception as error:
+            if isinstance(error, EngineError):
+                raise
+            if isinstance(error, TimeoutError):
+                return Lost(f"{self.address.host} does not answer; is it the right address?")
+            return Lost(lost(error, self.address, proxy_for(self.address)))
+
+    async def _ask(self, path: str, body: dict[str, Any], inbox: Inbox, index: int) -> None:
+        tries, is_fresh = 0, True
+        while True:
+            body = {name: value for name, value in body.items() if name not in self._without}
+            has_begun = False
+            try:
+                request = self._client().stream(
+                    "POST",
+                    self.address.url + path,
+                    content=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),
+                    headers={"Content-Type": "application/json"},
+                )
+                async with request as reply:
+                    has_begun = True
+                    if reply.is_success:
+                        inbox.put((index, Began(reply.headers.get("content-type", ""))))
+                        async for data in reply.aiter_raw():
+                            inbox.put((index, data))
+                            while inbox.qsize() > _AHEAD:
+                                await asyncio.sleep(0.01)
+                        return
+                    refused = await _refused(reply)
+            except Exception as error:
+                if isinstance(error, EngineError):
+                    raise
+                if not has_begun and is_fresh and _may_pass(error):
+                    is_fresh = False
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                inbox.put((index, Lost(lost(error, self.address, proxy_for(self.address)))))
+                return
+            tries += 1
+            if (name := refused_field(refused, body)) is not None:
+                self._without.add(name)
+                continue
+            seconds = wait_of(refused, tries)
+            if seconds is None:
+                inbox.put((index, refused))
+                return
+            inbox.put((index, Waits(seconds, refused.status)))
+            await asyncio.sleep(seconds)
+
+
+def made(address: Address, key: str | None) -> "httpx.AsyncClient":
+    """A client for this server and no other: redirects are not followed. Raises EngineError for a ca_file."""
+    import httpx
+
+    headers = {"User-Agent": "chatterm", "Accept-Encoding": "identity"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # a server whose machine is gone is noticed within two minutes
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    trust = _trust(address)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
+    timeout = httpx.Timeout(None, connect=_CONNECT, write=60.0)
+    proxy = proxy_for(address)
+    transport = httpx.AsyncHTTPTransport(verify=trust, limits=limits, socket_options=options, proxy=proxy)
+    return httpx.AsyncClient(headers=headers, timeout=timeout, transport=transport, trust_env=False)
+
+
+def proxy_for(address: Address) -> str | None:
+    """What HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY say of it: no proxy is between this machine and itself."""
+    parts = urlsplit(address.url)
+    if address.is_local or proxy_bypass(parts.hostname or ""):
+        return None
+    known = getproxies()
+    proxy = known.get(parts.scheme) or known.get("all")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
+
+
+def _trust(address: Address) -> ssl.SSLContext:
+    """Whom to believe: the authorities that the system and certifi know, and those of `ca_file`."""
+    if not address.is_secure:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the others take time to read
+    import httpx
+
+    trust = httpx.create_ssl_context()
+    trust.load_default_certs()
+    if (path := address.remote.ca_file) is not None:
+        from pathlib import Path
+
+        try:
+            trust.load_verify_locations(cafile=Path(path).expanduser())
+        except (OSError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or "it holds no certificates"
+            raise EngineError(f"The ca_file {path} of {address.setting} cannot be used: {why}.") from None
+    return trust
+
+
+async def _read(reply: "httpx.Response", most: int) -> bytes:
+    found = bytearray()
+    async for data in reply.aiter_raw():
+        found += data
+        if len(found) > most:
+            break
+    return bytes(found[:most])
+
+
+async def _refused(reply: "httpx.Response") -> Refused:
+    body = b""
+    with suppress(Exception):  # the status says enough
+        async with asyncio.timeout(_CONNECT):
+            body = await _read(reply, _MOST)
+    headers = reply.headers
+    return Refused(reply.status_code, body, headers.get("retry-after"), headers.get("location"))
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same may go well at once: nothing of an answer has been there."""
+    import httpx
+
+    broken = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.ConnectError)
+    return isinstance(error, broken) and "CERTIFICATE_VERIFY" not in str(error)
+
+
+def _run(loop: asyncio.AbstractEventLoop, leave: Any) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+        with suppress(Exception):
+            loop.run_until_complete(asyncio.wait_for(leave(), 1.0))
+    finally:
+        loop.close()

@@ -1,0 +1,144 @@
+"""Chat completions, as OpenAI, vLLM, SGLang, llama-server, LM Studio, OpenRouter and `chatterm serve` speak them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from chatterm.backends.backend import FinishReason
+from chatterm.backends.remote.dialects.base import (
+    Asked,
+    Heard,
+    Listed,
+    Usage,
+    complaint,
+    count,
+    items,
+    mapping,
+    messages_of,
+    schema_format,
+    text,
+)
+from chatterm.backends.remote.thinking import Piece
+
+_REASONS = {
+    "stop": FinishReason.EOS,
+    "length": FinishReason.LENGTH,
+    "content_filter": FinishReason.CANCELLED,
+    "tool_calls": FinishReason.EOS,
+    "function_call": FinishReason.EOS,
+}
+_PREFIXES: Mapping[str, Mapping[str, Any]] = {
+    "vllm": {"continue_final_message": True, "add_generation_prompt": False},
+    "sglang": {"continue_final_message": True},
+    "llamacpp": {},
+}
+"""Servers that go on with a final message of the assistant, and what tells them to."""
+
+
+class ChatCompletions:
+    """Implements Dialect."""
+
+    path = "/chat/completions"
+    models_path = "/models"
+    is_lines = False
+    unknown = ("logprobs", "logit_bias")
+
+    def body(self, asked: Asked, server: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": asked.model,
+            "messages": messages_of(asked),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sampling = {k: v for k, v in asked.sampling.items() if v is not None and k not in self.unknown}
+        if "stop" in sampling:
+            sampling["stop"] = list(sampling["stop"])
+        if server == "openai" and "max_tokens" in sampling:
+            sampling["max_completion_tokens"] = sampling.pop("max_tokens")
+        body |= sampling
+        if asked.constraint is not None:
+            body["response_format"] = schema_format(asked.constraint)
+        if asked.think != "auto":
+            if server == "openai":
+                body["reasoning_effort"] = "medium" if asked.think == "on" else "none"
+            elif server == "openrouter":
+                body["reasoning"] = {"enabled": asked.think == "on"}
+            else:
+                body["chat_template_kwargs"] = {"enable_thinking": asked.think == "on"}
+        if asked.cache_key:
+            body["prompt_cache_key"] = asked.cache_key
+        return {**body, **(_PREFIXES[server] if asked.goes_on else {})}
+
+    def can_go_on(self, server: str) -> bool:
+        return server in _PREFIXES
+
+    def heard(self, message: Mapping[str, Any]) -> Heard:
+        choices = items(message.get("choices"))
+        problem = complaint(message) if "error" in message or not choices else ""
+        choice = mapping(choices[0]) if choices else {}
+        said = mapping(choice.get("delta") or choice.get("message"))
+        pieces = []
+        thought = text(said.get("reasoning_content")) or text(said.get("reasoning"))
+        if thought:
+            pieces.append(Piece(thought, "reasoning"))
+        if content := _content(said.get("content")):
+            pieces.append(Piece(content))
+        reason = text(choice.get("finish_reason"))
+        if reason == "content_filter" and not problem:
+            problem = "its filter ended the answer"
+        if reason == "error" and not problem:
+            problem = complaint(choice) or "it did not say why"
+        return Heard(
+            pieces,
+            (_REASONS.get(reason, FinishReason.EOS) if reason else None),
+            usage_of(message.get("usage")),
+            problem,
+            calls_tool=bool(said.get("tool_calls") or said.get("function_call")),
+        )
+
+    def listed(self, document: Any) -> list[Listed] | None:
+        return listed_models(document)
+
+
+def _content(value: object) -> str:
+    """Text, also where it comes in parts."""
+    if isinstance(value, list):
+        return "".join(text(mapping(part).get("text")) for part in value)
+    return text(value)
+
+
+def usage_of(value: object) -> Usage | None:
+    """What `usage` says, under the names of either API of OpenAI."""
+    told = mapping(value)
+    if not told:
+        return None
+    prompt = told.get("prompt_tokens", told.get("input_tokens"))
+    inside = mapping(told.get("prompt_tokens_details") or told.get("input_tokens_details"))
+    made = mapping(told.get("completion_tokens_details") or told.get("output_tokens_details"))
+    cached = inside.get("cached_tokens", told.get("prompt_cache_hit_tokens"))
+    return Usage(
+        count(prompt),
+        count(cached),
+        count(told.get("completion_tokens", told.get("output_tokens"))),
+        count(made.get("reasoning_tokens")),
+    )
+
+
+_KINDS = ("vllm", "sglang", "llamacpp", "chatterm", "openai", "openrouter")
+
+
+def listed_models(document: Any) -> list[Listed] | None:
+    """What `/models` says; None where it says nothing of the kind."""
+    data = mapping(document).get("data")
+    if not isinstance(data, list):
+        return None
+    found: list[Listed] = []
+    for entry in map(mapping, data):
+        name = text(entry.get("id"))
+        if not name or len(name) > 300:
+            continue
+        meta = mapping(entry.get("meta"))
+        lengths = (entry.get("max_model_len"), entry.get("context_length"), meta.get("n_ctx"))
+        length = next((size for value in lengths if (size := count(value))), 0)
+        owner = text(entry.get("owned_by")).lower()
+        found.append(Listed(name, length, owner if owner in _KINDS else ""))
+    return found

@@ -1,0 +1,154 @@
+"""What a server's refusal and a lost connection mean: one line for a person, and whether to ask again."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from chatterm.backends.remote.address import Address
+from chatterm.backends.remote.dialects.base import OPTIONAL, complaint
+from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.wording import sentences
+
+LONGEST_WAIT = 600.0
+"""Seconds that a server may ask to wait for; beyond that the person is told instead."""
+_BUSY = (429, 503, 529)
+_TRIES = 6
+_NO_TLS = ("WRONG_VERSION_NUMBER", "record layer", "UNEXPECTED_EOF", "HTTP_REQUEST")
+"""What OpenSSL says where the other side speaks something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An answer of HTTP that is no answer."""
+
+    status: int
+    body: bytes
+    """The beginning of it."""
+    retry_after: str | None = None
+    location: str | None = None
+
+
+def wait_of(refused: Refused, tries: int, now: datetime | None = None) -> float | None:
+    """Seconds to wait before it is asked again, having been asked `tries` times; None: not again."""
+    if refused.status not in _BUSY or tries >= _TRIES:
+        return None
+    seconds = _seconds(refused.retry_after, now or datetime.now(UTC))
+    if seconds is None:
+        return float(2 ** (tries - 1)) if refused.status == 429 else None
+    return max(seconds, 0.5) if seconds <= LONGEST_WAIT else None
+
+
+def _seconds(value: str | None, now: datetime) -> float | None:
+    """What a Retry-After says, in seconds from now; None where it says nothing."""
+    if not value:
+        return None
+    if re.fullmatch(r"\s*\d{1,9}(\.\d{1,6})?\s*", value, re.ASCII):
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now.timestamp()
+    except (TypeError, ValueError, OverflowError, IndexError):
+        return None
+
+
+def refusal(refused: Refused, address: Address, has_key: bool) -> str:
+    """What a refusal means, in a line."""
+    host, said = one_line(address.host, 80), said_by(refused.body)
+    status = refused.status
+    if 300 <= status < 400:
+        where = one_line(refused.location or "elsewhere", 120)
+        return f"{host} redirects to {where}; nothing was sent there. If that is the server, use its address."
+    if status == 401:
+        way = f"check the key that {address.setting} names" if has_key else _ways(address)
+        return sentences(f"{host} {'does not take the key' if has_key else 'wants a key'} (401)", said, way)
+    if status == 403:
+        return sentences(f"{host} does not allow this (403)", said, "check what the key may do")
+    if status == 404:
+        return sentences(f"{host} has no {one_line(address.model, 80) or 'such page'} (404)", said)
+    if status == 407:
+        return f"The proxy wants a login (407); put user and password into HTTPS_PROXY, or add {host} to NO_PROXY."
+    if status in _BUSY:
+        again = _seconds(refused.retry_after, datetime.now(UTC))
+        when = (
+            f"it can be asked again in {again / 60:,.0f} min" if again and again > 60 else "try again later"
+        )
+        what = "allows no more requests now" if status == 429 else "is overloaded, or still loads the model"
+        return sentences(f"{host} {what} ({status})", said, when)
+    if status >= 500:
+        return sentences(f"{host} failed ({status})", said, "try again; its own log says more")
+    return sentences(f"{host} refuses the request ({status})", said)
+
+
+def _ways(address: Address) -> str:
+    if "://" in address.prefix:
+        return "name the server in the settings as [remotes.NAME], with key_env, key_command or keyring"
+    return f"give {address.setting} a key_env, key_command or keyring"
+
+
+def said_by(body: bytes) -> str:
+    """What the body of a refusal says, in a line; "" where it is nothing for a person."""
+    try:
+        document: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return "" if b"<" in body[:200] else one_line(body[:2000].decode("utf-8", "replace"), 300)
+    return one_line(complaint(document), 300) if isinstance(document, dict) else ""
+
+
+def refused_field(refused: Refused, body: Mapping[str, Any]) -> str | None:
+    """A field of the request that this server does not take and an answer can do without; None: it is not that."""
+    if refused.status not in (400, 422):
+        return None
+    said = refused.body.decode("utf-8", "replace")
+    return next((name for name in OPTIONAL if name in body and name in said), None)
+
+
+def lost(error: BaseException, address: Address, proxy: str | None = None) -> str:
+    """Why there is no connection, in a line; `proxy` stands between, where there is one."""
+    import httpx
+
+    host = one_line(address.host, 80)
+    chain = _chain(error)
+    if any(type(one).__name__ == "SSLCertVerificationError" for one in chain) or "CERTIFICATE_VERIFY" in str(
+        error
+    ):
+        why = next(
+            (getattr(one, "verify_message", "") for one in chain if getattr(one, "verify_message", "")), ""
+        )
+        why = one_line(why, 80) or "it cannot be verified"
+        return f"The certificate of {host} is not trusted ({why}); set ca_file for it in {address.setting}."
+    if any(sign in str(one) for one in chain for sign in _NO_TLS):
+        return f"{host} does not speak https; write openai+http://…, or http:// in the settings."
+    if isinstance(error, ImportError):
+        return "A SOCKS proxy needs the package socksio; install it: pip install 'httpx[socks]'"
+    if isinstance(error, httpx.ProxyError):
+        return f"The proxy does not connect to {host}: {one_line(str(error), 120)}. See HTTPS_PROXY and NO_PROXY."
+    if isinstance(error, (httpx.InvalidURL, ValueError)):
+        return (
+            f"A proxy of the environment has no valid address: {one_line(str(error), 120)}. See HTTPS_PROXY."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return f"{host} does not answer; is it the right address, and is there a network?"
+    if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
+        return f"{host} has broken off the connection; is its server still running?"
+    if isinstance(error, httpx.LocalProtocolError):
+        return f"The request cannot be written: {one_line(str(error), 120)}."
+    if proxy is not None and isinstance(error, httpx.ConnectError):
+        which = one_line(proxy.rpartition("@")[2].rpartition("/")[2], 80)
+        return f"The proxy {which} cannot be reached, and {host} is behind it; see HTTPS_PROXY and NO_PROXY."
+    why = next((one.strerror for one in reversed(chain) if isinstance(one, OSError) and one.strerror), "")
+    if any(type(one).__name__ == "gaierror" for one in chain):
+        return f"No host is called {host}; is it spelled right, and is there a network?"
+    said = one_line(why or str(error) or type(error).__name__, 120)
+    return f"{host} cannot be reached ({said}); is its server running?"
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found

@@ -1,0 +1,92 @@
+"""What a person can choose on servers: those of this machine that listen where they usually do, and the named ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from chatterm.backends.backend import EngineError, ModelChoice
+from chatterm.backends.remote.address import Address, Remote, found
+from chatterm.backends.remote.client import Client
+from chatterm.backends.remote.keys import key_of
+from chatterm.backends.remote.there import dialect_of, listed
+from chatterm.terminal.sanitize import one_line
+
+USUAL: Mapping[int, tuple[str, str]] = {
+    11434: ("Ollama", "ollama"),
+    1234: ("LM Studio", "openai"),
+    8000: ("vLLM", "openai"),
+    8080: ("llama-server", "openai"),
+    8642: ("chatterm", "openai"),
+    30000: ("SGLang", "openai"),
+}
+"""Ports of this machine on which servers usually listen: what they are called, and how they are addressed."""
+_NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llamacpp": "llama-server",
+    "chatterm": "chatterm",
+    "ollama": "Ollama",
+}
+_NEAR, _FAR = 0.8, 4.0
+"""Seconds that a server of this machine, and one elsewhere, has to answer."""
+_MOST = 500
+"""Models of a server that are shown."""
+
+
+def local_choices(usual: Mapping[int, tuple[str, str]] = USUAL) -> list[ModelChoice]:
+    """The models of servers on this machine. Blocks for a second at most; nobody is given a key."""
+    asked = [(name, found(f"{scheme}://localhost:{port}", {})) for port, (name, scheme) in usual.items()]
+    return _all([partial(_near, name, address) for name, address in asked if address is not None])
+
+
+def named_choices(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
+    """The models of the remotes in the settings; of one that does not answer the model that is named there. Blocks
+    for some seconds at most; no command is run for a key."""
+    return _all([partial(_named, name, remotes) for name in remotes])
+
+
+def _all(looks: Sequence[Callable[[], list[ModelChoice]]]) -> list[ModelChoice]:
+    if not looks:
+        return []
+    with ThreadPoolExecutor(len(looks), "chatterm-look") as pool:
+        return [choice for future in [pool.submit(look) for look in looks] for choice in future.result()]
+
+
+def _near(name: str, address: Address) -> list[ModelChoice]:
+    try:
+        return _asked(address, None, _NEAR, name)
+    except EngineError:  # most ports have nothing, or something else
+        return []
+
+
+def _named(name: str, remotes: Mapping[str, Remote]) -> list[ModelChoice]:
+    remote = remotes[name]
+    alone = [ModelChoice(name, None, False, None, server=name, label=remote.model or name)]
+    try:
+        address = found(name, remotes)
+        if address is None or remote.key_command is not None:
+            return alone
+        there = _asked(address, key_of(address), _FAR, name)
+    except EngineError:
+        return alone
+    return there or alone
+
+
+def _asked(address: Address, key: str | None, seconds: float, name: str) -> list[ModelChoice]:
+    client = Client(address, key)
+    try:
+        models = listed(client, dialect_of(address.api), key is not None, seconds=seconds) or []
+    finally:
+        client.close()
+    choices = []
+    for model in models[:_MOST]:
+        label = model.name.removesuffix(":latest") if address.api == "ollama" else model.name
+        if label != one_line(label, 300):  # what cannot be shown as it is cannot be asked for either
+            continue
+        whole = replace(address, model=label).name
+        server = f"{_NAMES.get(model.server, name)} {address.host}" if "://" in address.prefix else name
+        choices.append(
+            ModelChoice(whole, None, False, None, server=server, label=label, context=model.context_length)
+        )
+    return choices

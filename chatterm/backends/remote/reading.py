@@ -1,0 +1,110 @@
+"""The bytes of one answer to its pieces, its figures and how it ended. No network here, and nothing is believed."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chatterm.backends.backend import FinishReason
+from chatterm.backends.remote.dialects.base import Dialect, Usage
+from chatterm.backends.remote.sse import LONGEST, DocumentReader, EventReader, TooLongError
+from chatterm.backends.remote.thinking import Piece, Splitter
+from chatterm.terminal.sanitize import one_line
+
+MOST_TEXT = 32 * 1024 * 1024
+"""Characters of an answer at most."""
+_SHOWN = 60
+"""Characters of what cannot be read that are shown."""
+
+
+class AnswerReader:
+    """Whatever bytes come, it raises nothing: what was said so far counts, and `problem` says what happened."""
+
+    def __init__(self, dialect: Dialect, *, is_middle: bool = False, is_document: bool = False) -> None:
+        """`is_middle`: the answer has text already. `is_document`: it comes whole, as one JSON document."""
+        self._dialect = dialect
+        self._reader = DocumentReader() if dialect.is_lines else EventReader()
+        self._whole = bytearray() if is_document and not dialect.is_lines else None
+        self._splitter = Splitter(is_middle=is_middle)
+        self._size = 0
+        self.is_over = False
+        """Nothing that comes now counts."""
+        self.finish: FinishReason | None = None
+        self.usage: Usage | None = None
+        self.problem = ""
+        """What went wrong, to follow the name of the server; "" while nothing has."""
+        self.calls_tool = False
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """The pieces that `data` completes."""
+        if self.is_over:
+            return []
+        try:
+            if self._whole is not None:
+                self._whole += data
+                if len(self._whole) > LONGEST:
+                    raise TooLongError
+                return []
+            return self._take(self._reader.feed(data))
+        except TooLongError:
+            return self._fail(f"sent a line of more than {LONGEST // 2**20} MiB")
+
+    def end(self) -> list[Piece]:
+        """Nothing more comes: what was held back. Where it did not end as it should, there is a `problem` now."""
+        pieces: list[Piece] = []
+        if not self.is_over:
+            try:
+                rest = self._reader.end()
+                if self._whole is not None:
+                    rest = [self._whole.decode("utf-8", "replace")]
+                # What is cut off in the middle is no fault of its own: the missing end says it all.
+                rest = [text for text in rest if self._whole is not None or _parsed(text) is not None]
+                pieces = self._take(rest)
+            except TooLongError:
+                pieces = []
+        pieces += self._splitter.end()
+        if self.finish is None and not self.problem:
+            self.problem = "ended the connection in the middle of the answer"
+        self.is_over = True
+        return pieces
+
+    def _take(self, texts: Sequence[str]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for text in texts:
+            if self.is_over:
+                break
+            if text.strip() == "[DONE]":
+                self.is_over, self.finish = True, self.finish or FinishReason.EOS
+                break
+            message = _parsed(text)
+            if message is None:
+                shown = one_line(text, _SHOWN)
+                return [*pieces, *self._fail(f"sent something that is not JSON: {shown!r}")]
+            pieces += self._said(message)
+        return pieces
+
+    def _said(self, message: Mapping[str, Any]) -> list[Piece]:
+        heard = self._dialect.heard(message)
+        pieces = [shown for piece in heard.pieces for shown in self._splitter.feed(piece)]
+        self._size += sum(len(piece.text) for piece in pieces)
+        self.finish = heard.finish or self.finish
+        self.usage = heard.usage or self.usage
+        self.calls_tool |= heard.calls_tool
+        if heard.problem:
+            return [*pieces, *self._fail(f"reports: {one_line(heard.problem, 300)}")]
+        if self._size > MOST_TEXT:
+            return [*pieces, *self._fail(f"does not end: more than {MOST_TEXT // 2**20} million characters")]
+        self.is_over |= heard.is_last
+        return pieces
+
+    def _fail(self, problem: str) -> list[Piece]:
+        self.problem, self.is_over = problem, True
+        return self._splitter.end()
+
+
+def _parsed(text: str) -> Mapping[str, Any] | None:
+    """A JSON object; None for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

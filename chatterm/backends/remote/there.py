@@ -1,0 +1,102 @@
+"""Which models a server has, and which of them is meant."""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
+from dataclasses import replace
+
+from chatterm.backends.backend import EngineError, OnProgress, Progress
+from chatterm.backends.remote.address import Address, Api
+from chatterm.backends.remote.client import Client, Lost
+from chatterm.backends.remote.dialects.base import Dialect, Listed
+from chatterm.backends.remote.dialects.chat import ChatCompletions
+from chatterm.backends.remote.dialects.ollama import Ollama
+from chatterm.backends.remote.dialects.responses import Responses
+from chatterm.backends.remote.faults import Refused, refusal
+from chatterm.terminal.sanitize import one_line
+
+PATIENCE = 20.0
+"""Seconds that a list of models may take where somebody waits for a conversation."""
+_LOOK = 0.1
+"""Seconds between two looks at whether the person still waits."""
+_LISTS_ALL = frozenset({"vllm", "sglang", "ollama"})
+"""Servers whose list is complete: what is not in it is not there."""
+_SHOWN = 8
+"""Models that an error names."""
+_HOSTS: Mapping[str, str] = {"api.openai.com": "openai", "openrouter.ai": "openrouter"}
+
+
+def dialect_of(api: Api) -> Dialect:
+    dialects: Mapping[Api, Dialect] = {
+        "chat": ChatCompletions(),
+        "responses": Responses(),
+        "ollama": Ollama(),
+    }
+    return dialects[api]
+
+
+def listed(
+    client: Client,
+    dialect: Dialect,
+    has_key: bool,
+    on_progress: OnProgress | None = None,
+    seconds: float = PATIENCE,
+) -> list[Listed] | None:
+    """The models there; None where the server does not tell. Raises EngineError."""
+    address = client.address
+    future = client.get(dialect.models_path, seconds)
+    try:
+        while True:
+            if on_progress is not None:
+                on_progress(Progress("load", f"the models of {one_line(address.host, 60)}", 0, None))
+            with suppress(NotYet):
+                got = future.result(timeout=_LOOK)
+                break
+    except BaseException:
+        future.cancel()
+        raise
+    if isinstance(got, Lost):
+        raise EngineError(got.line)
+    if isinstance(got, Refused):
+        if got.status in (401, 403, 407) or 300 <= got.status < 400 or got.status >= 500:
+            raise EngineError(refusal(got, address, has_key))
+        return None  # not every server has such a list
+    try:
+        return dialect.listed(json.loads(got))
+    except (ValueError, RecursionError):
+        return None
+
+
+def meant(address: Address, models: Sequence[Listed] | None) -> Address:
+    """`address` with a model. Raises EngineError where none is named, or there is no such."""
+    host = one_line(address.host, 80)
+    if not address.model:
+        if models is not None and len(models) == 1:
+            return replace(address, model=models[0].name)
+        which = names_of(models) if models else "its documentation names them"
+        raise EngineError(f"{host} needs the name of a model: {address.prefix}/MODEL. There: {which}.")
+    kinds = {model.server for model in models or ()}
+    is_complete = kinds <= _LISTS_ALL if kinds else address.api == "ollama"
+    if models is not None and entry_of(address, models) is None and is_complete:
+        where = f"; there are: {names_of(models)}" if models else "; it has none yet"
+        raise EngineError(f"{host} has no model {one_line(address.model, 80)}{where}.")
+    return address
+
+
+def entry_of(address: Address, models: Sequence[Listed] | None) -> Listed | None:
+    """The model of a list that is meant: Ollama leaves `:latest` out."""
+    names = (address.model, f"{address.model}:latest")
+    return next((model for model in models or () if model.name in names), None)
+
+
+def kind_of(address: Address, models: Sequence[Listed] | None) -> str:
+    """The kind of server, as in Listed; "" where it is not known."""
+    kinds = {model.server for model in models or ()}
+    return _HOSTS.get(address.host) or (kinds.pop() if len(kinds) == 1 else "")
+
+
+def names_of(models: Sequence[Listed]) -> str:
+    names = [one_line(model.name, 60) for model in models]
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

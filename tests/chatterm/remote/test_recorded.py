@@ -1,0 +1,77 @@
+"""What real servers sent, trimmed: each is read as it was meant, however it is cut, and as far as it goes.
+
+`vllm*` came from vLLM 0.32.0 with a model of random weights, `llama_cpp_python.sse` from the server of llama-cpp-python
+0.3.34 with SmolLM2 135M, `chatterm*` from `chatterm serve`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatterm.backends.backend import FinishReason
+from chatterm.backends.remote.address import Api
+from chatterm.backends.remote.dialects.base import Listed
+from chatterm.backends.remote.reading import AnswerReader
+from chatterm.backends.remote.there import dialect_of
+
+FOLDER = Path(__file__).parent / "recorded"
+RIVERS = ("hm so", "A river: Rhine.")
+
+SAID: dict[str, tuple[Api, str, str, FinishReason, tuple[int | None, ...]]] = {
+    "chatterm.sse": ("chat", *RIVERS, FinishReason.EOS, (3, 1, 5)),
+    "chatterm_responses.sse": ("responses", *RIVERS, FinishReason.EOS, (3, 1, 5)),
+    "chatterm_ollama.ndjson": ("ollama", *RIVERS, FinishReason.EOS, (3, None, 5)),
+    "llama_cpp_python.sse": ("chat", "", "The river that I mentioned earlier", FinishReason.LENGTH, ()),
+    "vllm.sse": ("chat", "", " fprintfดำเน aid古镇 morb", FinishReason.LENGTH, (16, 0, 5)),
+}
+
+
+def read(name: str, parts: list[bytes]) -> tuple[AnswerReader, str, str]:
+    reader = AnswerReader(dialect_of(SAID[name][0]))
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end()
+    texts = [
+        "".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("reasoning", "answer")
+    ]
+    return reader, texts[0], texts[1]
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_an_answer_as_it_was_sent(name: str) -> None:
+    _, thought, answer, finish, counts = SAID[name]
+    reader, *texts = read(name, [(FOLDER / name).read_bytes()])
+    assert texts == [thought, answer]
+    assert (reader.finish, reader.problem) == (finish, "")
+    usage = reader.usage
+    assert (() if usage is None else (usage.prompt, usage.cached, usage.generated)) == counts
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(SAID)), st.integers(0, 4000), st.integers(1, 400))
+def test_an_answer_that_is_cut_off_says_as_much_as_came(name: str, end: int, size: int) -> None:
+    whole = (FOLDER / name).read_bytes()
+    data = whole[:end]
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    reader, thought, answer = read(name, parts)
+    assert SAID[name][1].startswith(thought)
+    assert SAID[name][2].startswith(answer)
+    assert reader.problem == "" or "middle of the answer" in reader.problem
+    if not reader.problem:
+        assert (thought, answer) == SAID[name][1:3]
+
+
+def test_thinking_that_the_token_limit_ended() -> None:
+    for name, api in (("vllm_thinking.sse", "chat"), ("vllm_responses.sse", "responses")):
+        reader = AnswerReader(dialect_of(api))  # type: ignore[arg-type]
+        pieces = [*reader.feed((FOLDER / name).read_bytes()), *reader.end()]
+        assert {piece.kind for piece in pieces} == {"reasoning"}
+        assert reader.finish is FinishReason.LENGTH
+        assert reader.usage is not None
+        assert reader.usage.generated == 5
+
+
+def test_a_list_of_models() -> None:
+    document = json.loads((FOLDER / "vllm_models.json").read_text("utf-8"))
+    assert dialect_of("chat").listed(document) == [Listed("tiny", 2048, "vllm")]
