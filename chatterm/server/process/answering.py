@@ -186,11 +186,11 @@ class Answering:
 
     # -- on its way
 
-    def send(self) -> None:
-        """Say what has come since the last time."""
+    def send(self) -> bool:
+        """Say what has come since the last time; False once all is said."""
         self._let_followers_begin()
         if self._is_over or self._out.blocked(self):
-            return
+            return not self._is_over
         deltas: dict[int, _Gathered] = {}
         while self._events:
             number, event = self._events[0]
@@ -216,6 +216,7 @@ class Answering:
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
             self._close()
+        return not self._is_over
 
     def _let_followers_begin(self) -> None:
         """Whether its own client reads or not."""
@@ -307,6 +308,7 @@ class Answering:
         if self._is_over:
             return
         self._is_over = True
+        self._pump.left(self)
         if self._timer is not None:
             self._timer.cancel()
         if (held := self._held) is not None:

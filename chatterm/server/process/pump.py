@@ -13,8 +13,6 @@ INTERVAL = 0.010
 """Seconds between two frames of a stream, at least."""
 FRAMES = 3000
 """Frames a second of all streams, but for the first and the last of each."""
-LOOK = 1.0
-"""Seconds in which streams that have sent something are counted."""
 
 
 class Source(Protocol):
@@ -23,8 +21,8 @@ class Source(Protocol):
     waits: bool
     due: float
 
-    def send(self) -> None:
-        """Send all there is. On the event loop's thread."""
+    def send(self) -> bool:
+        """Send all there is. On the event loop's thread. Returns whether more may follow."""
 
     def fail(self, error: Exception) -> None:
         """Sending has failed: this is its end."""
@@ -42,12 +40,12 @@ class Pump:
         self._hurries = False
         """Somebody of those has come to its end."""
         self._timer: asyncio.TimerHandle | None = None
-        self._sent: set[int] = set()
-        """Which streams have sent something since the last count."""
-        self._streams = 0
-        """How many the last count has found."""
-        self._counts = 0.0
-        """When the next one is due."""
+        self._live: set[Source] = set()
+        """They have sent something, and their end is yet to come."""
+
+    def left(self, source: Source) -> None:
+        """`source` has come to its end. On the event loop's thread."""
+        self._live.discard(source)
 
     def wake(self, source: Source, at_once: bool = False) -> None:
         """`source` has something to say; `at_once`: it waits for no more, for that is its end. From any thread."""
@@ -88,15 +86,12 @@ class Pump:
 
     def _send(self, source: Source, now: float) -> None:
         source.waits = False  # before it looks: what comes from now on wakes it again
-        source.due = now + self._interval(source, now)
+        self._live.add(source)
+        source.due = now + max(INTERVAL, len(self._live) / FRAMES)
+        goes_on = False
         try:
-            source.send()
+            goes_on = source.send()
         except Exception as error:  # noqa: BLE001 (whatever it is, the others are served)
             source.fail(error)
-
-    def _interval(self, source: Source, now: float) -> float:
-        """Seconds until this one, which sends something now, may send again."""
-        if now >= self._counts:
-            self._streams, self._sent, self._counts = len(self._sent), set(), now + LOOK
-        self._sent.add(id(source))
-        return max(INTERVAL, max(self._streams, len(self._sent)) / FRAMES)
+        if not goes_on:
+            self._live.discard(source)

@@ -298,9 +298,9 @@ class _Job:
     def fail(self, error: Exception) -> None:
         self._stream.failed(error)
 
-    def send(self) -> None:
+    def send(self) -> bool:
         if self._stream.blocked(self):
-            return
+            return True
         end = self._end  # before what was said: nothing comes after it
         gathered: list[Said] = []
         while self._said:
@@ -320,6 +320,7 @@ class _Job:
                 self._stream.failed(error)
             else:
                 self._stream.done(state)
+        return not self._stream.is_over
 
 
 def named(model: str, folder: str) -> str:

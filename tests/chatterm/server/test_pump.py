@@ -11,7 +11,7 @@ from chatterm.server.process import pump
 from chatterm.server.process.pump import Pump
 
 
-@dataclass
+@dataclass(eq=False)
 class Told:
     """Notes how much there was each time."""
 
@@ -19,13 +19,18 @@ class Told:
     due: float = 0.0
     said: int = 0
     sent: list[int] = field(default_factory=list)
+    is_over: bool = False
+    problem: Exception | None = None
 
-    def send(self) -> None:
+    def send(self) -> bool:
+        if self.problem is not None:
+            raise self.problem
         self.sent.append(self.said)
         self.said = 0
+        return not self.is_over
 
     def fail(self, error: Exception) -> None:
-        raise error
+        assert error is self.problem
 
 
 @pytest.fixture
@@ -84,21 +89,35 @@ class Clock:
         """Nobody waits for it here."""
 
 
+def pauses(made: Pump, clock: Clock, sources: list[Told]) -> list[float]:
+    """Seconds after which these, which have something to say now, may send again."""
+    clock.now += 10.0
+    for source in sources:
+        made.wake(source)
+    return [source.due - clock.now for source in sources]
+
+
 def test_the_more_streams_there_are_the_longer_each_gathers() -> None:
     clock = Clock()
     made = Pump(cast(asyncio.AbstractEventLoop, clock))
     many = [Told(said=1) for _ in range(600)]
-
-    def pauses(sources: list[Told]) -> list[float]:
-        for source in sources:
-            made.wake(source)
-        return [source.due - clock.now for source in sources]
-
-    first = pauses(many)
+    first = pauses(made, clock, many)
     assert all(source.sent == [1] for source in many)
     assert (first[0], first[-1]) == (pytest.approx(pump.INTERVAL), pytest.approx(600 / pump.FRAMES))
-    clock.now += 2 * pump.LOOK
-    # All of those that the last second had count for one more, also where they have ended.
-    assert pauses(many[:1]) == [pytest.approx(600 / pump.FRAMES)]
-    clock.now += 2 * pump.LOOK
-    assert pauses(many[:1]) == [pytest.approx(pump.INTERVAL)]
+    # Those count that are not over, also where they have sent nothing lately.
+    assert pauses(made, clock, many[:1]) == [pytest.approx(600 / pump.FRAMES)]
+
+
+@pytest.mark.parametrize("how", ["said", "failed", "left"])
+def test_streams_that_are_over_do_not_count(how: str) -> None:
+    clock = Clock()
+    made = Pump(cast(asyncio.AbstractEventLoop, clock))
+    many = [Told() for _ in range(600)]
+    pauses(made, clock, many)
+    for source in many[1:]:
+        source.is_over, source.problem = how == "said", ValueError() if how == "failed" else None
+        if how == "left":
+            made.left(source)
+        else:
+            made.wake(source, at_once=True)
+    assert pauses(made, clock, many[:1]) == [pytest.approx(pump.INTERVAL)]
