@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from chatterm.server.http.endpoint import Site
+from chatterm.server.http.gathered import GatheringTransport
 from chatterm.server.http.guard import is_loopback
 from chatterm.server.http.limits import Limits
 from engine.errors import EngineError
@@ -110,7 +111,7 @@ class BoundedProtocol(H11Protocol):
         self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(GatheringTransport(transport))  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:
