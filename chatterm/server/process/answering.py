@@ -168,7 +168,8 @@ class Answering:
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
             answer.sequence.cancelled = True
-        self._pump.wake(self)  # its first token may have come before it was known here
+        if self._events:  # its first token came before it was known here
+            self._pump.wake(self, at_once=True)
 
     def _begin_others(self) -> None:
         """The others find the prompt's rows, which the first one has computed. In a thread of its own."""
