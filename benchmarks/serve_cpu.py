@@ -205,7 +205,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--older", type=Path, action="append", default=[], help="another tree; may be repeated")
+    parser.add_argument(
+        "--older", type=Path, action="append", default=[], help="another tree; may be repeated"
+    )
     parser.add_argument("--streams", type=numbers, default=[1, 8, 64, 256])
     parser.add_argument("--inputs", type=numbers, default=[64, 256], help="least and most tokens of a prompt")
     parser.add_argument("--outputs", type=numbers, default=[128, 128], help="least and most of an answer")

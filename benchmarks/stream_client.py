@@ -40,12 +40,16 @@ class Received:
         head, _, _ = data.partition(b"\r\n\r\n")
         status = head.partition(b"\r\n")[0]
         if b" 200 " not in status:
-            raise ValueError(f"{status.decode('latin-1')} {data[len(head) :].decode('utf-8', 'replace').strip()}")
+            raise ValueError(
+                f"{status.decode('latin-1')} {data[len(head) :].decode('utf-8', 'replace').strip()}"
+            )
         answer, latest, is_over = Answer(), 0.0, False
         at = len(head)
         # An event is one line: that it lies in chunks of HTTP is no matter, for none is cut by one.
         while (at := data.find(b"\ndata: ", at)) >= 0:
             end = data.find(b"\n", at + 1)
+            if end < 0:
+                break
             line, at = data[at + 7 : end].strip(), end
             if line == b"[DONE]":
                 is_over = True
@@ -117,7 +121,9 @@ async def received(url: str, request: bytes) -> Received:
     """Everything that comes of a request; its time begins before it connects. Raises OSError."""
     place = urlsplit(url)
     reader = _Reader(request)
-    transport, _ = await asyncio.get_running_loop().create_connection(lambda: reader, place.hostname, place.port)
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        lambda: reader, place.hostname, place.port
+    )
     try:
         await reader.is_over
     finally:
