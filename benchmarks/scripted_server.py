@@ -12,6 +12,7 @@ file is used. FOLDER has a checkpoint. PACE is `none`, or streams and the tokens
 
 import asyncio
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from typing import Any
 
@@ -216,47 +218,50 @@ def run_web(streams: int, folder: str) -> None:
     asyncio.run(run())
 
 
-def run_alone(folder: str, streams: int, pace: str) -> None:
-    """The engine without a server: a thread takes the tokens of all. Answers a line with a line."""
-    import gc
-    from collections.abc import Iterator
-    from queue import SimpleQueue
+class Tap:
+    """Puts the events of one answer into a queue for all."""
 
+    def __init__(self, number: int, events: "SimpleQueue[tuple[int, Any]]") -> None:
+        self._number, self._events = number, events
+
+    def put(self, event: Any) -> None:
+        self._events.put((self._number, event))
+
+
+def answered(engine: Any, asked: Any) -> float:
+    """The seconds that a workload of `benchmarks.peers.serving` takes."""
     from engine.cache.rows import Rows
 
+    events: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    left = iter(enumerate(zip(asked["prompts"], asked["tokens"], strict=True)))
+
+    def begin() -> bool:
+        if (following := next(left, None)) is None:
+            return False
+        number, (prompt, tokens) = following
+        params = engine.default_params(temperature=0.6, max_tokens=tokens)
+
+        def follow(sequence: Any) -> None:
+            sequence.events = Tap(number, events)
+
+        engine.start(Rows.of(prompt), params, follow=follow)
+        return True
+
+    began = time.perf_counter()
+    running = sum(begin() for _ in range(asked["at_once"]))
+    while running:
+        _, event = events.get()
+        running -= event is None and not begin()
+    return time.perf_counter() - began
+
+
+def run_alone(folder: str, streams: int, pace: str) -> None:
+    """The engine without a server: a thread takes the tokens of all. Answers a line with a line."""
     engine = scripted(load(folder, streams), streams, pace)
     gc.freeze()
     print(json.dumps({"pid": os.getpid()}), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        events: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-        left: Iterator[Any] = iter(enumerate(zip(asked["prompts"], asked["tokens"], strict=True)))
-
-        class Tap:
-            def __init__(self, number: int) -> None:
-                self._number = number
-
-            def put(self, event: Any) -> None:
-                events.put((self._number, event))
-
-        def begin() -> bool:
-            if (following := next(left, None)) is None:
-                return False
-            number, (prompt, tokens) = following
-            params = engine.default_params(temperature=0.6, max_tokens=tokens)
-
-            def follow(sequence: Any) -> None:
-                sequence.events = Tap(number)
-
-            engine.start(Rows.of(prompt), params, follow=follow)
-            return True
-
-        began = time.perf_counter()
-        running = sum(begin() for _ in range(asked["at_once"]))
-        while running:
-            _, event = events.get()
-            running -= event is None and not begin()
-        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+        print(json.dumps({"seconds": answered(engine, json.loads(line))}), flush=True)
     engine.close()
 
 

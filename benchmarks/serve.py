@@ -12,8 +12,8 @@ the share of what the engine makes of the same workload in a process of its own,
 `benchmarks.batch`. They are asked in turn, `--repeats` times after a first round that is thrown away; medians are
 quoted. No prompt is asked twice of a server.
 
-The first token is timed from the moment the request is sent; gaps are those between the events of a stream, of which
-the inter-token latency is the gap over the tokens in it. The client is one process that only notes what came when, and
+The first token is timed from the moment the request is sent; gaps are those between what is read of a stream, and the
+inter-token latency is the gap over the tokens in it. The client is one process that only notes what came when, and
 reads it when all have their answers (`benchmarks/stream_client.py`), so that it measures itself as little as possible;
 its share of a processor is printed.
 
@@ -127,7 +127,7 @@ async def load(site: Site, work: Workload) -> Load:
 
 
 def _of_tokens(answer: Answer) -> Iterator[float]:
-    """Gaps between events, over the tokens that an event has on average."""
+    """Gaps, over the tokens that come after one on average."""
     if answer.gaps_s:
         each = max((answer.tokens - 1) / len(answer.gaps_s), 1.0)
         yield from (gap / each for gap in answer.gaps_s)

@@ -19,6 +19,7 @@ class Answer:
 
     first_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
+    """Between text and more text; what is read at once came at once."""
     text: str = ""
     tokens: int = 0
     prompt_tokens: int = 0
@@ -59,9 +60,9 @@ class Received:
             if not _says(event):
                 continue
             now = self.times[bisect_left(ends, end)]
-            if answer.first_s:
+            if answer.first_s and now > latest:
                 answer.gaps_s.append(now - latest)
-            else:
+            elif not answer.first_s:
                 answer.first_s = now - self.began
             latest = now
         if not is_over:

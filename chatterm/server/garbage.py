@@ -1,4 +1,4 @@
-"""When Python searches for garbage: what a process has loaded is left out, or every stream stops for 0.2 s meanwhile."""
+"""When Python searches for garbage: not in what a process has loaded, or every stream stops for 0.2 s meanwhile."""
 
 import gc
 

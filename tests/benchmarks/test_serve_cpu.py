@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.serving import Workload
 from benchmarks.scripted_server import pace_of, step_seconds
 from benchmarks.serve_cpu import HERE, WORDS, Tree, checkpoint, median, told
-from benchmarks.peers.serving import Workload
 
 
 def test_a_step_takes_what_the_pace_says() -> None:

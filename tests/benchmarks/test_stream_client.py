@@ -1,6 +1,7 @@
 """The client that reads streams: however they are cut on the way, and only where they are whole."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,12 +42,12 @@ STREAM = (
 @given(st.lists(st.integers(1, len(STREAM) - 1), max_size=20, unique=True))
 def test_a_stream_is_read_however_it_is_cut(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
-    pieces = [STREAM[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [STREAM[start:end] for start, end in pairwise(places)]
     answer = Received(0.0, pieces, [float(number) for number in range(1, len(pieces) + 1)]).answer()
     assert answer.text == "one two\nthree"
     assert (answer.tokens, answer.prompt_tokens) == (3, 7)
     assert (answer.cached_tokens, answer.thinking_tokens) == (5, 1)
-    assert len(answer.gaps_s) == 2
+    assert len(answer.gaps_s) <= 2
     assert 0 < answer.first_s <= answer.first_s + sum(answer.gaps_s) <= len(pieces)
 
 
@@ -54,7 +55,7 @@ def test_events_count_from_when_their_last_byte_came() -> None:
     first, second = STREAM.index(b"Hm."), STREAM.index(b" two")
     pieces = [STREAM[:first], STREAM[first:second], STREAM[second:]]
     answer = Received(0.0, pieces, [1.0, 2.0, 5.0]).answer()
-    assert (answer.first_s, answer.gaps_s) == (2.0, [0.0, 3.0])
+    assert (answer.first_s, answer.gaps_s) == (2.0, [3.0])
 
 
 @pytest.mark.parametrize(

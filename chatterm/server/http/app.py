@@ -69,10 +69,9 @@ class _Api(Starlette):
         self._generating = {path: Guard(endpoint, key) for path, endpoint in generating.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            if (endpoint := self._generating.get(scope["path"])) is not None:
-                return await endpoint(scope, receive, send)
-        await super().__call__(scope, receive, send)
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._generating.get(scope["path"]) if is_post else None
+        await (endpoint or super().__call__)(scope, receive, send)
 
 
 def _others(site: Site) -> list[Route]:

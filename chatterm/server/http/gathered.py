@@ -1,4 +1,4 @@
-"""A transport that writes what one turn of the event loop has for it at once: headers, events and the end of a stream."""
+"""A transport that writes what one turn of the event loop has for it at once: headers, events, the end of a stream."""
 
 import asyncio
 from typing import Any

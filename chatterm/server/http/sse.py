@@ -62,7 +62,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         is_over = True
         watch.cancel()
-        del task, watch, leave  # an error refers to this frame
 
 
 async def _gone(receive: Receive) -> None:

@@ -249,7 +249,7 @@ class Terminal:
 
 
 class _Job:
-    """One call, and what it has to say. `note`, `say` and `tell` are of the terminal's thread, the rest of the event loop's."""
+    """One call, and what it has to say. The terminal's thread calls `note`, `say` and `tell`, the loop's all else."""
 
     def __init__(self, terminal: Terminal, call: Call, stream: Stream, pump: Pump) -> None:
         self.waits, self.due = False, 0.0
