@@ -158,7 +158,7 @@ def load(folder: str, streams: int) -> Any:
     """A model with room for so many answers."""
     from engine.engine import Engine
 
-    return Engine.load(folder, device="cpu", context=512, streams=streams, threads=1)
+    return Engine.load(folder, device="cpu", context=4096, streams=streams, threads=1)
 
 
 def run_engine(folder: str, streams: int, pace: str) -> None:
