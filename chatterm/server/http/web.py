@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -79,7 +80,6 @@ def make_server(app: Starlette) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         limit_concurrency=limits.connections,
-        h11_max_incomplete_event_size=limits.header_bytes,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(limits.shutdown_s)),
     )
@@ -100,6 +100,22 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class ChunkingConnection(h11.Connection):
+    """More of a chunked body goes a short way: it changes nothing of the state that h11 looks after."""
+
+    def __init__(self, header_bytes: int) -> None:
+        super().__init__(h11.SERVER, header_bytes)
+        self._sends_chunks = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        if self._sends_chunks and isinstance(event, h11.Data):
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        sent = super().send(event)
+        is_chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        self._sends_chunks = isinstance(event, h11.Response) and is_chunked
+        return sent
+
+
 class BoundedProtocol(H11Protocol):
     """Ends connections whose headers do not come, and those that do not take what is sent to them."""
 
@@ -107,6 +123,7 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn = ChunkingConnection(self.bounds.header_bytes)
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 

@@ -183,7 +183,8 @@ class Answering:
     def _take(self, number: int, event: TokenEvent | None) -> None:
         """From the engine's thread."""
         self._events.append((number, event))
-        self._pump.wake(self, event is None)
+        if event is None or not self.waits:
+            self._pump.wake(self, event is None)
 
     # -- on its way
 
