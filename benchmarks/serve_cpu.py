@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -224,12 +225,15 @@ def main() -> None:
         for streams in given.streams:
             for attempt in range(given.repeats + 1):
                 work = workload(streams, given.inputs, given.outputs, WORDS - 4, 1000 * streams + attempt)
-                for name, tree in trees.items():
+                # Who comes first finds a colder machine, so that is somebody else each time.
+                turns = deque(trees.items())
+                turns.rotate(attempt)
+                for name, tree in turns:
                     found = tree.round(work)
                     if attempt:
                         rounds.setdefault(streams, {}).setdefault(name, []).append(found)
-            for name, several in rounds[streams].items():
-                print(told(name, streams, median(several)), flush=True)
+            for name in trees:
+                print(told(name, streams, median(rounds[streams][name])), flush=True)
     if given.json is not None:
         figures = {
             streams: {name: asdict(median(several)) for name, several in by_name.items()}
