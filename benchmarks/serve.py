@@ -12,9 +12,10 @@ the share of what the engine makes of the same workload in a process of its own,
 `benchmarks.batch`. They are asked in turn, `--repeats` times after a first round that is thrown away; medians are
 quoted. No prompt is asked twice of a server.
 
-The first token is timed from the moment the request is sent; gaps are those between the events of a stream, of which
-the inter-token latency is the gap over the tokens in it. The client is one process with asyncio and hardly looks at
-what it reads, so that it measures itself as little as possible; its share of a processor is printed.
+The first token is timed from the moment the request is sent; gaps are those between what is read of a stream, and the
+inter-token latency is the gap over the tokens in it. The client is one process that only notes what came when, and
+reads it when all have their answers (`benchmarks/stream_client.py`), so that it measures itself as little as possible;
+its share of a processor is printed.
 
 The chat is one of so many turns by a client without a memory, which sends everything back each time; "computed" are the
 prompt tokens of a turn that were not in the cache; a model may think, and no thinking is sent back. Other servers
@@ -29,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,21 +38,9 @@ from urllib.parse import urlsplit
 
 from benchmarks.peers.serving import Server, Workload
 from benchmarks.soak_server import chatterm_server
+from benchmarks.stream_client import Answer, Received, received, request_of
 
 _WORDS = Path(__file__).read_text("utf-8").split()
-
-
-@dataclass(slots=True)
-class Answer:
-    """One answer; times in seconds."""
-
-    first_s: float = 0.0
-    gaps_s: list[float] = field(default_factory=list)
-    text: str = ""
-    tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,69 +92,26 @@ class Site:
 
 async def ask(url: str, path: str, body: dict[str, Any]) -> Answer:
     """One streamed answer over a connection of its own. Raises OSError, and ValueError for anything but a stream."""
-    place = urlsplit(url)
-    data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    head = f"POST {place.path}{path} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    began = latest = time.perf_counter()
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    answer, events = Answer(), list[bytes]()
-    try:
-        writer.write(head.encode() + data)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise ValueError(f"{status.decode().strip()} {(await reader.read()).decode('utf-8', 'replace')}")
-        async for line in reader:
-            if not line.startswith(b"data: {"):
-                continue
-            events.append(line)
-            if b'"usage":{"' in line or b'"usage": {"' in line or not _says(line):
-                continue
-            now = time.perf_counter()
-            if answer.first_s:
-                answer.gaps_s.append(now - latest)
-            else:
-                answer.first_s = now - began
-            latest = now
-    finally:
-        writer.close()
-    _read(answer, events)
-    return answer
-
-
-def _says(line: bytes) -> bool:
-    """Whether an event has text: the first of a chat has only a role."""
-    return b'"text":' in line or (
-        b'"content":""' not in line and (b'"content":"' in line or b'"reasoning' in line)
-    )
-
-
-def _read(answer: Answer, events: Sequence[bytes]) -> None:
-    for line in events:
-        event = json.loads(line[6:])
-        for choice in event.get("choices", ()):
-            answer.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-        if (usage := event.get("usage")) is not None:
-            answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-            details = usage.get("completion_tokens_details") or {}
-            answer.thinking_tokens = details.get("reasoning_tokens") or 0
-            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return (await received(url, request_of(url, path, body))).answer()
 
 
 async def load(site: Site, work: Workload) -> Load:
     """A workload, with so many clients as may run at once. Raises as `ask` does."""
-    left = iter(enumerate(zip(work.prompts, work.tokens, strict=True)))
-    answers = list[Answer]()
+    more = {"temperature": work.temperature} | ({"ignore_eos": True} if site.ignores_end else {})
+    requests = list[bytes]()
+    for number, (prompt, tokens) in enumerate(zip(work.prompts, work.tokens, strict=True)):
+        asked = {"model": site.model, "prompt": prompt, "max_tokens": tokens, "seed": number, **more}
+        requests.append(request_of(site.url, "/v1/completions", asked))
+    left, came = iter(requests), list[Received]()
 
     async def client() -> None:
-        for number, (prompt, tokens) in left:
-            asked = {"model": site.model, "prompt": prompt, "max_tokens": tokens, "seed": number}
-            asked |= {"temperature": work.temperature} | ({"ignore_eos": True} if site.ignores_end else {})
-            answers.append(await ask(site.url, "/v1/completions", asked))
+        for request in left:
+            came.append(await received(site.url, request))
 
     began, own = time.perf_counter(), time.process_time()
     await asyncio.gather(*(client() for _ in range(work.at_once)))
     passed, own = time.perf_counter() - began, time.process_time() - own
+    answers = [one.answer() for one in came]
     first = [answer.first_s for answer in answers if answer.first_s]
     gaps = [gap for answer in answers for gap in _of_tokens(answer)]
     return Load(
@@ -181,7 +127,7 @@ async def load(site: Site, work: Workload) -> Load:
 
 
 def _of_tokens(answer: Answer) -> Iterator[float]:
-    """Gaps between events, over the tokens that an event has on average."""
+    """Gaps, over the tokens that come after one on average."""
     if answer.gaps_s:
         each = max((answer.tokens - 1) / len(answer.gaps_s), 1.0)
         yield from (gap / each for gap in answer.gaps_s)

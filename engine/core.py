@@ -463,8 +463,8 @@ class EngineCore:
 
     def _check(self, rows: Rows, spare: int) -> None:
         size = self.vocab_size
-        unknown = [id for id in rows.token_ids if not 0 <= id < size]
-        if unknown:
+        if rows and not 0 <= min(rows.token_ids) <= max(rows.token_ids) < size:
+            unknown = [id for id in rows.token_ids if not 0 <= id < size]
             raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {size - 1}.")
         if len(rows) + spare > self.context_length:
             over = len(rows) + spare - self.context_length

@@ -75,6 +75,7 @@ def serve(
     import asyncio
 
     from chatterm.server.child import ProcessOptions
+    from chatterm.server.garbage import leave_out
     from chatterm.server.supervisor import Supervisor
     from chatterm.settings.settings import with_settings
 
@@ -87,6 +88,7 @@ def serve(
     def load() -> None:
         if model is not None:
             load_first(model, stays)
+        leave_out()
         where = " and programs" if make_web is not None else ""
         _tell(f"Ready for terminals{where}; Ctrl+C or chatterm stop ends it.")
 

@@ -168,7 +168,7 @@ class Started(Struct, frozen=True, tag="started"):
 
 
 class Delta(Struct, frozen=True, tag="delta", omit_defaults=True):
-    """More of one answer: tokens of one kind, gathered for 10 ms at most, and longer where there are many streams.
+    """More of one answer: tokens of one kind, gathered for 15 ms at most, and longer where there are many streams.
 
     `text` may be empty (half a character).
     """

@@ -106,8 +106,10 @@ class PrefixIndex:
         """A block after those of `path` that has more rows of `keys`, if there is one, and how many."""
         best, best_rank = None, (0, False)
         rest = keys[len(path) * self._size : (len(path) + 1) * self._size]
+        first = rest[:1]
         for block in path[-1].children if path else self.root.children:
-            if block.is_gone:
+            # Many may follow the root, and nearly all of them begin otherwise.
+            if block.keys[:1] != first or block.is_gone:
                 continue
             rows = common_prefix(block.keys, rest)
             # Of equals, take one that can be used in place rather than copied.

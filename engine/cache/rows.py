@@ -54,8 +54,14 @@ class Rows:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """More tokens, seen by everything after them."""
-        for token_id in token_ids:
-            self.append(token_id)
+        if not token_ids:
+            return
+        self.append(token_ids[0])  # it gets the mark
+        rest = token_ids[1:]
+        self.token_ids += rest
+        self.keys += rest
+        self.positions += range(self.next_position, self.next_position + len(rest))
+        self.next_position += len(rest)
 
     def rewind(self, count: int) -> list[int]:
         """Take back what `append` added after the first `count` rows. Returns those tokens."""

@@ -192,17 +192,19 @@ class Requests:
 
         Nobody whose turn comes after that of this `client`. It may take as long as a step of the engine.
         """
-        others = [one for one in running if not one.first_token and not one.finished.is_set()]
+        unread = [one for one in running if not one.first_token and not one.finished.is_set()]
+        keys, least = asked.rows.keys, self._engine.block_size
+        # Seen without the engine's thread, which is in the middle of a step: most prompts have nothing in common.
+        others = [one for one in unread if one.rows.keys[:least] == keys[:least]]
         if not others:
             return None
-        keys = asked.rows.keys
-        size = self._engine.cached_rows(asked.rows) + self._engine.block_size
+        size = self._engine.cached_rows(asked.rows) + least
         if len(keys) <= size:
             return None
-        mine = _count_before(others, client, inf)
+        mine = _count_before(unread, client, inf)
         found = (other for other in others if other.rows.keys[:size] == keys[:size])
         return next(
-            (other for other in found if _count_before(others, other.client, other.created) <= mine), None
+            (other for other in found if _count_before(unread, other.client, other.created) <= mine), None
         )
 
     def over(

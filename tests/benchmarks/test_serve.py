@@ -30,7 +30,8 @@ async def test_an_answer_is_read(url):
     assert (answer.text, answer.tokens) == ("one two three", 4)
     assert (answer.prompt_tokens, answer.cached_tokens) == (4, 2)
     assert answer.first_s > 0
-    assert len(answer.gaps_s) == 3
+    assert len(answer.gaps_s) <= 3
+    assert all(gap > 0 for gap in answer.gaps_s)
 
 
 async def test_a_refusal_is_no_answer(url):
@@ -44,7 +45,7 @@ async def test_many_clients_and_a_chat(url):
     assert (found.clients, found.requests) == (3, 6)
     assert found.tokens_per_s > 0
     assert 0 < found.first_p50_s <= found.first_p99_s
-    assert found.token_p50_s > 0
+    assert 0 <= found.token_p50_s <= found.token_p99_s
     turns = await chat(site, 2, 10)
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
     assert all(turn.computed_tokens == turn.prompt_tokens - turn.prompt_tokens // 2 for turn in turns)

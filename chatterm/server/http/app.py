@@ -1,6 +1,6 @@
 """The HTTP API: which path does what."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,7 +41,9 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
         "/api/chat": Endpoint(site, parse_chat, _NDJSON, load_chat),
         "/api/generate": Endpoint(site, parse_generate, _NDJSON, load_generate),
     }
-    app = Starlette(
+    app = _Api(
+        generating,
+        key,
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
             *_others(site),
@@ -57,6 +59,19 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
     app.state.site = site
     app.state.has_key = key is not None
     return app
+
+
+class _Api(Starlette):
+    """What generates is found by its path at once: routes and middleware cost a request as much as all else here."""
+
+    def __init__(self, generating: Mapping[str, Endpoint], key: str | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._generating = {path: Guard(endpoint, key) for path, endpoint in generating.items()}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._generating.get(scope["path"]) if is_post else None
+        await (endpoint or super().__call__)(scope, receive, send)
 
 
 def _others(site: Site) -> list[Route]:

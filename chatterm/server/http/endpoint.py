@@ -67,6 +67,7 @@ class Site:
             yield
         except asyncio.CancelledError:
             if self.stopped:
+                task.uncancel()
                 raise stopping() from None
             raise
         finally:
@@ -143,9 +144,9 @@ class Endpoint:
             if not stream.has_begun:
                 await send_json(send, status, error_for(path, error), headers_of(error))
             elif renderer is not None:
-                await stream.write(renderer.failed(error))
-                await stream.end()
+                await stream.end(renderer.failed(error))
         finally:
+            stream.close()
             site.recorder.responses[path, status] += 1
 
     async def _model(self, body: dict[str, Any]) -> ServedModel:
@@ -161,7 +162,6 @@ class Endpoint:
         client, model = generations[0].client, generations[0].model
         async with site.work(), site.gate.turn(client, size, model) as waited:
             work = _Work(asked, stream, site.recorder.of(model), waited)
-            alive = asyncio.ensure_future(stream.keep_alive()) if asked.stream else None
             try:
                 async with asyncio.timeout(site.limits.request_s + LATE_S):
                     async with aclosing(merged(site.service, generations)) as pieces:
@@ -171,14 +171,10 @@ class Endpoint:
                 raise RequestError(
                     504, "server_error", "The engine did not finish in time; try again.", code="timeout"
                 ) from None
-            finally:
-                if alive is not None:
-                    alive.cancel()
             work.check()
         if asked.stream:
             await work.begin()
-            await stream.write(asked.renderer.end(work.states, work.totals))
-            await stream.end()
+            await stream.end(asked.renderer.end(work.states, work.totals))
         else:
             await send_whole(send, asked.renderer.whole(work.states, work.totals))
 

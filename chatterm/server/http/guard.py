@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
@@ -18,6 +19,7 @@ _OPEN = ("/health",)
 """Paths that need no key."""
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether this name or address is this machine only."""
     host = host.strip("[]").lower().rstrip(".")
@@ -77,6 +79,7 @@ def _forbidden(message: str) -> RequestError:
     return RequestError(403, "permission_error", message, code="forbidden")
 
 
+@lru_cache(256)
 def _host(header: bytes) -> str | None:
     try:
         return urlsplit(f"//{header.decode('ascii')}").hostname

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -38,21 +37,31 @@ class ClientGone(Exception):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do this as long as the client is there; its body has been read. Raises ClientGone when it goes away."""
-    task = asyncio.ensure_future(work)
+    """Do this as long as the client is there; its body has been read. Raises ClientGone when it goes away.
+
+    As with `asyncio.timeout`, the task itself is cancelled: a task less for each request.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = is_over = False
+
+    def leave(watch: asyncio.Task[None]) -> None:
+        nonlocal is_gone
+        if not watch.cancelled() and not is_over:
+            is_gone = True
+            task.cancel()
+
     watch = asyncio.ensure_future(_gone(receive))
+    watch.add_done_callback(leave)
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and task.uncancel() <= 0:
+            raise ClientGone from None
+        raise
     finally:
-        for each in (task, watch):
-            if not each.done():
-                each.cancel()
-                with suppress(asyncio.CancelledError):
-                    await each
-        del task, watch, each  # an error refers to this frame, and the task to the error
+        is_over = True
+        watch.cancel()
 
 
 async def _gone(receive: Receive) -> None:
@@ -68,37 +77,43 @@ class Stream:
         self._type = content_type
         self._alive = alive
         self._latest = 0.0
-        self._begun = asyncio.Event()
-
-    @property
-    def has_begun(self) -> bool:
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.has_begun = False
         """Whether the status has been sent."""
-        return self._begun.is_set()
 
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send status 200 and the headers."""
-        self._begun.set()
-        self._latest = monotonic()
+        self.has_begun = True
         kept = [(b"content-type", self._type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self._send({"type": "http.response.start", "status": 200, "headers": [*kept, *headers]})
+        self._latest = monotonic()
+        if self._alive is not None:
+            self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._keep_alive)
 
     async def write(self, chunks: list[bytes]) -> None:
         """Send these at once."""
         if chunks:
             self._latest = monotonic()
-            body = b"".join(chunks)
+            body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def end(self) -> None:
-        """Nothing follows."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def end(self, chunks: list[bytes]) -> None:
+        """Send these; nothing follows."""
+        await self._send({"type": "http.response.body", "body": b"".join(chunks), "more_body": False})
 
-    async def keep_alive(self) -> None:
-        """Runs beside the stream, until it is cancelled."""
-        await self._begun.wait()
-        while self._alive is not None:
-            left = self._latest + QUIET_S - monotonic()
-            if left <= 0:
-                await self.write([self._alive])
-            else:
-                await asyncio.sleep(left)
+    def close(self) -> None:
+        """Nothing is to be kept alive any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _keep_alive(self) -> None:
+        """Runs beside the stream as long as that is not closed."""
+        loop, left = asyncio.get_running_loop(), self._latest + QUIET_S - monotonic()
+        if left <= 0 and self._alive is not None:
+            task = loop.create_task(self.write([self._alive]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._timer = loop.call_later(left if left > 0 else QUIET_S, self._keep_alive)

@@ -5,11 +5,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from chatterm.server.http.endpoint import Site
+from chatterm.server.http.gathered import GatheringTransport
 from chatterm.server.http.guard import is_loopback
 from chatterm.server.http.limits import Limits
 from engine.errors import EngineError
@@ -78,7 +80,6 @@ def make_server(app: Starlette) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,
         limit_concurrency=limits.connections,
-        h11_max_incomplete_event_size=limits.header_bytes,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(limits.shutdown_s)),
     )
@@ -99,6 +100,22 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class ChunkingConnection(h11.Connection):
+    """More of a chunked body goes a short way: it changes nothing of the state that h11 looks after."""
+
+    def __init__(self, header_bytes: int) -> None:
+        super().__init__(h11.SERVER, header_bytes)
+        self._sends_chunks = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        if self._sends_chunks and isinstance(event, h11.Data):
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        sent = super().send(event)
+        is_chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        self._sends_chunks = isinstance(event, h11.Response) and is_chunked
+        return sent
+
+
 class BoundedProtocol(H11Protocol):
     """Ends connections whose headers do not come, and those that do not take what is sent to them."""
 
@@ -106,11 +123,12 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn = ChunkingConnection(self.bounds.header_bytes)
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(GatheringTransport(transport))  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:

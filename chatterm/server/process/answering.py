@@ -88,9 +88,10 @@ class Answering:
         self._load_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._problem: Exception | None = None
-        self._task = self._loop.create_task(self._start())
+        self._loading: asyncio.Task[None] | None = None
         if request.deadline_s is not None:
             self._timer = self._loop.call_later(max(request.deadline_s, 0.0), self._expire)
+        self._start()
 
     def cancel(self) -> None:
         """End it within one step."""
@@ -109,19 +110,32 @@ class Answering:
 
     # -- the beginning
 
-    async def _start(self) -> None:
+    def _start(self) -> None:
         try:
-            began = monotonic()
             held = self._host.take_loaded(self._request.model)
-            if held is None:
-                held = await self._loaded()
-                self._load_s = monotonic() - began
-            self._held = held
-            self._host.keep(held, self._request.keep_alive_s)
-            # This may be the next message to one of those; they are ahead of it in the line for a thread.
-            await self._loop.run_in_executor(self._workers, self._prepare, list(held.leaving))
+        except EngineError as error:
+            self.fail(error)
+            return
+        if held is not None:
+            self._use(held)
+        else:
+            self._loading = self._loop.create_task(self._load())
+
+    async def _load(self) -> None:
+        began = monotonic()
+        try:
+            held = await self._loaded()
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
             self.fail(error)
+            return
+        self._load_s = monotonic() - began
+        self._use(held)
+
+    def _use(self, held: Held) -> None:
+        self._held = held
+        self._host.keep(held, self._request.keep_alive_s)
+        # This may be the next message to one of those; they are ahead of it in the line for a thread.
+        self._later(self._prepare_now, list(held.leaving))
 
     async def _loaded(self) -> Held:
         """A model that is on this machine. A request makes nobody read other files, or fetch any."""
@@ -135,6 +149,14 @@ class Answering:
                 code="model_not_found",
             )
         return await asyncio.to_thread(self._host.take, self._request.model)
+
+    def _prepare_now(self, leaving: list[Future[None]]) -> None:
+        """In a thread of its own; nobody waits for it."""
+        try:
+            self._prepare(leaving)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
+            with suppress(RuntimeError):  # the process ends
+                self._loop.call_soon_threadsafe(self.fail, error)
 
     def _prepare(self, leaving: list[Future[None]]) -> None:
         """Make the prompt and begin with the first answer. In a thread of its own."""
@@ -168,7 +190,8 @@ class Answering:
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
             answer.sequence.cancelled = True
-        self._pump.wake(self)  # its first token may have come before it was known here
+        if self._events:  # its first token came before it was known here
+            self._pump.wake(self, at_once=True)
 
     def _begin_others(self) -> None:
         """The others find the prompt's rows, which the first one has computed. In a thread of its own."""
@@ -182,15 +205,16 @@ class Answering:
     def _take(self, number: int, event: TokenEvent | None) -> None:
         """From the engine's thread."""
         self._events.append((number, event))
-        self._pump.wake(self, event is None)
+        if event is None or not self.waits:
+            self._pump.wake(self, event is None)
 
     # -- on its way
 
-    def send(self) -> None:
-        """Say what has come since the last time."""
+    def send(self) -> bool:
+        """Say what has come since the last time; False once all is said."""
         self._let_followers_begin()
         if self._is_over or self._out.blocked(self):
-            return
+            return not self._is_over
         deltas: dict[int, _Gathered] = {}
         while self._events:
             number, event = self._events[0]
@@ -216,6 +240,7 @@ class Answering:
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
             self._close()
+        return not self._is_over
 
     def _let_followers_begin(self) -> None:
         """Whether its own client reads or not."""
@@ -307,6 +332,7 @@ class Answering:
         if self._is_over:
             return
         self._is_over = True
+        self._pump.left(self)
         if self._timer is not None:
             self._timer.cancel()
         if (held := self._held) is not None:

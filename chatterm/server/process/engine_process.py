@@ -25,6 +25,7 @@ from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
 from chatterm.channel.runtime import ServerRunsError, listening
 from chatterm.server.child import ProcessOptions
+from chatterm.server.garbage import leave_out, search_all
 from chatterm.server.process.answering import Answering
 from chatterm.server.process.connection import ENDING, Connection, Stream
 from chatterm.server.process.host import Held, Host, MeasuredEngines
@@ -46,8 +47,8 @@ _LEAVE = 5.0
 class EngineProcess:
     """The calls of all clients. Everything here belongs to the event loop's thread."""
 
-    def __init__(self, host: Host, ends_unused: bool = False) -> None:
-        """`ends_unused` is as in ProcessOptions."""
+    def __init__(self, host: Host, ends_unused: bool = False, freezes: bool = False) -> None:
+        """`ends_unused` is as in ProcessOptions; `freezes`: garbage is not looked for in what models consist of."""
         self.host = host
         self.agreed = agreed()
         self.pump = Pump(asyncio.get_running_loop())
@@ -55,6 +56,7 @@ class EngineProcess:
         self.ended = asyncio.Event()
         """Somebody wants the process to end."""
         self.ends_unused = ends_unused
+        self._freezes = freezes
         self.let_go = asyncio.Event()
         """Whoever started it has what they wanted, or is gone."""
         self._clients: set[Connection] = set()
@@ -180,12 +182,15 @@ class EngineProcess:
 
     async def run(self) -> None:
         """Look after what is not used any more, until somebody ends the process."""
-        tidied = time.monotonic()
+        tidied, models = time.monotonic(), list[Held]()
         while not self.ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _LOOK)
             now = time.monotonic()
             await asyncio.to_thread(self.host.unload_unused, now)
+            if self._freezes and models != (held := self.host.held):
+                (leave_out if all(one in held for one in models) else search_all)()
+                models = held
             if now >= tidied + _TIDY:
                 await asyncio.to_thread(give_back)
                 tidied = now
@@ -227,8 +232,9 @@ async def serve(
     engines: MeasuredEngines | None = None,
     ready: Callable[["EngineProcess"], None] = lambda calls: None,
     parent: int | None = None,
+    freezes: bool = False,
 ) -> None:
-    """Listen until it is ended. At the end of the file `parent` whoever started it is gone.
+    """Listen until it is ended. At the end of the file `parent` whoever started it is gone; `freezes` is as above.
 
     Raises ServerRunsError where there is a server already, and EngineError.
     """
@@ -236,7 +242,7 @@ async def serve(
     host = Host(process.options, process.keep_alive_s, engines)
     with listening() as listener:
         listener.setblocking(False)
-        calls = EngineProcess(host, process.ends_unused)
+        calls = EngineProcess(host, process.ends_unused, freezes)
         for name in ("SIGTERM", "SIGINT"):
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
                 loop.add_signal_handler(getattr(signal, name), calls.ended.set)
@@ -275,7 +281,7 @@ def main() -> int:
 
     try:
         process = msgspec.json.decode(line, type=ProcessOptions)
-        asyncio.run(serve(process, ready=ready, parent=sys.stdin.fileno()))
+        asyncio.run(serve(process, ready=ready, parent=sys.stdin.fileno(), freezes=True))
     except ServerRunsError as error:
         print(f"taken {error}", flush=True)
         return 1

@@ -261,6 +261,7 @@ class Host:
     def _unload_oldest(self) -> bool:
         """Whether a model could be unloaded."""
         done = any(self.unload(held) for held in self._idle())
+        gc.unfreeze()  # what is left out of searches may be of that model
         gc.collect()  # what refers to itself holds its memory until then
         return done
 

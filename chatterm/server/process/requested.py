@@ -105,8 +105,9 @@ def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> EngineConstraint:
 def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
-    unknown = [id for id in prompt if not 0 <= id < held.engine.vocab_size]
-    if unknown:
+    size = held.engine.vocab_size
+    if prompt and not 0 <= min(prompt) <= max(prompt) < size:
+        unknown = [id for id in prompt if not 0 <= id < size]
         raise _wrong(
             "prompt", f"There is no token {unknown[0]}; {held.name} knows {held.engine.vocab_size:,}."
         )

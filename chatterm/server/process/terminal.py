@@ -231,7 +231,7 @@ class Terminal:
             for event in events:
                 last = backend.last
                 if not begun and last is not None:
-                    job.say(Begun(last.before(event)))
+                    job.note(Begun(last.before(event)))
                 begun = True
                 job.say(Tokens([event], last.stats if last is not None else TurnStats()))
                 if job.cancelled:
@@ -249,7 +249,7 @@ class Terminal:
 
 
 class _Job:
-    """One call, and what it has to say. `say` and `tell` are of the terminal's thread, the rest of the event loop's."""
+    """One call, and what it has to say. The terminal's thread calls `note`, `say` and `tell`, the loop's all else."""
 
     def __init__(self, terminal: Terminal, call: Call, stream: Stream, pump: Pump) -> None:
         self.waits, self.due = False, 0.0
@@ -270,6 +270,10 @@ class _Job:
 
     def feed(self, body: Raw) -> None:
         self._fed.put(Raw(bytes(body)))
+
+    def note(self, said: Said) -> None:
+        """It is said with what comes next."""
+        self._said.append(said)
 
     def say(self, said: Said) -> None:
         self._said.append(said)
@@ -298,9 +302,9 @@ class _Job:
     def fail(self, error: Exception) -> None:
         self._stream.failed(error)
 
-    def send(self) -> None:
+    def send(self) -> bool:
         if self._stream.blocked(self):
-            return
+            return True
         end = self._end  # before what was said: nothing comes after it
         gathered: list[Said] = []
         while self._said:
@@ -320,6 +324,7 @@ class _Job:
                 self._stream.failed(error)
             else:
                 self._stream.done(state)
+        return not self._stream.is_over
 
 
 def named(model: str, folder: str) -> str:

@@ -57,6 +57,20 @@ async def answers_of(service: ChannelService, request: Generation) -> tuple[list
     return started, answers
 
 
+async def test_the_first_token_waits_for_no_other(
+    service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatterm.server.process.pump.INTERVAL", 3600.0)
+    gate = Gate(served.engine)
+    pieces = service.generate(asks())
+    try:
+        assert isinstance(await anext(pieces), Started)
+        assert isinstance(await anext(pieces), Delta)  # the gate is closed: no end has it sent
+    finally:
+        gate.open()
+        await pieces.aclose()
+
+
 def asks(**more: Any) -> Generation:
     given = {"max_tokens": 12, "seed": 7, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     given |= more.pop("sampling", {})

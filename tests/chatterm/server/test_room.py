@@ -78,7 +78,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(host_module, "canonical", lambda name: name)
         clock = iter(range(10**6))
         patch.setattr(host_module, "time", SimpleNamespace(time=lambda: 0.0, monotonic=lambda: next(clock)))
-        patch.setattr(host_module, "gc", SimpleNamespace(collect=lambda: None))
+        patch.setattr(host_module, "gc", SimpleNamespace(unfreeze=lambda: None, collect=lambda: None))
         yield
 
 

@@ -154,3 +154,23 @@ async def test_who_follows_another_answer_than_the_first_begins_too(
     _, found = await asyncio.wait_for(follows, 30)
     assert found[0]["ids"]
     await several
+
+
+async def test_only_a_prompt_that_begins_as_another_one_asks_the_engine_about_it(
+    service: ChannelService, served: Served
+) -> None:
+    (held,) = served.calls.host.held
+    running = [question(served, 1), question(served, 2)]
+    asked = [0]
+
+    def cached(rows: Rows) -> int:
+        asked[0] += 1
+        return 0
+
+    with patch.object(served.engine, "cached_rows", cached):
+        for text, leader, times in (("else 3", None, 0), ("question 1", running[0], 1)):
+            prompt = held.requests.completes(text * 3)
+            assert (held.requests.leader(prompt, running), asked[0]) == (leader, times)
+        running[0].finished.set()
+        running[1].finished.set()
+        assert (held.requests.leader(prompt, running), asked[0]) == (None, 1)

@@ -137,6 +137,7 @@ class CompletionsRenderer:
     """In every chunk."""
     created: int = field(default_factory=lambda: int(time.time()))
     _totals: Totals = field(default_factory=Totals)
+    _head: bytes = b""
 
     def begin(self, totals: Totals) -> list[bytes]:
         self._totals = totals
@@ -161,17 +162,18 @@ class CompletionsRenderer:
 
     def _chunk(self, state: AnswerState, choice: Mapping[str, Any]) -> bytes:
         """One event, of an answer as far as it has come."""
-        chunk = self._document(self.chunk_object, [choice])
+        if not self._head:  # all chunks begin alike, up to their choice
+            self._head = msgspec.json.encode(self._document(self.chunk_object, [])).removesuffix(b"]}")
+        usage: dict[str, int] | None = None
         if self.running_usage:
             prompt = self._totals.prompt_tokens
-            chunk["usage"] = {
+            usage = {
                 "prompt_tokens": prompt,
                 "completion_tokens": state.tokens,
                 "total_tokens": prompt + state.tokens,
             }
-        elif self.with_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        last = b',"usage":%b' % msgspec.json.encode(usage) if self.running_usage or self.with_usage else b""
+        return b"data: %b%b]%b}\n\n" % (self._head, msgspec.json.encode(choice), last)
 
     def _document(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {

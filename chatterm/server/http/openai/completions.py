@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.asked import Asked
@@ -20,6 +22,7 @@ from chatterm.server.http.openai.common import constraint_of, count_of, finish_o
 from chatterm.server.service import Logprob, ServedModel
 from chatterm.server.tool_calls import Text
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[str] | list[int] | list[list[int]]
 
 _TOKENS = 16
@@ -74,14 +77,14 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
 def _prompts(given: object) -> list[str | tuple[int, ...]]:
     """One or several, as texts or token ids. Raises RequestError 400."""
     listed: list[Any] = given if isinstance(given, list) else [given]
-    if listed and all(_is_id(item) for item in listed):
-        return [tuple(listed)]
+    if listed and (ids := _ids(listed)) is not None:
+        return [ids]
     prompts: list[str | tuple[int, ...]] = []
     for item in listed:
         if isinstance(item, str):
             prompts.append(item)
-        elif isinstance(item, list) and item and all(_is_id(id) for id in item):
-            prompts.append(tuple(item))
+        elif isinstance(item, list) and item and (ids := _ids(item)) is not None:
+            prompts.append(ids)
         else:
             raise wrong("prompt", "prompt must be a text, a list of token ids, or a list of these.")
     if not prompts:
@@ -89,8 +92,12 @@ def _prompts(given: object) -> list[str | tuple[int, ...]]:
     return prompts
 
 
-def _is_id(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31
+def _ids(items: list[Any]) -> tuple[int, ...] | None:
+    """These as token ids; None where they are something else."""
+    try:
+        return msgspec.convert(items, tuple[TokenId, ...])
+    except msgspec.ValidationError:
+        return None
 
 
 @dataclass(slots=True, kw_only=True)

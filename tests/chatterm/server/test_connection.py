@@ -1,0 +1,213 @@
+"""A connection seen from the engine process: what one turn of the event loop says is written at once, and in order."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from chatterm.backends.wire import Hello
+from chatterm.channel.frames import FrameReader
+from chatterm.channel.messages import Call, Done, Failed, Item, from_server, packed, to_frame, unpacked
+from chatterm.server.process.connection import Connection, Stream
+from chatterm.server.process.pump import Pump
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_closed = self.is_read = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever full here."""
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closed
+        self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    @property
+    def messages(self) -> list[Any]:
+        return [from_server(body) for body in FrameReader().feed(b"".join(self.writes))]
+
+
+@dataclass(eq=False)
+class Speaker:
+    """A stream that has something to say; what it cannot say now it says when it is woken."""
+
+    stream: Stream
+    left: list[Any]
+    waits: bool = False
+    due: float = 0.0
+    cancelled: bool = False
+
+    def send(self) -> bool:
+        if self.stream.blocked(self):
+            return True
+        while self.left:
+            self.stream.item(self.left.pop(0))
+        return False
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def feed(self, body: Any) -> None:
+        """It asks for nothing."""
+
+
+@dataclass
+class Calls:
+    """Each call makes a Speaker, which says nothing by itself."""
+
+    pump: Pump
+    agreed: str = "same"
+    speakers: list[Speaker] = field(default_factory=list)
+    gone: int = 0
+
+    def joined(self, connection: Connection) -> bool:
+        return True
+
+    def greeted(self, connection: Connection) -> Any:
+        return "welcome"
+
+    def begin(self, connection: Connection, call: Call, stream: Stream) -> Speaker:
+        self.speakers.append(Speaker(stream, unpacked(call.body, list[int])))
+        return self.speakers[-1]
+
+    def left(self, connection: Connection) -> None:
+        self.gone += 1
+
+
+@dataclass
+class Client:
+    """A connection that has said who it is, and has begun two calls."""
+
+    calls: Calls
+    wire: Wire
+    connection: Connection
+
+    @property
+    def speakers(self) -> list[Speaker]:
+        return self.calls.speakers
+
+
+@pytest.fixture
+async def client() -> Client:
+    calls = Calls(Pump(asyncio.get_running_loop()))
+    made, wire = Connection(cast(Any, calls)), Wire()
+    made.connection_made(wire)
+    made.data_received(to_frame(Call(1, "hello", packed(Hello("same", "web", 1, "")))))
+    for id in (2, 3):
+        made.data_received(to_frame(Call(id, "say", packed([10 * id, 10 * id + 1]))))
+    await turn()
+    wire.writes.clear()
+    return Client(calls, wire, made)
+
+
+async def turn() -> None:
+    """One turn of the event loop, and what it has begun."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def said_all(*speakers: Speaker) -> None:
+    """The pump may let some milliseconds pass before it wakes somebody again."""
+    while any(speaker.left for speaker in speakers):
+        await asyncio.sleep(0.001)
+    await turn()
+
+
+async def test_what_one_turn_says_is_one_write_in_order(client: Client) -> None:
+    one, other = client.speakers
+    one.stream.item("a")
+    other.stream.item("b")
+    one.stream.done("end")
+    other.stream.item("c")
+    assert not client.wire.writes
+    await turn()
+    assert len(client.wire.writes) == 1
+    said = [(type(message), message.id, unpacked(message.body, str)) for message in client.wire.messages]
+    assert said == [(Item, 2, "a"), (Item, 3, "b"), (Done, 2, "end"), (Item, 3, "c")]
+    other.stream.item("d")
+    await turn()
+    assert [unpacked(message.body, str) for message in client.wire.messages][4:] == ["d"]
+
+
+async def test_what_was_said_before_the_end_is_written_before_it(client: Client) -> None:
+    client.speakers[0].stream.item("a")
+    client.connection.close()
+    assert client.wire.is_closed
+    assert [message.id for message in client.wire.messages] == [2]
+    client.speakers[0].stream.item("too late")
+    await turn()  # Wire refuses what is written once it is closed
+    assert len(client.wire.messages) == 1
+
+
+async def test_the_end_of_the_server_is_told_to_every_call(client: Client) -> None:
+    client.connection.end()
+    client.connection.close()
+    assert [(type(message), message.id) for message in client.wire.messages] == [(Failed, 2), (Failed, 3)]
+    assert all(speaker.cancelled for speaker in client.speakers)
+
+
+async def test_nothing_is_written_to_a_client_that_has_gone(client: Client) -> None:
+    client.speakers[0].stream.item("a")
+    client.connection.connection_lost(None)
+    await turn()
+    client.speakers[1].stream.item("b")
+    await turn()
+    assert not client.wire.writes
+    assert all(speaker.cancelled for speaker in client.speakers)
+    assert client.calls.gone == 1
+
+
+async def test_a_client_that_does_not_read_is_told_the_rest_once_it_does(client: Client) -> None:
+    one, other = client.speakers
+    client.connection.pause_writing()
+    assert not client.wire.is_read
+    for speaker in (one, other, one):
+        client.calls.pump.wake(speaker, at_once=True)
+        await turn()
+    assert not client.wire.writes
+    client.connection.resume_writing()
+    assert client.wire.is_read
+    await said_all(one, other)
+    assert [unpacked(message.body, int) for message in client.wire.messages] == [20, 21, 30, 31]
+
+
+async def test_a_stream_that_waits_for_a_client_ends_when_it_goes(client: Client) -> None:
+    client.connection.pause_writing()
+    client.calls.pump.wake(client.speakers[0])
+    await turn()
+    client.connection.connection_lost(None)
+    await said_all(client.speakers[0])  # it is woken, and nobody is there
+    assert not client.wire.writes
+
+
+async def test_what_is_no_frame_is_answered_after_what_was_said_before(client: Client) -> None:
+    client.speakers[0].stream.item("a")
+    client.connection.data_received(b"\xff" * 64)
+    assert client.wire.is_closed
+    first, last = client.wire.messages
+    assert (first.id, last.id) == (2, 0)
+    assert isinstance(last, Failed)
