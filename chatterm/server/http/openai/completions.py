@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from chatterm.calls.parser import Text
 from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, wrong
@@ -18,7 +19,6 @@ from chatterm.server.http.openai.asking import (
 )
 from chatterm.server.http.openai.common import constraint_of, count_of, finish_of, new_id
 from chatterm.server.service import Logprob, ServedModel
-from chatterm.server.tool_calls import Text
 
 Prompt = str | list[str] | list[int] | list[list[int]]
 
