@@ -6,15 +6,17 @@ It turns what the person wants into jobs for the worker and knows no widget: the
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from time import monotonic
 from typing import Any
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
+from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.shown import Shown
+from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn, stats_of
 from chatterm.conversation.view import View
 from chatterm.sessions.records import SessionInfo
@@ -40,6 +42,8 @@ class Conversation:
         self._running: dict[int, Turn] = {}
         """What runs, by the worker's number of it."""
         self.waiting: deque[UserEntry] = deque()
+        self.acting: ToolsEntry | None = None
+        """The calls of the last answer, while they are asked for and done."""
         self.ended: Turn | None = None
         """The latest turn that is over, for its figures."""
         self.stats = SessionStats()
@@ -105,7 +109,7 @@ class Conversation:
 
     def next(self, model: str) -> None:
         """Send the message that waits longest."""
-        if self.turn is not None or not self.waiting:
+        if self.turn is not None or self.acting is not None or not self.waiting:
             return
         prompt = self.waiting.popleft()
         prompt.note = ""
@@ -121,7 +125,31 @@ class Conversation:
         """Answer the message of `exchange` once more, or so many times at once; its answer stays as a branch."""
         self._refuse_while_busy()
         prompt, _ = self.entries_of(exchange)
-        self._ask(exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True, count=count)
+        if exchange.results and count > 1:
+            raise EngineError("Results of tools are answered once at a time; use /retry without a number.")
+        back, results = self.tree.head, exchange.results
+        self._ask(exchange.parent, prompt, model, fallback=back, is_retry=True, count=count, results=results)
+
+    # --- tools ---
+
+    def act(self) -> ToolsEntry | None:
+        """Begin with the calls of the last answer, where it is complete and has some that nobody has answered."""
+        head = self.tree[self.tree.head] if self.tree.head is not None else None
+        if self.turn is not None or self.choice or head is None or not head.calls:
+            return None
+        if head.finish_reason not in ("eos", "stop") or self.tree.children(head.id):
+            return None
+        self.acting = ToolsEntry(head.calls)
+        self.show()
+        return self.acting
+
+    def tell(self, results: Sequence[ToolResult], model: str, *, is_stopped: bool = False) -> None:
+        """What came of the calls: go on with it, or where the person stopped them only keep it."""
+        entry, self.acting = self.acting, None
+        if entry is None or self.tree.head is None:
+            return
+        entry.finish(results)
+        self._ask(self.tree.head, entry, model, fallback=self.tree.head, results=results, is_kept=is_stopped)
 
     def keep(self, chosen: Turn) -> None:
         """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
@@ -168,22 +196,32 @@ class Conversation:
         fallback: int | None,
         is_retry: bool = False,
         count: int = 1,
+        results: Sequence[ToolResult] = (),
+        is_kept: bool = False,
     ) -> None:
+        """`results`: of tools, which are told instead of a message; `is_kept`: and nothing is to be answered."""
         turns: list[Turn] = []
         for _ in range(count):
             exchange = self.tree.add(parent, prompt.text, model)
+            exchange.results = list(results)
             answer = AnswerEntry(show_thinking=self.show_thinking)
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
         self.keeper.begin(self.new_info())
+        if is_kept:
+            turns[0].end(None, monotonic())
+            self.keeper.save(self.keeper.session, turns[0].exchange)
+            return self._go(turns[0].exchange.id)
         self._hold(parent)
         if count > 1:
             self.tree.select(turns[0].exchange.id)
             self.choice = turns.copy()
-        self._begin(turns, worker.Send(prompt.text) if count == 1 else worker.Draw(prompt.text, count))
+        if results:
+            return self._begin(turns, worker.Tell(tuple(results)))
+        return self._begin(turns, worker.Send(prompt.text) if count == 1 else worker.Draw(prompt.text, count))
 
-    def _begin(self, turns: Sequence[Turn], job: worker.Send | worker.Resume | worker.Draw) -> None:
+    def _begin(self, turns: Sequence[Turn], job: worker.Job) -> None:
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
             turn.session = self.keeper.session
@@ -212,7 +250,7 @@ class Conversation:
 
     def aim(self, exchange: Exchange | None) -> None:
         """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""
-        if self.turn is None and not self.waiting:
+        if not self.is_busy:
             self._hold(self.tree.head if exchange is None else exchange.parent)
 
     def _hold(self, head: int | None) -> None:
@@ -223,8 +261,13 @@ class Conversation:
             self._held = ids
             self._worker.submit(worker.LoadPath(tuple(path)))
 
+    @property
+    def is_busy(self) -> bool:
+        """Something is answered, a tool is asked for or runs, or a message waits."""
+        return self.turn is not None or self.acting is not None or bool(self.waiting)
+
     def _refuse_while_busy(self) -> None:
-        if self.turn is not None or self.waiting:
+        if self.is_busy:
             raise EngineError(_BUSY)
 
     # --- the answer ---
@@ -298,7 +341,7 @@ class Conversation:
             self._fail(turn, now)
 
     def _fail(self, turn: Turn, now: float) -> None:
-        if turn.has_begun or turn.is_resumed:
+        if turn.has_begun or turn.is_resumed or turn.exchange.results:
             self._held = None  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
@@ -331,13 +374,15 @@ class Conversation:
         """Take the last message back into the composer; its branch stays. False when there is none."""
         if self.waiting:
             self.take_back()
+        elif self.acting is not None:
+            raise EngineError(_BUSY)
         elif self.turn is not None:
             self.turn.is_undone = True
             self.stop()
         elif self.tree.head is None:
             return False
         else:
-            last = self.tree[self.tree.head]
+            last = self.tree.asked(self.tree[self.tree.head])
             self.ended = None
             self._go(last.parent)
             self._view.give_back(last.user)
@@ -354,7 +399,7 @@ class Conversation:
         undone = self.undone
         if not undone:
             return None
-        self._go(undone[0].id)
+        self._go([undone[0], *takewhile(lambda exchange: exchange.results, undone[1:])][-1].id)
         return undone[0].user
 
     def take_back(self) -> None:
@@ -423,7 +468,7 @@ class Conversation:
     def _drop(self) -> None:
         """What runs is stopped and kept where it was."""
         self.stop()
-        self.choice = []
+        self.choice, self.acting = [], None
         for turn in self._running.values():
             turn.is_dropped = True
 
@@ -464,4 +509,5 @@ class Conversation:
             self._shown.mark(exchange)
         if self.choice:  # they are shown elsewhere
             entries.pop()
-        self._view.show_path([*entries, *self.waiting])
+        acting = [self.acting] if self.acting is not None else []
+        self._view.show_path([*entries, *acting, *self.waiting])

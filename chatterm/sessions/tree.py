@@ -82,6 +82,12 @@ class Tree:
             id = path[-1].parent
         return path[::-1]
 
+    def asked(self, exchange: Exchange) -> Exchange:
+        """The exchange that this one comes of, through all calls of tools: the one whose message somebody wrote."""
+        while exchange.results and exchange.parent is not None:
+            exchange = self._exchanges[exchange.parent]
+        return exchange
+
     def children(self, id: int | None) -> list[Exchange]:
         """What follows `id`, oldest first; for None the first messages."""
         return [self._exchanges[child] for child in self._children.get(id, ())]

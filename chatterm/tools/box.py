@@ -1,16 +1,10 @@
 """The tools of one session: which there are, which are on, and the plan of a call."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from chatterm.backends.backend import EngineError, Tool, ToolCall
 from chatterm.terminal.sanitize import one_line
 from chatterm.tools.arguments import parsed
-from chatterm.tools.builtin.command import RunCommand
-from chatterm.tools.builtin.confined import Confined
-from chatterm.tools.builtin.files import ListFolder, ReadFile, Search
-from chatterm.tools.builtin.web import FetchUrl
-from chatterm.tools.builtin.writing import PatchFile, WriteFile
 from chatterm.tools.tool import Plan, Planner, ToolError
 
 GROUPS = {
@@ -65,17 +59,3 @@ class Box:
                 f"There is no tool {one_line(call.name, 60)!r}; there are: {', '.join(sorted(self.on)) or 'none'}."
             )
         return planner.plan(parsed(call.arguments))
-
-
-def built_in(folder: Path) -> list[Planner]:
-    """The tools that come with chatterm, for this working folder."""
-    files = Confined(folder)
-    return [
-        ReadFile(files),
-        ListFolder(files),
-        Search(files),
-        WriteFile(files),
-        PatchFile(files),
-        RunCommand(folder),
-        FetchUrl(),
-    ]

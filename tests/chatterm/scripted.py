@@ -63,6 +63,7 @@ class ScriptedBackend:
     load_error: BaseException | None = None
     load_progress: tuple[Progress, ...] = ()
     thinks: bool = False
+    calls_tools: bool = True
     context_length: int = 4096
     model: str = "scripted"
     info: ModelInfo | None = None
@@ -152,7 +153,9 @@ class ScriptedBackend:
                     on_progress(self.load_progress[-1])
         if self.load_error is not None:
             raise self.load_error
-        self.info = ModelInfo(self.model, "cpu", "float32", self.context_length, self.thinks)
+        self.info = ModelInfo(
+            self.model, "cpu", "float32", self.context_length, self.thinks, calls_tools=self.calls_tools
+        )
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         self.calls.append(("switch", model))

@@ -9,9 +9,10 @@ from chatterm.screens.chat.command_part import LOADING
 from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
+from chatterm.screens.chat.tool_actions import ToolActions
 
 
-class ChatActions(MessageActions, SessionActions, Preferences):
+class ChatActions(MessageActions, SessionActions, Preferences, ToolActions):
     def show_help(self) -> None:
         self.report("help", "Help", help_lines)
 
