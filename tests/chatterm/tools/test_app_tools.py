@@ -230,9 +230,8 @@ async def test_a_model_that_never_ends_needs_a_key_now_and_then(folder: Path) ->
         clock = await asked(driver)
         for key in ("down", "down", "enter"):
             await clock.press(key)
-        await driver.until(
-            lambda: len(results(model)) == 11 and isinstance(driver.app.screen, ApprovalScreen)
-        )
+        await driver.until(lambda: len(results(model)) == 11)
+        await asked(driver)
         assert "10 calls ran without a key press." in driver.text()
         await driver.pilot.press("escape")
         await driver.idle()
@@ -247,7 +246,6 @@ async def test_escape_in_the_question_ends_all_and_what_happened_is_kept() -> No
         await driver.pilot.press("escape")
         await driver.idle()
         assert results(model) == []
-        assert [e.states for e in ()] == []
         (entry,) = [e for e in driver.transcript.entries if isinstance(e, ToolsEntry)]
         assert [shown.state for shown in entry.calls] == ["refused", "stopped"]
         await driver.send("Never mind.")
@@ -309,8 +307,6 @@ async def test_calls_are_saved_and_retry_edit_and_undo_work_around_them(tmp_path
 
 
 async def test_calls_of_an_answer_that_was_cut_off_are_not_done() -> None:
-    scripts = [Script("Let me", FinishReason.LENGTH, calls=(call("list_folder"),))]
-    scripts[0].finish_reason = FinishReason.LENGTH
     model = ScriptedBackend(
         [Script("Let me", finish_reason=FinishReason.LENGTH, calls=(call("list_folder"),))]
     )
@@ -326,7 +322,7 @@ async def test_another_conversation_has_no_tools_on() -> None:
     async with driven(model) as driver:
         await driver.send("/tools read")
         await driver.send("/reset")
-        assert model.calls[-2:].count(("set_tools", ())) == 1 or ("set_tools", ()) in model.calls
+        assert ("set_tools", ()) in model.calls
         await driver.send("Read.")
         assert "There is no tool" in results(model)[0].text
 
