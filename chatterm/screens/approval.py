@@ -78,7 +78,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         with Vertical():
             yield BoxHead(label, ("Esc: no, and stop", "Esc: no"))
             if self._plan.dangers:
-                yield Told("Look twice: it " + "; it ".join(map(_verb, self._plan.dangers)) + ".", "warning")
+                yield Told(f"Look twice: {' · '.join(self._plan.dangers)}", "warning")
             yield PlanView(self._plan.shown)
             yield self._answers
 
@@ -253,9 +253,3 @@ def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
             if len(lines) > _MOST_LINES:
                 return [*lines, [("│ It is too long to be shown; answer No.", "warning")]]
     return lines
-
-
-def _verb(danger: str) -> str:
-    """A reason as the rest of "it ..."."""
-    first = danger.split()[0]
-    return danger if first.endswith("s") and first not in ("this", "others") else f"is marked: {danger}"

@@ -99,6 +99,8 @@ def dangers(command: str) -> tuple[str, ...]:
         found += [what for expression, what in _COMPILED if expression.search(text)]
     if any(_BUILT.search(name) for name in _NAME.findall(command)):
         found.append(_HIDES)  # a name with quotes in it, or put together from other things
+    if "deletes without asking" in found:
+        found = [what for what in found if what != "deletes"]
     return tuple(dict.fromkeys(found))
 
 

@@ -35,7 +35,7 @@ class Policy:
         if plan.dangers:
             return "It needs a second look."
         if not any(rule.covers(plan) for rule in (*self.session, *self.always)):
-            return "Nothing allows it yet."
+            return "You have not allowed this yet."
         if self.unasked >= MOST_UNASKED:
             return f"{MOST_UNASKED} calls ran without a key press."
         return ""
