@@ -14,6 +14,7 @@ from typer.main import get_command
 from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
+from chatterm.cli.mcp import mcp_app
 from chatterm.cli.options import check_utf8
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(mcp_app, name="mcp")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""

@@ -1,6 +1,6 @@
 """/tools: which tools are on, what is allowed for good or for this session, and what stands around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -36,12 +36,14 @@ class Row:
 
     text: str
     tool: str = ""
+    server: str = ""
+    """One that does not run."""
     rule: Rule | None = None
     is_kept: bool = False
 
 
 class ToolsScreen(Picker):
-    """`changed` is told whenever other tools are on."""
+    """`changed` is told whenever other tools are on. Dismisses with a server that is to be started, or with None."""
 
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -56,11 +58,14 @@ class ToolsScreen(Picker):
     """
     AROUND = 13
 
-    def __init__(self, session: ToolSession, around: str, changed: Callable[[], None]) -> None:
-        """`around` says what commands run in."""
+    def __init__(
+        self, session: ToolSession, around: str, servers: Sequence[str], changed: Callable[[], None]
+    ) -> None:
+        """`around` says what commands run in; `servers` are those that do not run."""
         super().__init__()
         self._session = session
         self._around = around
+        self._servers = servers
         self._changed = changed
 
     def compose(self) -> ComposeResult:
@@ -68,7 +73,7 @@ class ToolsScreen(Picker):
             yield BoxHead(
                 "Tools", ("Enter switches on or off · Del removes a rule · Esc closes", "Esc closes")
             )
-            yield ToolList(self._session)
+            yield ToolList(self._session, self._servers)
             yield ToolDetail()
             yield ToolFoot(self._session.folder, self._around)
 
@@ -82,6 +87,8 @@ class ToolsScreen(Picker):
 
     def action_accept(self) -> None:
         tool = self._list.chosen.tool
+        if self._list.chosen.server:
+            self.dismiss(self._list.chosen.server)
         if not tool:
             return
         self._session.box.on ^= {tool}
@@ -106,6 +113,8 @@ class ToolsScreen(Picker):
         if row.tool:
             planner = self._session.box.planner(row.tool)
             text = f"{one_line(planner.tool.description, 300)} It {_EFFECTS[planner.effect]}; you are asked each time."
+        elif row.server:
+            text = f"An MCP server. Enter starts it ({row.server}), and switches its tools on."
         elif row.rule is not None:
             kept = "always" if row.is_kept else "for this session"
             text = f"Allowed {kept}: {row.rule.tool} {one_line(row.rule.pattern, 200)}"
@@ -115,10 +124,11 @@ class ToolsScreen(Picker):
 class ToolList(PickerList):
     """The tools, then the rules."""
 
-    def __init__(self, session: ToolSession) -> None:
+    def __init__(self, session: ToolSession, servers: Sequence[str]) -> None:
         super().__init__()
         self._session = session
-        self._rows = _rows(session)
+        self._servers = servers
+        self._rows = _rows(session, servers)
 
     def on_mount(self) -> None:
         self.resized()
@@ -133,7 +143,7 @@ class ToolList(PickerList):
 
     def again(self) -> None:
         """There are other rules."""
-        self._rows = _rows(self._session)
+        self._rows = _rows(self._session, self._servers)
         self.move(0)
         self.resized()
 
@@ -159,6 +169,13 @@ class ToolList(PickerList):
                 (state, "accent" if is_on else "muted"),
                 (f"  {name}{gap}", ""),
                 (f"  {rest}", "muted"),
+            ]
+        elif row.server:
+            line = [
+                (mark, ""),
+                ("off", "muted"),
+                (f"  {elided(row.server, _NAME):<{_NAME}}", ""),
+                ("  MCP server", "muted"),
             ]
         elif row.rule is not None:
             kept = "always " if row.is_kept else "session"
@@ -193,8 +210,9 @@ class ToolFoot(Canvas):
         return wrap([(self._text, "muted")], width)
 
 
-def _rows(session: ToolSession) -> list[Row]:
+def _rows(session: ToolSession, servers: Sequence[str]) -> list[Row]:
     rows = [Row("", tool=name) for name in session.box.names]
+    rows += [Row("", server=name) for name in servers]
     policy = session.policy
     rules = [
         *(Row("", rule=rule, is_kept=True) for rule in policy.always),

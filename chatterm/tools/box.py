@@ -28,6 +28,16 @@ class Box:
     def names(self) -> list[str]:
         return list(self._planners)
 
+    @property
+    def known(self) -> set[str]:
+        """Words that name something here: groups, tools and servers whose tools are there."""
+        return {
+            "all",
+            *GROUPS,
+            *self._planners,
+            *(name.split("__")[0] for name in self._planners if "__" in name),
+        }
+
     def offered(self) -> tuple[Tool, ...]:
         """What the model is told of: what is on."""
         return tuple(planner.tool for name, planner in self._planners.items() if name in self.on)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.backends.exchange import ResultState
@@ -13,6 +14,9 @@ from chatterm.tools.output import bounded
 from chatterm.tools.policy import Policy
 from chatterm.tools.tool import Plan, Running, ToolError
 
+if TYPE_CHECKING:
+    from chatterm.tools.mcp.client import Servers
+
 
 @dataclass(slots=True)
 class ToolSession:
@@ -21,6 +25,8 @@ class ToolSession:
     folder: Path
     box: Box
     policy: Policy
+    servers: "Servers | None" = None
+    """MCP servers, once one was wanted."""
 
     @classmethod
     def of(cls, folder: Path, policy: Policy) -> "ToolSession":
@@ -28,6 +34,35 @@ class ToolSession:
         from chatterm.tools.builtin.all import built_in  # not before somebody wants tools
 
         return cls(folder, Box(built_in(folder)), policy)
+
+    def server_names(self) -> list[str]:
+        """The MCP servers that there are. Raises EngineError for a file that cannot be understood."""
+        from chatterm.tools.mcp.config import read_servers, servers_path
+
+        return [server.name for server in read_servers(servers_path())]
+
+    def start(self, name: str, running: Running | None = None) -> list[str]:
+        """Start an MCP server, unless it runs; the names of its tools, which are off. Blocks.
+
+        Raises ToolError, and EngineError where the SDK is missing or the file cannot be understood.
+        """
+        from chatterm.tools.mcp.client import Servers, needed
+        from chatterm.tools.mcp.config import read_servers, servers_path
+        from chatterm.tools.mcp.planner import planners
+
+        needed()
+        if self.servers is None or name not in self.servers.servers:
+            if self.servers is not None:
+                self.servers.close()
+            self.servers = Servers(read_servers(servers_path()))
+        found = planners(self.servers, name, running)
+        self.box.put(found)
+        return [planner.tool.name for planner in found]
+
+    def close(self) -> None:
+        """End what was started. Blocks for a moment."""
+        if self.servers is not None:
+            self.servers.close()
 
     def plan(self, call: ToolCall) -> Plan:
         """What a call would do. It may look at the disk for a preview. Raises ToolError."""

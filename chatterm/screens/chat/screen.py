@@ -144,7 +144,7 @@ class ChatScreen(MessageSelection):
 
     def on_unmount(self) -> None:
         """Save what was written since it was saved last."""
-        self.tooling.stop()
+        self.tooling.close()
         self.writing.keep_draft(self.composer.full_text)
 
     def on_resize(self, event: events.Resize) -> None:

@@ -17,8 +17,14 @@ class ToolActions(CommandPart):
             return
         if (info := self.screen.info) is not None and not info.calls_tools and text != "off":
             raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
-        box = self.tooling.session.box
+        session = self.tooling.session
+        box = session.box
         words = [word for word in text.replace(",", " ").split() if word not in ("on", "off")]
+        servers = [word for word in words if word not in box.known and word in session.server_names()]
+        if servers and text.split()[0] != "off":
+            self.screen.hint(f"{servers[0]} is being started…", 3.0)
+            self.screen.in_thread(partial(session.start, servers[0]), lambda _: self.tools(text))
+            return
         if text.split()[0] == "off":
             box.on -= {name for word in words or ["all"] for name in box.found(word)}
         else:
@@ -38,8 +44,18 @@ class ToolActions(CommandPart):
             if bwrap is not None
             else "There is no sandbox for commands: bubblewrap (bwrap) is not available here."
         )
-        shown = ToolsScreen(self.tooling.session, around, self._changed)
-        self.screen.app.push_screen(shown)
+        session = self.tooling.session
+        try:
+            servers = [name for name in session.server_names() if name not in session.box.known]
+        except EngineError as error:
+            self.screen.say(str(error), "error")
+            servers = []
+
+        def closed(server: str | None) -> None:
+            if server is not None:
+                self.screen.attempt(partial(self.tools, f"on {server}"))
+
+        self.screen.app.push_screen(ToolsScreen(session, around, servers, self._changed), closed)
 
     def _changed(self) -> None:
         self.screen.attempt(partial(self.tooling.offer))

@@ -70,6 +70,12 @@ class Tooling(ScreenPart):
         if self._running is not None:
             self._running.stopped.set()
 
+    def close(self) -> None:
+        """The program ends."""
+        self.stop()
+        if self._session is not None:
+            self._session.close()
+
     async def _batch(self, entry: ToolsEntry) -> None:
         calls = [ToolCall(shown.name, shown.arguments) for shown in entry.calls]
         results: list[ToolResult] = []
