@@ -154,6 +154,8 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
     ] = False,
+    tools: options.Tools = None,
+    allow_changes: options.AllowChanges = False,
     system: options.System = None,
     theme: options.Theme = None,
     temperature: options.Temperature = None,
@@ -194,6 +196,12 @@ def run(
     chosen = options.chat_options(invocation)
     _check_theme(theme)
     options.check_model(model)
+    if (tools is not None or allow_changes) and (
+        inline or parallel or answers > 1 or not (prompt or question)
+    ):
+        raise WrongUsage("--tools is for one conversation with -p; in the chat, /tools switches tools on.")
+    if allow_changes and tools is None:
+        raise WrongUsage("--allow-changes is about --tools; add --tools NAMES.")
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
@@ -278,7 +286,14 @@ def run(
         from chatterm.cli.oneshot import answer
 
         chosen_sampling = dict(chosen.sampling)
-        answer(backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume)
+        if tools is not None:
+            from chatterm.cli.unasked import Unasked
+
+            resume["tools"] = Unasked(tools, allow_changes, Path.cwd())
+        code = answer(
+            backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume
+        )
+        raise typer.Exit(code)
 
 
 def _check_theme(theme: str | None) -> None:
