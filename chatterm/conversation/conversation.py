@@ -14,7 +14,7 @@ from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.keeper import Keeper, info_of
 from chatterm.conversation.shown import Shown
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn, stats_of
@@ -114,12 +114,12 @@ class Conversation:
         prompt = self.waiting.popleft()
         prompt.note = ""
         prompt.changed()
-        self._ask(self.tree.head, prompt, model, fallback=self.tree.head)
+        self._ask(self.tree.head, prompt, model)
 
     def edit(self, exchange: Exchange, text: str, model: str) -> None:
         """Ask `text` where `exchange` asks something else: a new branch."""
         self._refuse_while_busy()
-        self._ask(exchange.parent, UserEntry(text), model, fallback=self.tree.head)
+        self._ask(exchange.parent, UserEntry(text), model)
 
     def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
         """Answer the message of `exchange` once more, or so many times at once; its answer stays as a branch."""
@@ -127,19 +127,16 @@ class Conversation:
         prompt, _ = self.entries_of(exchange)
         if exchange.results and count > 1:
             raise EngineError("Results of tools are answered once at a time; use /retry without a number.")
-        back, results = self.tree.head, exchange.results
-        self._ask(exchange.parent, prompt, model, fallback=back, is_retry=True, count=count, results=results)
+        self._ask(exchange.parent, prompt, model, is_retry=True, count=count, results=exchange.results)
 
     # --- tools ---
 
     def act(self) -> ToolsEntry | None:
         """Begin with the calls of the last answer, where it is complete and has some that nobody has answered."""
-        head = self.tree[self.tree.head] if self.tree.head is not None else None
-        if self.turn is not None or self.choice or head is None or not head.calls:
+        calls = self.tree.open_calls
+        if self.turn is not None or self.choice or not calls:
             return None
-        if head.finish_reason not in ("eos", "stop") or self.tree.children(head.id):
-            return None
-        self.acting = ToolsEntry(head.calls)
+        self.acting = ToolsEntry(calls)
         self.show()
         return self.acting
 
@@ -149,7 +146,7 @@ class Conversation:
         if entry is None or self.tree.head is None:
             return
         entry.finish(results)
-        self._ask(self.tree.head, entry, model, fallback=self.tree.head, results=results, is_kept=is_stopped)
+        self._ask(self.tree.head, entry, model, results=results, is_kept=is_stopped)
 
     def keep(self, chosen: Turn) -> None:
         """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
@@ -193,7 +190,6 @@ class Conversation:
         prompt: UserEntry,
         model: str,
         *,
-        fallback: int | None,
         is_retry: bool = False,
         count: int = 1,
         results: Sequence[ToolResult] = (),
@@ -201,6 +197,7 @@ class Conversation:
     ) -> None:
         """`results`: of tools, which are told instead of a message; `is_kept`: and nothing is to be answered."""
         turns: list[Turn] = []
+        fallback = self.tree.head
         for _ in range(count):
             exchange = self.tree.add(parent, prompt.text, model)
             exchange.results = list(results)
@@ -208,7 +205,7 @@ class Conversation:
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
-        self.keeper.begin(self.new_info())
+        self.keeper.begin(info_of(self._backend, self.sampling))
         if is_kept:
             turns[0].end(None, monotonic())
             self.keeper.save(self.keeper.session, turns[0].exchange)
@@ -232,21 +229,12 @@ class Conversation:
         self.show()
         self._worker.submit(job)
 
-    def new_info(self) -> SessionInfo:
-        """What a session remembers besides its messages."""
-        backend = self._backend
-        return SessionInfo(
-            model=backend.model,
-            system=backend.system,
-            think=backend.think,
-            think_cache=backend.think_cache,
-            sampling=dict(self.sampling),
-        )
-
     def info(self) -> SessionInfo:
         """What there is to say about this session in an export."""
         path = self.path
-        return replace(self.new_info(), title=self.title, created=path[0].created if path else 0.0)
+        return replace(
+            info_of(self._backend, self.sampling), title=self.title, created=path[0].created if path else 0.0
+        )
 
     def aim(self, exchange: Exchange | None) -> None:
         """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from chatterm.backends.backend import (
@@ -13,6 +14,7 @@ from chatterm.backends.backend import (
     TokenEvent,
     ToolResult,
 )
+from chatterm.conversation.keeper import info_of
 from chatterm.sessions.called import results_text
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
@@ -176,14 +178,7 @@ class Talk:
         if self._store is None:
             return
         if self.session is None:
-            self.info = SessionInfo(
-                title=self.info.title,
-                model=backend.model,
-                system=backend.system,
-                think=backend.think,
-                think_cache=backend.think_cache,
-                sampling=self.sampling,
-            )
+            self.info = replace(info_of(backend, self.sampling), title=self.info.title)
             self.session = self._store.new(self.info)
 
     def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:
