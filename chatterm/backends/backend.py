@@ -99,10 +99,10 @@ class ModelInfo:
     """Tokens that the conversation may hold."""
     thinks: bool
     """Whether the model's chat template knows thinking."""
-    calls_tools: bool = False
-    """Whether it knows tools."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of SamplingParams that the model's authors recommend."""
+    calls_tools: bool = False
+    """Whether it knows tools."""
 
 
 @dataclass(frozen=True, slots=True)

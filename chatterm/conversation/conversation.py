@@ -384,8 +384,7 @@ class Conversation:
     def redo(self) -> str | None:
         """Show the message again that was taken back last; its text. None where there is none."""
         self._refuse_while_busy()
-        undone = self.undone
-        if not undone:
+        if not (undone := self.undone):
             return None
         self._go([undone[0], *takewhile(lambda exchange: exchange.results, undone[1:])][-1].id)
         return undone[0].user
@@ -421,8 +420,7 @@ class Conversation:
 
     def _step_ahead(self) -> Entry | None:
         """Go to the end of what was taken back."""
-        undone = self.undone
-        if not undone:
+        if not (undone := self.undone):
             return None
         self._go(undone[-1].id)
         return self.entries_of(undone[0])[0]
