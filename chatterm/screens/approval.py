@@ -83,6 +83,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
             yield self._answers
 
     def on_mount(self) -> None:
+        self._look()
         self.set_interval(_LOOK, self._look)
 
     def on_resize(self, event: events.Resize) -> None:

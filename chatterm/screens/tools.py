@@ -56,7 +56,7 @@ class ToolsScreen(Picker):
     ToolsScreen ToolDetail { height: 3; margin-top: 1; }
     ToolsScreen ToolFoot { height: 3; }
     """
-    AROUND = 13
+    AROUND = 11
 
     def __init__(
         self, session: ToolSession, around: str, servers: Sequence[str], changed: Callable[[], None]
