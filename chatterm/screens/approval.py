@@ -37,6 +37,7 @@ _STYLES: dict[Tone, str] = {
 _BAR: Line = [("│ ", "rule")]
 """Before every line of a call: nothing in it can look like something that chatterm says."""
 _MOST_LINES = 20_000
+_WAIT = "One moment: keys that were on their way are not taken."
 
 
 class ApprovalScreen(ModalScreen[Answer | None]):
@@ -137,7 +138,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
             if below and not view.was_seen
             else ""
             if self._keys.ready(self._now())
-            else "One moment: keys that were on their way are not taken.",
+            else _WAIT,
             self._why,
         )
 
@@ -208,7 +209,7 @@ class AnswerList(Canvas):
         self._plan = plan
         self._may = may
         self._index = 0
-        self._said = ("", "")
+        self._said = (_WAIT, "")
 
     @property
     def chosen(self) -> Answer:
