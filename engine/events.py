@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
-Kind = Literal["reasoning", "answer"]
+Kind = Literal["reasoning", "answer", "call"]
+"""What a token is part of. The engine itself does not tell calls of tools from the answer: who knows the tools does."""
 
 
 class FinishReason(StrEnum):

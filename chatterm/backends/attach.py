@@ -15,6 +15,7 @@ from chatterm.backends.backend import (
     OnProgress,
     Outcome,
     TokenEvent,
+    ToolResult,
 )
 from chatterm.backends.wire import ENGINE_OPTIONS, Hello, Welcome, agreed
 from chatterm.channel.link import Link, ServerGoneError
@@ -128,8 +129,8 @@ def _differs(name: str, asked: ChatOptions, given: ChatOptions) -> bool:
 
 _WORK = frozenset(
     {
-        *("candidates", "answers", "set_system", "set_think", "set_think_cache", "set_sampling", "models"),
-        "catalogue",
+        *("candidates", "answers", "set_system", "set_think", "set_think_cache", "set_sampling", "set_tools"),
+        *("models", "catalogue"),
     }
 )
 """Calls of the worker that change nothing of the path."""
@@ -234,6 +235,9 @@ class Attached:
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._follow(self._here().send(text), text, self._path)
 
+    def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
+        return self._follow(self._here().tell(results), "", self._path, results)
+
     def retry(self) -> Iterator[TokenEvent]:
         return self._again(self._here().retry())
 
@@ -257,10 +261,16 @@ class Attached:
 
     def _again(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
         """Another answer to the last message, or more of it."""
-        return self._follow(events, self._path[-1].user if self._path else "", self._path[:-1])
+        last = self._path[-1] if self._path else None
+        text, results = (last.user, last.results) if last is not None else ("", [])
+        return self._follow(events, text, self._path[:-1], results)
 
     def _follow(
-        self, events: Iterator[TokenEvent], text: str, before: Sequence[Exchange]
+        self,
+        events: Iterator[TokenEvent],
+        text: str,
+        before: Sequence[Exchange],
+        results: Sequence[ToolResult] = (),
     ) -> Iterator[TokenEvent]:
         """Keep what comes of an answer, so that another engine can go on with it."""
         began = is_cut = False
@@ -278,6 +288,7 @@ class Attached:
             last = self._now.last
             if began and last is not None:
                 made = _exchange(text, last, self._now)
+                made.results = list(results)
                 # As after a crash: nobody knows what was said after these tokens.
                 made.finish_reason = None if is_cut else made.finish_reason
                 self._path = [*before, made]

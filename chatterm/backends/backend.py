@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from chatterm.backends.exchange import Exchange, Outcome
+from chatterm.backends.exchange import Exchange, Outcome, Tool, ToolCall, ToolResult
 from engine.errors import ContextFullError, EngineError
 from engine.events import DraftCost, Figures, FinishReason, OffloadFigures, TokenEvent, TurnStats
 from engine.params import Constraint
@@ -42,6 +42,9 @@ __all__ = [
     "ThinkCache",
     "ThinkMode",
     "TokenEvent",
+    "Tool",
+    "ToolCall",
+    "ToolResult",
     "TurnStats",
 ]
 
@@ -82,6 +85,8 @@ class ChatOptions:
     """Fields of SamplingParams that override the model's own defaults."""
     constraint: Constraint | None = None
     """What every answer has to match."""
+    tools: tuple[Tool, ...] = ()
+    """What the model may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class ModelInfo:
     """Whether the model's chat template knows thinking."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of SamplingParams that the model's authors recommend."""
+    calls_tools: bool = False
+    """Whether it knows tools."""
     is_remote: bool = False
     """It runs on a server: its cache and its tokens cannot be looked at. `device` is the server then, `dtype` is "",
     and `context_length` is 0 where the server does not tell."""
@@ -231,6 +238,9 @@ class Backend(Protocol):
     def send(self, text: str) -> Iterator[TokenEvent]:
         """Ask. Raises on the first `next()` when it cannot be served; then the history is unchanged."""
 
+    def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
+        """Go on with what came of the calls of the last answer, one result each in their order. Raises as `send`."""
+
     def retry(self) -> Iterator[TokenEvent]:
         """Answer the last message once more."""
 
@@ -286,6 +296,13 @@ class Backend(Protocol):
         """Fields of SamplingParams that override the model's own defaults, instead of those that did until now.
 
         Raises EngineError for a value out of range, and changes nothing then.
+        """
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """What the model may ask for from the next message on; () for nothing. An answer's calls are in its Outcome;
+        while they are written their tokens are of the kind "call".
+
+        Raises EngineError where the model knows no tools, and changes nothing then.
         """
 
     def settle(self) -> None:

@@ -13,6 +13,7 @@ from chatterm.backends.backend import (
     Part,
     ThinkCache,
     ThinkMode,
+    Tool,
 )
 from engine.params import SamplingParams
 
@@ -27,6 +28,7 @@ class Chosen:
         self._think: ThinkMode = options.think
         self._think_cache: ThinkCache = options.think_cache
         self._sampling: Mapping[str, Any] = dict(options.sampling)
+        self._tools: tuple[Tool, ...] = options.tools
         self._path: tuple[Exchange, ...] = ()
         """The history to begin with once a model is loaded."""
         self._info: ModelInfo | None = None
@@ -78,6 +80,7 @@ class Chosen:
             think=self._think,
             think_cache=self._think_cache,
             sampling=dict(self._sampling),
+            tools=self._tools,
         )
 
     def models(self) -> list[str]:
@@ -93,6 +96,12 @@ def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
     except TypeError:
         raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
     return dict(sampling)
+
+
+def no_tools(info: ModelInfo | None) -> EngineError:
+    """A model is to use tools that knows none."""
+    name = info.name if info is not None else "This model"
+    return EngineError(f"{name} knows no tools; /model chooses another model.")
 
 
 def no_model() -> EngineError:

@@ -1,12 +1,44 @@
 """A message and its answer: the answer as a backend gives it, and the exchange that is shown, kept and sent again."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from engine.events import FinishReason, TokenEvent, TurnStats
 
 NO_TOKEN = -1
 """The id of an event of a model that runs elsewhere: some text, of nobody knows which tokens."""
+ResultState = Literal["done", "failed", "refused", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may ask for."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """A JSON schema of its arguments, an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What a model asks for."""
+
+    name: str
+    arguments: str
+    """JSON text as the model wrote it, whatever that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What came of a call, and what the model is told of it."""
+
+    name: str
+    arguments: str
+    text: str
+    state: ResultState = "done"
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +63,15 @@ class Outcome:
     """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
     model: str = ""
     """Who gave it, where that is not the model of the conversation."""
+    calls: Sequence[ToolCall] = ()
+    """What it asks for, once it is over; `text` is without them."""
 
     def before(self, event: TokenEvent) -> "Outcome":
         """The answer as it was before `event`, its latest token."""
         text, reasoning = self.text, self.reasoning
         if event.kind == "reasoning":
             reasoning = reasoning[: len(reasoning) - len(event.text)]
-        else:
+        elif event.kind == "answer":
             text = text[: len(text) - len(event.text)]
         return replace(self, text=text, reasoning=reasoning, token_ids=list(self.token_ids[:-1]))
 
@@ -72,6 +106,10 @@ class Exchange:
     """Of the random numbers: with the number of tokens it is the state of sampling."""
     ends_at: int | None = None
     """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+    calls: list[ToolCall] = field(default_factory=list)
+    """What the answer asks for."""
+    results: list[ToolResult] = field(default_factory=list)
+    """Where nobody wrote the message: what came of the calls of the exchange before. `user` says it in words."""
 
     def take(self, answer: Outcome) -> None:
         """The answer is this one, whole or as far as it has come."""
@@ -82,6 +120,7 @@ class Exchange:
         self.finish_reason = str(answer.finish_reason) if answer.finish_reason is not None else None
         self.seed, self.ends_at = answer.seed, answer.ends_at
         self.model = answer.model or self.model
+        self.calls = list(answer.calls)
 
     def add(self, events: Iterable[TokenEvent]) -> None:
         """The next tokens of the answer."""
@@ -89,5 +128,6 @@ class Exchange:
         for event in events:
             if event.token_id != NO_TOKEN:
                 self.token_ids.append(event.token_id)
-            (reasoning if event.kind == "reasoning" else text).append(event.text)
+            if event.kind != "call":
+                (reasoning if event.kind == "reasoning" else text).append(event.text)
         self.text, self.reasoning = "".join(text), "".join(reasoning)

@@ -1,10 +1,10 @@
 """The engine in this process as a Backend: one of its own, or one that is shared with others."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from chatterm.backends.backend import (
     ChatOptions,
@@ -23,9 +23,12 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
+    Tool,
+    ToolResult,
     TurnStats,
 )
-from chatterm.backends.chosen import Chosen, checked, no_model
+from chatterm.backends.calling import Calling, Said, calls_of, engine_calls
+from chatterm.backends.chosen import Chosen, checked, no_model, no_tools
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
@@ -135,6 +138,10 @@ class LocalBackend(Chosen):
         self._keys: list[Key] = []
         self._map: BlockMap | None = None
         self._looking = False
+        self._calling: Calling | None = None
+        """What the model knows of tools; None: nothing."""
+        self._said: Said | None = None
+        """The running answer, where tools are on."""
         self._several: Several | None = None
         """What answers requests, while it does."""
 
@@ -144,7 +151,11 @@ class LocalBackend(Chosen):
         answer = chat.last if chat is not None else None
         if answer is None:
             return None
-        return _outcome(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
+        outcome = _outcome(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
+        said = self._said
+        return (
+            replace(outcome, text=said.text) if said is not None and answer.finish_reason is None else outcome
+        )
 
     def figures(self) -> Figures | None:
         engine, chat = self._engine, self._chat
@@ -197,12 +208,14 @@ class LocalBackend(Chosen):
         from engine.conversation.aside import Aside
 
         try:
-            params = self._params_of(engine, self._sampling)
+            calling = Calling.of(engine.tokenizer, self._tools)
+            params = self._params_of(engine, self._sampling, calling)
             chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
+            chat.tools = calling.use if calling is not None else None
         except BaseException:
             self._engines.close(engine)
             raise
-        self._engine, self._chat, self._params = engine, chat, params
+        self._engine, self._chat, self._params, self._calling = engine, chat, params, calling
         self._aside = Aside(engine)
         self._info = ModelInfo(
             name=engine.model_name,
@@ -210,6 +223,7 @@ class LocalBackend(Chosen):
             dtype=str(engine.dtype).removeprefix("torch."),
             context_length=engine.context_length,
             thinks=chat.thinks,
+            calls_tools=calling is not None,
             sampling=dict(engine.generation_defaults),
         )
         path, self._path = self._path, ()
@@ -220,18 +234,26 @@ class LocalBackend(Chosen):
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().send(text, self._params))
 
+    def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
+        return self._counted(self._loaded().tell([result.text for result in results], self._params))
+
     def retry(self) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().retry(self._params))
 
     def resume(self) -> Iterator[TokenEvent]:
-        return self._counted(self._loaded().resume(self._params))
+        return self._counted(self._loaded().resume(self._params), goes_on=True)
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
         from engine.conversation.several import Ended
 
         chat = self._loaded()
         opening = chat.opening
+        calling = self._calling if self._tools else None
+        said = [Said(calling) for _ in range(count)] if calling is not None else []
         for index, part in chat.candidates(text, count, self._params):
+            if said and isinstance(part, TokenEvent):
+                yield index, said[index].taken(part)
+                continue
             if isinstance(part, Ended) and part.sequence is not None:
                 self._keys = part.sequence.rows.keys  # the map of the cache shows this one until one is kept
             yield index, _part(part, opening)
@@ -316,8 +338,20 @@ class LocalBackend(Chosen):
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
         sampling = checked(sampling)
         if self._engine is not None:
-            self._params = self._params_of(self._engine, sampling)
+            self._params = self._params_of(self._engine, sampling, self._calling)
         self._sampling = sampling
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        engine, chat = self._engine, self._person()
+        if engine is not None and chat is not None:
+            calling = Calling.of(engine.tokenizer, tools)
+            if tools and calling is None:
+                raise no_tools(self._info)
+            self._params = self._params_of(engine, self._sampling, calling)
+            self._calling, chat.tools = calling, calling.use if calling is not None else None
+            self._count()
+            self.settle()
+        self._tools = tuple(tools)
 
     def settle(self) -> None:
         if (chat := self._person()) is not None:
@@ -369,10 +403,20 @@ class LocalBackend(Chosen):
         if engine is not None:
             self._engines.close(engine)
 
-    def _counted(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
+    def _counted(self, events: Iterator[TokenEvent], goes_on: bool = False) -> Iterator[TokenEvent]:
+        """The events of an answer, or more of one."""
         try:
-            yield from events
+            if self._calling is None or not self._tools:
+                return (yield from events)
+            with closing(cast("Generator[TokenEvent, None, None]", events)):
+                for event in events:
+                    if self._said is None:
+                        answer = self._chat.last if goes_on and self._chat is not None else None
+                        before = answer.text.removesuffix(event.text) if answer is not None else ""
+                        self._said = Said(self._calling, before if event.kind == "answer" else "")
+                    yield self._said.taken(event)
         finally:
+            self._said = None
             self._count()
 
     def _count(self) -> None:
@@ -381,10 +425,15 @@ class LocalBackend(Chosen):
             self._keys = self._chat.history.keys
             self._used = len(self._keys)
 
-    def _params_of(self, engine: "Engine", sampling: Mapping[str, Any]) -> SamplingParams:
+    def _params_of(
+        self, engine: "Engine", sampling: Mapping[str, Any], calling: Calling | None = None
+    ) -> SamplingParams:
         """The model's own sampling with changes. A text that is completed has no end that a model would know."""
+        constraint = self._options.constraint
+        if calling is not None:
+            constraint = calling.constraint(engine, constraint)
         limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
-        return engine.default_params(**{**limit, "constraint": self._options.constraint, **sampling})
+        return engine.default_params(**{**limit, "constraint": constraint, **sampling})
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
@@ -409,6 +458,7 @@ def _outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:
         opening,
         answer.seed,
         answer.ends_at,
+        calls=calls_of(answer.calls),
     )
 
 
@@ -433,8 +483,10 @@ def _turn(exchange: Exchange, same_model: bool) -> "Turn":
         shown=exchange.shown,
         seed=exchange.seed,
         ends_at=exchange.ends_at,
+        calls=engine_calls(exchange.calls),
     )
-    return Turn(exchange.user, answer, list(exchange.opening) if same_model else [])
+    opening = list(exchange.opening) if same_model else []
+    return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))
 
 
 def _reason(name: str | None) -> FinishReason | None:

@@ -23,6 +23,8 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
+    Tool,
+    ToolResult,
     TurnStats,
 )
 from chatterm.backends.chosen import Chosen, checked, no_model
@@ -158,6 +160,9 @@ class ProcessBackend(Chosen):
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._events(self._call("send", text))
 
+    def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
+        return self._events(self._call("tell", list(results)))
+
     def retry(self) -> Iterator[TokenEvent]:
         return self._events(self._call("retry"))
 
@@ -214,6 +219,11 @@ class ProcessBackend(Chosen):
         if self._is_open:
             self._ask("set_sampling", sampling)
         self._sampling = sampling
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        if self._is_open:
+            self._ask("set_tools", list(tools))
+        self._tools = tuple(tools)
 
     def settle(self) -> None:
         if self._is_open:
@@ -329,7 +339,7 @@ class _Running:
         self._stats = stats
         if event.kind == "reasoning":
             self._reasoning += event.text
-        else:
+        elif event.kind == "answer":
             self._text += event.text
 
     def outcome(self, reason: FinishReason | None = None) -> Outcome:

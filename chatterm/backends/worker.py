@@ -25,6 +25,8 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
+    Tool,
+    ToolResult,
 )
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
@@ -54,6 +56,18 @@ class Switch:
 @dataclass(frozen=True, slots=True)
 class Send:
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Go on with what came of the last answer's calls."""
+
+    results: tuple[ToolResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetTools:
+    tools: tuple[Tool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +169,8 @@ Job = (
     Open
     | Switch
     | Send
+    | Tell
+    | SetTools
     | Retry
     | Resume
     | Draw
@@ -261,7 +277,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        if isinstance(job, Send | Retry | Resume | Draw | Compare):
+        if isinstance(job, Send | Tell | Retry | Resume | Draw | Compare):
             self._stopping.clear()
         if isinstance(job, Prepare | Count):
             self._drafts[type(job)] = job
@@ -328,6 +344,10 @@ class Worker:
                 self._load(lambda: backend.switch(model, self._on_progress))
             case Send(text):
                 self._answer(backend.send(text))
+            case Tell(results):
+                self._answer(backend.tell(results))
+            case SetTools(tools):
+                backend.set_tools(tools)
             case Retry():
                 self._answer(backend.retry())
             case Resume():

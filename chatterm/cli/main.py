@@ -14,6 +14,7 @@ from typer.main import get_command
 from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
+from chatterm.cli.mcp import mcp_app
 from chatterm.cli.options import check_utf8
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(mcp_app, name="mcp")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
@@ -152,6 +154,8 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
     ] = False,
+    tools: options.Tools = None,
+    allow_changes: options.AllowChanges = False,
     system: options.System = None,
     theme: options.Theme = None,
     temperature: options.Temperature = None,
@@ -192,6 +196,12 @@ def run(
     chosen = options.chat_options(invocation)
     _check_theme(theme)
     options.check_model(model)
+    if (tools is not None or allow_changes) and (
+        inline or parallel or answers > 1 or not (prompt or question)
+    ):
+        raise WrongUsage("--tools is for one conversation with -p; in the chat, /tools switches tools on.")
+    if allow_changes and tools is None:
+        raise WrongUsage("--allow-changes is about --tools; add --tools NAMES.")
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
@@ -276,7 +286,14 @@ def run(
         from chatterm.cli.oneshot import answer
 
         chosen_sampling = dict(chosen.sampling)
-        answer(backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume)
+        if tools is not None:
+            from chatterm.cli.unasked import Unasked
+
+            resume["tools"] = Unasked(tools, allow_changes, Path.cwd())
+        code = answer(
+            backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume
+        )
+        raise typer.Exit(code)
 
 
 def _check_theme(theme: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -16,8 +16,13 @@ from chatterm.terminal.wording import sentences
 from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
+    from chatterm.cli.unasked import Unasked
     from chatterm.sessions.store import Store
 
+REFUSED = 3
+"""The exit code where a call of a tool was refused."""
+MOST_ROUNDS = 50
+"""Answers with calls to one prompt, at most."""
 INPUT_LIMIT = 64 * 1024 * 1024
 """Bytes of standard input that are read at most: far beyond any model's context."""
 
@@ -62,15 +67,16 @@ def answer(
     save: bool = False,
     sampling: Mapping[str, Any] | None = None,
     store: "Store | None" = None,
+    tools: "Unasked | None" = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
-) -> None:
+) -> int:
     """Load the model, send `prompts` as the turns of one conversation and write the answers as they are made.
 
     With `session` they go on with that session of `store` (default: the person's own), which is saved; `save` begins
     one, which remembers `sampling` as chosen. The backend and the store are closed in the end. On KeyboardInterrupt
-    the partial answer stays (as JSON: is written) and the interrupt goes on to the caller. Raises ModelError and
-    EngineError.
+    the partial answer stays (as JSON: is written) and the interrupt goes on to the caller. With `tools`, calls of them
+    are done. Returns the exit code. Raises ModelError and EngineError.
     """
     out = out or sys.stdout
     err = err or sys.stderr
@@ -82,6 +88,8 @@ def answer(
         talk = Talk(backend, store, session, sampling)
         with progress_on(err) as on_progress:
             backend.open(on_progress)
+        if tools is not None:
+            backend.set_tools(tools.session.box.offered())
         talk.begin()
         said: set[str] = set()
         say_notes(backend, said, err)
@@ -90,11 +98,16 @@ def answer(
         for index, prompt in enumerate(prompts):
             if index and not as_json:
                 write(out, "\n")
-            _turn(backend, talk, prompt, as_json=as_json, stats=stats, out=out, err=err)
+            _turn(backend, talk.ask(prompt), as_json=as_json, stats=stats, out=out, err=err)
+            if tools is not None:
+                _act(backend, talk, tools, as_json=as_json, stats=stats, out=out, err=err)
             say_notes(backend, said, err)
         if save and talk.session is not None and err.isatty():
             write(err, _dim(f"Saved. To continue: chatterm run --session {talk.session}", err) + "\n")
+        return REFUSED if tools is not None and tools.refused else 0
     finally:
+        if tools is not None:
+            tools.close()
         backend.close()
         close_store(store, err)
 
@@ -111,13 +124,37 @@ def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
         write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 
+def _act(backend: Backend, talk: Talk, tools: "Unasked", **how: Any) -> None:
+    """Do what the answer asks for, and go on with what comes of it."""
+    err: TextIO = how["err"]
+    for _ in range(MOST_ROUNDS):
+        last = backend.last
+        if last is None or not last.calls or last.finish_reason not in (FinishReason.EOS, FinishReason.STOP):
+            return
+        results = tools.results(
+            list(last.calls), lambda line: write(err, _dim(one_line(line, 200), err) + "\n")
+        )
+        _turn(backend, talk.tell(results), **how)
+    if backend.last is not None and backend.last.calls:
+        tools.refused = True
+        write(
+            err, f"chatterm: The model called tools {MOST_ROUNDS} times in a row; no more calls are done.\n"
+        )
+
+
 def _turn(
-    backend: Backend, talk: Talk, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO
+    backend: Backend,
+    answering: Generator[TokenEvent, None, None],
+    *,
+    as_json: bool,
+    stats: bool,
+    out: TextIO,
+    err: TextIO,
 ) -> None:
     page = Page(out if not as_json else None, err)
     started = False
     try:
-        with Spinner(err, "Reading the prompt") as spinner, closing(talk.ask(prompt)) as events:
+        with Spinner(err, "Reading the prompt") as spinner, closing(answering) as events:
             for event in events:
                 started = True
                 if event.text:
@@ -152,6 +189,8 @@ class Page:
         """The stream whose last line has no end yet."""
 
     def write(self, event: TokenEvent) -> None:
+        if event.kind == "call":
+            return
         stream = self._out if event.kind == "answer" else self._err
         if stream is None or not event.text:
             return
@@ -178,9 +217,11 @@ def to_json(outcome: Outcome) -> str:
 
 def json_of(outcome: Outcome) -> dict[str, Any]:
     """One answer as `--json` prints it."""
+    calls = [{"name": call.name, "arguments": call.arguments} for call in outcome.calls]
     return {
         "text": outcome.text,
         "reasoning": outcome.reasoning,
+        **({"calls": calls} if calls else {}),
         "finish_reason": str(outcome.finish_reason or FinishReason.CANCELLED),
         "stats": outcome.stats.to_dict(),
     }

@@ -37,6 +37,21 @@ _FORMAT = "Format of the answers"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
 
+Tools = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="With -p: let the model use these tools in this folder without asking: read, search, fetch; "
+        "write, run and MCP servers only with --allow-changes.",
+        show_default=False,
+    ),
+]
+AllowChanges = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changes", help="Let tools named by --tools write files, run commands and ask MCP servers."
+    ),
+]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")]
 Theme = Annotated[str | None, typer.Option(metavar="NAME", help="The colour theme.")]
 Temperature = Annotated[

@@ -59,6 +59,10 @@ def _sampling() -> list[str]:
     return suggested()
 
 
+def _tool_groups() -> list[str]:
+    return ["on", "off", "read", "search", "write", "run", "fetch", "all"]
+
+
 COMMANDS: tuple[Command, ...] = (
     Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
     Command(
@@ -206,6 +210,16 @@ COMMANDS: tuple[Command, ...] = (
         {"f9": ""},
         is_free=True,
         suggest=_sampling,
+    ),
+    Command(
+        "tools",
+        "[on|off|NAMES]",
+        "Choose what the model may ask to use; remove rules",
+        lambda a, text: a.tools(text),
+        {"alt+o": ""},
+        choices=("on", "off"),
+        is_free=True,
+        suggest=_tool_groups,
     ),
     Command(
         "stats", "", "Statistics of the last answer and the session", lambda a, _: a.show_stats(), {"f2": ""}

@@ -6,15 +6,17 @@ It turns what the person wants into jobs for the worker and knows no widget: the
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from time import monotonic
 from typing import Any
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
+from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.keeper import Keeper, info_of
 from chatterm.conversation.shown import Shown, labels
+from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn, stats_of
 from chatterm.conversation.view import View
 from chatterm.sessions.records import SessionInfo
@@ -40,6 +42,8 @@ class Conversation:
         self._running: dict[int, Turn] = {}
         """What runs, by the worker's number of it."""
         self.waiting: deque[UserEntry] = deque()
+        self.acting: ToolsEntry | None = None
+        """The calls of the last answer, while they are asked for and done."""
         self.ended: Turn | None = None
         """The latest turn that is over, for its figures."""
         self.stats = SessionStats()
@@ -105,32 +109,51 @@ class Conversation:
 
     def next(self, model: str) -> None:
         """Send the message that waits longest."""
-        if self.turn is not None or not self.waiting:
+        if self.turn is not None or self.acting is not None or not self.waiting:
             return
         prompt = self.waiting.popleft()
         prompt.note = ""
         prompt.changed()
-        self._ask(self.tree.head, prompt, model, fallback=self.tree.head)
+        self._ask(self.tree.head, prompt, model)
 
     def edit(self, exchange: Exchange, text: str, model: str) -> None:
         """Ask `text` where `exchange` asks something else: a new branch."""
         self._refuse_while_busy()
-        self._ask(exchange.parent, UserEntry(text), model, fallback=self.tree.head)
+        self._ask(exchange.parent, UserEntry(text), model)
 
     def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
         """Answer the message of `exchange` once more, or so many times at once; its answer stays as a branch."""
         self._refuse_while_busy()
         prompt, _ = self.entries_of(exchange)
-        self._ask(exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True, count=count)
+        if exchange.results and count > 1:
+            raise EngineError("Results of tools are answered once at a time; use /retry without a number.")
+        self._ask(exchange.parent, prompt, model, is_retry=True, count=count, results=exchange.results)
+
+    # --- tools ---
+
+    def act(self) -> ToolsEntry | None:
+        """Begin with the calls of the last answer, where it is complete and has some that nobody has answered."""
+        calls = self.tree.open_calls
+        if self.turn is not None or self.choice or not calls:
+            return None
+        self.acting = ToolsEntry(calls)
+        self.show()
+        return self.acting
+
+    def tell(self, results: Sequence[ToolResult], model: str, *, is_stopped: bool = False) -> None:
+        """What came of the calls: go on with it, or where the person stopped them only keep it."""
+        entry, self.acting = self.acting, None
+        if entry is None or self.tree.head is None:
+            return
+        entry.finish(results)
+        self._ask(self.tree.head, entry, model, results=results, is_kept=is_stopped)
 
     def compare(self, exchange: Exchange, model: str, other: str) -> None:
         """Have `model`, which is loaded, and `other` answer the message of `exchange`, both at once."""
         self._refuse_while_busy()
         prompt, _ = self.entries_of(exchange)
         both = (model, other)
-        self._ask(
-            exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True, count=2, models=both
-        )
+        self._ask(exchange.parent, prompt, model, is_retry=True, count=2, models=both)
 
     def keep(self, chosen: Turn) -> None:
         """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
@@ -174,34 +197,39 @@ class Conversation:
         prompt: UserEntry,
         model: str,
         *,
-        fallback: int | None,
         is_retry: bool = False,
         count: int = 1,
         models: Sequence[str] = (),
+        results: Sequence[ToolResult] = (),
+        is_kept: bool = False,
     ) -> None:
-        """`models` are those that answer at once, where they are several; the first is loaded."""
+        """`models` are those that answer at once, where they are several; the first is loaded. `results`: of tools,
+        which are told instead of a message; `is_kept`: and nothing is to be answered."""
         turns: list[Turn] = []
+        fallback = self.tree.head
         for name in models or [model] * count:
             exchange = self.tree.add(parent, prompt.text, name)
+            exchange.results = list(results)
             answer = AnswerEntry(show_thinking=self.show_thinking)
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
-        self.keeper.begin(self.new_info())
+        self.keeper.begin(info_of(self._backend, self.sampling))
+        if is_kept:
+            turns[0].end(None, monotonic())
+            self.keeper.save(self.keeper.session, turns[0].exchange)
+            return self._go(turns[0].exchange.id)
         self._hold(parent)
         if count > 1:
             self.tree.select(turns[0].exchange.id)
             self.choice = turns.copy()
-        job: worker.Send | worker.Draw | worker.Compare = worker.Send(prompt.text)
+        if results:
+            return self._begin(turns, worker.Tell(tuple(results)))
         if models:
-            job = worker.Compare(prompt.text, models[1], tuple(self.tree.path(parent)))
-        elif count > 1:
-            job = worker.Draw(prompt.text, count)
-        self._begin(turns, job)
+            return self._begin(turns, worker.Compare(prompt.text, models[1], tuple(self.tree.path(parent))))
+        return self._begin(turns, worker.Send(prompt.text) if count == 1 else worker.Draw(prompt.text, count))
 
-    def _begin(
-        self, turns: Sequence[Turn], job: worker.Send | worker.Resume | worker.Draw | worker.Compare
-    ) -> None:
+    def _begin(self, turns: Sequence[Turn], job: worker.Job) -> None:
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
             turn.session = self.keeper.session
@@ -212,25 +240,16 @@ class Conversation:
         self.show()
         self._worker.submit(job)
 
-    def new_info(self) -> SessionInfo:
-        """What a session remembers besides its messages."""
-        backend = self._backend
-        return SessionInfo(
-            model=backend.model,
-            system=backend.system,
-            think=backend.think,
-            think_cache=backend.think_cache,
-            sampling=dict(self.sampling),
-        )
-
     def info(self) -> SessionInfo:
         """What there is to say about this session in an export."""
         path = self.path
-        return replace(self.new_info(), title=self.title, created=path[0].created if path else 0.0)
+        return replace(
+            info_of(self._backend, self.sampling), title=self.title, created=path[0].created if path else 0.0
+        )
 
     def aim(self, exchange: Exchange | None) -> None:
         """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""
-        if self.turn is None and not self.waiting:
+        if not self.is_busy:
             self._hold(self.tree.head if exchange is None else exchange.parent)
 
     def _hold(self, head: int | None) -> None:
@@ -241,8 +260,13 @@ class Conversation:
             self._held = ids
             self._worker.submit(worker.LoadPath(tuple(path)))
 
+    @property
+    def is_busy(self) -> bool:
+        """Something is answered, a tool is asked for or runs, or a message waits."""
+        return self.turn is not None or self.acting is not None or bool(self.waiting)
+
     def _refuse_while_busy(self) -> None:
-        if self.turn is not None or self.waiting:
+        if self.is_busy:
             raise EngineError(_BUSY)
 
     # --- the answer ---
@@ -317,7 +341,7 @@ class Conversation:
             self._fail(turn, now)
 
     def _fail(self, turn: Turn, now: float) -> None:
-        if turn.has_begun or turn.is_resumed:
+        if turn.has_begun or turn.is_resumed or turn.exchange.results:
             self._held = None  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
@@ -350,13 +374,15 @@ class Conversation:
         """Take the last message back into the composer; its branch stays. False when there is none."""
         if self.waiting:
             self.take_back()
+        elif self.acting is not None:
+            raise EngineError(_BUSY)
         elif self.turn is not None:
             self.turn.is_undone = True
             self.stop()
         elif self.tree.head is None:
             return False
         else:
-            last = self.tree[self.tree.head]
+            last = self.tree.asked(self.tree[self.tree.head])
             self.ended = None
             self._go(last.parent)
             self._view.give_back(last.user)
@@ -370,10 +396,9 @@ class Conversation:
     def redo(self) -> str | None:
         """Show the message again that was taken back last; its text. None where there is none."""
         self._refuse_while_busy()
-        undone = self.undone
-        if not undone:
+        if not (undone := self.undone):
             return None
-        self._go(undone[0].id)
+        self._go([undone[0], *takewhile(lambda exchange: exchange.results, undone[1:])][-1].id)
         return undone[0].user
 
     def take_back(self) -> None:
@@ -407,8 +432,7 @@ class Conversation:
 
     def _step_ahead(self) -> Entry | None:
         """Go to the end of what was taken back."""
-        undone = self.undone
-        if not undone:
+        if not (undone := self.undone):
             return None
         self._go(undone[-1].id)
         return self.entries_of(undone[0])[0]
@@ -442,7 +466,7 @@ class Conversation:
     def _drop(self) -> None:
         """What runs is stopped and kept where it was."""
         self.stop()
-        self.choice = []
+        self.choice, self.acting = [], None
         for turn in self._running.values():
             turn.is_dropped = True
 
@@ -485,4 +509,5 @@ class Conversation:
             self._shown.mark(exchange, names.get(exchange.model, "") if len(names) > 1 else "")
         if self.choice:  # they are shown elsewhere
             entries.pop()
-        self._view.show_path([*entries, *self.waiting])
+        acting = [self.acting] if self.acting is not None else []
+        self._view.show_path([*entries, *acting, *self.waiting])

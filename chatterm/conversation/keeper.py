@@ -1,13 +1,24 @@
 """Saves one conversation as it happens. Where there is no store it keeps nothing, and nobody needs to ask."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.backends.backend import Backend, Exchange, TokenEvent
 from chatterm.sessions.records import SessionInfo
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
+
+
+def info_of(backend: Backend, sampling: Mapping[str, Any]) -> SessionInfo:
+    """What a session remembers besides its messages."""
+    return SessionInfo(
+        model=backend.model,
+        system=backend.system,
+        think=backend.think,
+        think_cache=backend.think_cache,
+        sampling=dict(sampling),
+    )
 
 
 class Keeper:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.entries import AnswerEntry, Branch, Entry, UserEntry
+from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import answer_of
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line
@@ -29,7 +30,8 @@ class Shown:
             answers = (self._pairs.get(e.id) for e in self._tree.answers(exchange))
             shared = next((known[0] for known in answers if known), None)
             answer = answer_of(exchange, show_thinking=show_thinking)
-            pair = self._pairs[exchange.id] = (shared or UserEntry(exchange.user), answer)
+            asked = ToolsEntry.of(exchange.results) if exchange.results else UserEntry(exchange.user)
+            pair = self._pairs[exchange.id] = (shared or asked, answer)
         return pair
 
     def put(self, exchange: Exchange, prompt: UserEntry, answer: AnswerEntry) -> None:

@@ -1,10 +1,21 @@
 """A conversation along one branch of a session, for programs without a screen; it is saved as it happens."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from chatterm.backends.backend import Backend, EngineError, Exchange, FinishReason, Outcome, TokenEvent
+from chatterm.backends.backend import (
+    Backend,
+    EngineError,
+    Exchange,
+    FinishReason,
+    Outcome,
+    TokenEvent,
+    ToolResult,
+)
+from chatterm.conversation.keeper import info_of
+from chatterm.sessions.called import results_text
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
@@ -53,11 +64,15 @@ class Talk:
         """Send a message. When it is refused, nothing has changed."""
         return self._new(self.tree.head, text)
 
+    def tell(self, results: Sequence[ToolResult]) -> Generator[TokenEvent, None, None]:
+        """Go on with what came of the last answer's calls."""
+        return self._new(self.tree.head, results_text(results), results)
+
     def retry(self) -> Generator[TokenEvent, None, None]:
         """Answer the last message once more; the answer that is there stays as another branch."""
         last = self._last("There is no message to answer again; send one first.")
         self._backend.load_path(self.tree.path(last.parent))
-        return self._new(last.parent, last.user)
+        return self._new(last.parent, last.user, last.results)
 
     def resume(self) -> Generator[TokenEvent, None, None]:
         """Go on with the last answer from where it ended."""
@@ -66,7 +81,7 @@ class Talk:
 
     def undo(self) -> str:
         """Go back before the last message, which is returned; its branch stays in the session."""
-        last = self._last("There is nothing to undo.")
+        last = self.tree.asked(self._last("There is nothing to undo."))
         self._go(last.parent)
         return last.user
 
@@ -110,14 +125,18 @@ class Talk:
             raise EngineError(nothing)
         return self.tree[self.tree.head]
 
-    def _new(self, parent: int | None, text: str) -> Generator[TokenEvent, None, None]:
+    def _new(
+        self, parent: int | None, text: str, results: Sequence[ToolResult] = ()
+    ) -> Generator[TokenEvent, None, None]:
         before = self.tree.head
         exchange = self.tree.add(parent, text, self._backend.model)
+        exchange.results = list(results)
         self._open_session()
         self._save(exchange, None)
         began = False
         try:
-            for event in self._run(exchange, self._backend.send(text)):
+            asked = self._backend.tell(results) if results else self._backend.send(text)
+            for event in self._run(exchange, asked):
                 began = True
                 yield event
         except BaseException:
@@ -159,14 +178,7 @@ class Talk:
         if self._store is None:
             return
         if self.session is None:
-            self.info = SessionInfo(
-                title=self.info.title,
-                model=backend.model,
-                system=backend.system,
-                think=backend.think,
-                think_cache=backend.think_cache,
-                sampling=self.sampling,
-            )
+            self.info = replace(info_of(backend, self.sampling), title=self.info.title)
             self.session = self._store.new(self.info)
 
     def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:

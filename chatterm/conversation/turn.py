@@ -65,6 +65,9 @@ class Turn:
         self.stats: TurnStats | None = None
         """The backend's figures, once the answer is over."""
         self._thinking_since: float | None = None
+        self._called = 0
+        """Characters of calls so far."""
+        self._is_calling = False
 
     @property
     def has_begun(self) -> bool:
@@ -108,6 +111,10 @@ class Turn:
                 self._thinking_since = self._thinking_since or token.time
             elif answer.is_thinking:
                 self._end_thinking(token.time)
+            self._is_calling = token.event.kind == "call"
+            if self._is_calling:
+                self._called += len(token.event.text)
+                continue
             if not pieces or pieces[-1][0] != reasoning:
                 pieces.append((reasoning, []))
             pieces[-1][1].append(token.event.text)
@@ -132,8 +139,10 @@ class Turn:
         if answer.is_thinking and self._thinking_since is not None:
             answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""
-        elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
+        elif answer.body.is_empty or self._is_calling or (self.is_resumed and not self.has_begun):
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
+            if what == "writing" and self._is_calling:
+                what = f"calling a tool · {self._called:,} characters"
             if what == "reading" and waiting:
                 what = waiting
             elif what == "reading" and figures is not None and figures.prefill_total:
@@ -181,7 +190,7 @@ class Turn:
             self.exchange.finish_reason = str(FinishReason.CANCELLED)
         if outcome is not None:
             answer.settle_text(outcome.text)
-        silent = answer.body.is_empty and not answer.has_thought
+        silent = answer.body.is_empty and not answer.has_thought and not self.exchange.calls
         answer.activity = "The model gave no text." if silent else ""
         self.stats = outcome.stats if outcome is not None else None
         unfinished = FinishReason.CANCELLED if self.has_begun else None  # an error: it was said elsewhere
@@ -189,6 +198,8 @@ class Turn:
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
         answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None, reason)
+        if self.exchange.calls and reason in (FinishReason.EOS, FinishReason.STOP):
+            answer.footer = []  # the figures stand below the answer that all this leads to
         answer.changed()
 
     def _end_thinking(self, now: float) -> None:
@@ -265,7 +276,7 @@ def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
     reason = (
         FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED
     )
-    entry.footer = footer_line(stats_of(exchange), reason)
+    entry.footer = [] if exchange.calls else footer_line(stats_of(exchange), reason)
     return entry
 
 

@@ -10,10 +10,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-ToolFormat = Literal["hermes", "llama3", "mistral", "harmony"]
-"""How a model writes tool calls. hermes: `<tool_call>{json}</tool_call>` (Qwen, Hermes). llama3: the answer is one JSON
-object with "name" and "parameters", maybe after `<|python_tag|>`. mistral: `[TOOL_CALLS][{json}, ...]` or
-`[TOOL_CALLS]name[ARGS]{json}`. harmony: messages of the commentary channel with `to=functions.NAME` in their header."""
+from chatterm.calls.constraint import Constraint as Constraint
+from chatterm.calls.constraint import ToolFormat as ToolFormat
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Think = Literal["auto", "on", "off"]
 Kind = Literal["reasoning", "answer"]
@@ -73,16 +72,6 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
     """Of a tool's result."""
     name: str | None = None
     """Of the tool that gave this result, or of who says this."""
-
-
-class Constraint(Struct, frozen=True):
-    """What the answer has to be. It holds for the answer, not for the thinking before it."""
-
-    kind: Literal["json_schema", "json_object", "regex", "lark", "calls"]
-    text: str = ""
-    """The schema as JSON text, the expression, or the grammar (llguidance's Lark). Of "calls" it is a grammar of ours
-    with marks such as `⟦<tool_call>⟧`, of which the service makes "lark": `tool_grammar.spelled` with the tokenizer's
-    `token_id`."""
 
 
 class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):

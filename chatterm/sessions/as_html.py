@@ -60,7 +60,8 @@ def to_html(info: SessionInfo, path: Sequence[Exchange]) -> str:
 
 def _exchange(exchange: Exchange) -> str:
     parts = [
-        f'<section><p class="who">You</p><div class="said">{_text(exchange.user)}</div>',
+        f'<section><p class="who">{"Tools" if exchange.results else "You"}</p>'
+        f'<div class="said">{_text(exchange.user)}</div>',
         f'<p class="who">{_text(exchange.model) or "Answer"}</p>',
     ]
     if thinking := exchange.reasoning.strip():

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeGuard, get_args
 
 from chatterm.backends.backend import EngineError, Exchange, FinishReason, ThinkCache, ThinkMode
+from chatterm.sessions.called import checked_called
 from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import title_of
@@ -171,6 +172,7 @@ def _exchange(reader: _Reader) -> Exchange:
         return value is None or (_is_int(value) and 0 <= value < 2**63)
 
     reasons = tuple(reason.value for reason in FinishReason)
+    calls, results = checked_called(reader.data, reader.where)
     return Exchange(
         id=reader.take("id", None, valid_id, "a whole number of 1 or more"),
         parent=reader.take(
@@ -193,6 +195,8 @@ def _exchange(reader: _Reader) -> Exchange:
         thinking_s=reader.number("thinking_s"),
         seed=reader.take("seed", None, valid_whole, "a whole number or null"),
         ends_at=reader.take("ends_at", None, valid_whole, "a whole number or null"),
+        calls=calls,
+        results=results,
     )
 
 

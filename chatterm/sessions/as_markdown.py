@@ -26,7 +26,9 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
     if info.system:
         parts += ["## System", info.system]
     for exchange in path:
-        parts += ["## You", exchange.user, f"## {one_line(exchange.model) or 'Answer'}"]
+        asked = [fenced(exchange.user)] if exchange.results else [exchange.user]
+        parts += ["## Tools" if exchange.results else "## You", *asked]
+        parts.append(f"## {one_line(exchange.model) or 'Answer'}")
         if exchange.reasoning.strip():
             thinking = "\n".join(f"> {line}".rstrip() for line in exchange.reasoning.strip().split("\n"))
             parts.append(f"> **{thinking_head(exchange)}**\n>\n{thinking}")
@@ -39,3 +41,11 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
 
 def thinking_head(exchange: Exchange) -> str:
     return f"Thinking, {exchange.thinking_s:.1f} s" if exchange.thinking_s else "Thinking"
+
+
+def fenced(text: str) -> str:
+    """`text` as a code block, whatever is in it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"

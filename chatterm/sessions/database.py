@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from chatterm.backends.backend import Exchange, ThinkCache, ThinkMode
 from chatterm.backends.exchange import NO_TOKEN
+from chatterm.sessions.called import called_of, called_text
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import extent
@@ -22,10 +23,10 @@ FIELDS = ("title", "model", "system", "think", "think_cache", "sampling")
 
 _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
-    "opening, user, text, reasoning, token_ids, seed, ends_at"
+    "opening, user, text, reasoning, token_ids, seed, ends_at, called"
 )
 _PUT = (
-    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 18)}) ON CONFLICT (session, id) DO UPDATE SET "
+    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 19)}) ON CONFLICT (session, id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
     + " WHERE created = excluded.created"
 )
@@ -155,6 +156,7 @@ class Database:
             _packed(exchange.token_ids),
             exchange.seed,
             exchange.ends_at,
+            called_text(exchange),
         )
         return self._execute(_PUT, values).rowcount > 0
 
@@ -306,7 +308,9 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         ids,
         seed,
         ends_at,
+        called,
     ) = row
+    calls, results = called_of(called)
     return Exchange(
         id,
         parent,
@@ -323,6 +327,8 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         thinking_s=thinking_s,
         seed=seed,
         ends_at=ends_at,
+        calls=calls,
+        results=results,
     )
 
 

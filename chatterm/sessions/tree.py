@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from time import time
 
-from chatterm.backends.backend import Exchange
+from chatterm.backends.backend import Exchange, ToolCall
 
 
 class Tree:
@@ -81,6 +81,20 @@ class Tree:
             path.append(self._exchanges[id])
             id = path[-1].parent
         return path[::-1]
+
+    @property
+    def open_calls(self) -> list[ToolCall]:
+        """The calls of the selected branch's last answer, where it is complete and nothing follows it."""
+        if self._head is None or self._children.get(self._head):
+            return []
+        last = self._exchanges[self._head]
+        return last.calls if last.finish_reason in ("eos", "stop") else []
+
+    def asked(self, exchange: Exchange) -> Exchange:
+        """The exchange that this one comes of, through all calls of tools: the one whose message somebody wrote."""
+        while exchange.results and exchange.parent is not None:
+            exchange = self._exchanges[exchange.parent]
+        return exchange
 
     def children(self, id: int | None) -> list[Exchange]:
         """What follows `id`, oldest first; for None the first messages."""

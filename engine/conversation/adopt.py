@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from engine.conversation.prompt import PromptFormat
+from engine.conversation.tools import ToolUse
 from engine.conversation.turns import Answer, Turn
 from engine.core import EngineCore
 from engine.events import FinishReason
@@ -19,6 +20,8 @@ class Adopter:
     """The setting that holds where a turn does not tell its own."""
     params: SamplingParams
     """What an answer without a finish reason was sampled with."""
+    tools: ToolUse | None = None
+    """What the model knows of tools."""
 
     def adopted(self, turn: Turn) -> Turn:
         """`turn` with tokens that this model knows its answer by.
@@ -33,12 +36,12 @@ class Adopter:
             inside = self.format.inside[thinking_of(self.format, opening, self.think)]
             kept, answer = self._checked(answer, inside)
             if kept:
-                return Turn(turn.user, answer, opening)
-        ids = self.format.answer_ids(answer.text)
+                return Turn(turn.user, answer, opening, turn.results)
+        ids = [] if answer.calls else self.format.answer_ids(answer.text)
         reason = answer.finish_reason or FinishReason.CANCELLED
         answer = replace(answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason, ends_at=None)
         # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
-        return Turn(turn.user, answer, [] if ids else opening)
+        return Turn(turn.user, answer, [] if ids else opening, turn.results)
 
     def _checked(self, claimed: Answer, inside: bool) -> tuple[bool, Answer]:
         """Whether the ids of an answer can be kept, and the answer as they tell it.
@@ -49,17 +52,28 @@ class Adopter:
         tokenizer = self.engine.tokenizer
         ended = ids[-1] in tokenizer.stop_ids and (cut or claimed.finish_reason is FinishReason.EOS)
         said = ids[:-1] if ended else ids
-        output = self.engine.output(self.params if cut else SamplingParams(), inside)
+        shown = self.tools.shown if self.tools is not None else frozenset()
+        output = self.engine.output(self.params if cut else SamplingParams(), inside, shown=shown)
         told = Answer()
         for event in output.replay(said):
             told.add(event.text, event.kind)
         told.add(output.flush(), output.kind)
+        markers = output.thinking.markers
         answer = replace(claimed, token_ids=ids)
+        if self.tools is not None and (found := self.tools.read(told.text))[1]:
+            told.text, told.calls = found[0], list(found[1])
         if cut:
+            answer.calls = told.calls
             answer.text, answer.reasoning = told.text, told.reasoning
             answer.finish_reason = _finish(ended, output.stopped, len(ids) == claimed.ends_at)
             answer.ends_at = claimed.ends_at if answer.finish_reason is FinishReason.CANCELLED else None
-        markers = output.thinking.markers
+        if answer.calls or told.calls:
+            answer.shown = self.format.call_span(ids, output.thinking.answer_start)
+            are_text = all(
+                tokenizer.is_text(id) or id in shown or at in markers for at, id in enumerate(said)
+            )
+            is_same = (told.text, told.calls, told.reasoning) == (answer.text, answer.calls, answer.reasoning)
+            return cut or (is_same and are_text), answer
         answer.shown = self.format.answer_span(ids, answer.text, output.thinking.answer_start)
         stopped = claimed.finish_reason is FinishReason.STOP and told.text.startswith(claimed.text)
         return (

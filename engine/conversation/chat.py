@@ -1,16 +1,16 @@
 """Conversations: turns, and what the next prompt is."""
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from time import perf_counter
-from typing import Literal
 
 from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter, thinking_of
-from engine.conversation.history import History, IdleWork, ThinkCache
-from engine.conversation.prompt import PromptFormat
+from engine.conversation.history import IdleWork, ThinkCache
+from engine.conversation.settings import ChatSettings, Think
 from engine.conversation.several import Ended, Part, Prompt, Several
 from engine.conversation.turns import Answer, Turn, ended, gone_on, is_same, joined
 from engine.conversation.why import Explainer, Question
@@ -18,15 +18,14 @@ from engine.core import EngineCore
 from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams, seeds
+from engine.schedule.output import Output
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Owner, Sequence
 
 __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
-Think = Literal["auto", "on", "off"]
 
-
-class Chat:
+class Chat(ChatSettings):
     """A conversation with an engine. One answer at a time; `stop` may be called from any thread.
 
     The history is always what the chat template renders (`exact`), or what was generated with the think spans
@@ -41,13 +40,8 @@ class Chat:
         think_cache: ThinkCache = "exact",
     ) -> None:
         """Raises EngineError when the model cannot chat or an argument is none of its values."""
-        self._engine = engine
-        self._format = PromptFormat(engine.tokenizer)
-        self.thinks = self._format.thinks()
-        self.think = think
-        self._history = History(engine, self._format, system, think_cache)
+        super().__init__(engine, system, think, think_cache)
         self._idle = IdleWork(engine, self._history)
-        self.think_cache = think_cache
         self.turns: list[Turn] = []
         self._running: Sequence | None = None
         self._several: Several | None = None
@@ -65,37 +59,6 @@ class Chat:
     def last(self) -> Answer | None:
         """The latest answer, also while it runs; None before the first."""
         return self.turns[-1].answer if self.turns else None
-
-    @property
-    def think(self) -> Think:
-        """Whether to think; the next answer obeys. Setting it raises EngineError for any other value."""
-        return self._think
-
-    @think.setter
-    def think(self, think: Think) -> None:
-        if think not in ("auto", "on", "off"):
-            raise EngineError(f"think is {think!r}; it must be auto, on or off.")
-        self._think: Think = think
-
-    @property
-    def think_cache(self) -> ThinkCache:
-        """What becomes of think spans in the history. Setting it raises EngineError for any other value."""
-        return self._history.policy
-
-    @think_cache.setter
-    def think_cache(self, think_cache: ThinkCache) -> None:
-        if think_cache not in ("exact", "mask"):
-            raise EngineError(f"think_cache is {think_cache!r}; it must be exact or mask.")
-        self._history.policy = think_cache
-
-    @property
-    def system(self) -> str | None:
-        """The system prompt; the next message obeys."""
-        return self._history.system
-
-    @system.setter
-    def system(self, system: str | None) -> None:
-        self._history.system = system
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -132,6 +95,12 @@ class Chat:
         """
         self._stopped = False  # what is stopped from now on is this answer
         return self._send(text, params)
+
+    def tell(self, results: Items[str], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Go on with what came of the last answer's calls, one text each. Raises as `send` does, and where there are
+        none."""
+        self._stopped = False
+        return self._tell(tuple(results), params)
 
     def retry(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer the last message once more; the earlier answer is replaced. Raises as `send` does."""
@@ -191,7 +160,9 @@ class Chat:
         """
         self._idle.stop()
         known = dict(enumerate(self.turns))
-        adopter = Adopter(self._engine, self._format, self._thinking, params or SamplingParams())
+        adopter = Adopter(
+            self._engine, self._format, self._thinking, params or SamplingParams(), self._history.tools
+        )
         self.turns = [
             known[index] if is_same(known.get(index), turn) else adopter.adopted(turn)
             for index, turn in enumerate(turns)
@@ -239,7 +210,7 @@ class Chat:
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
             if not rows.masked_until:
-                output = self._engine.output(params, *self._format.begins(self._thinking))
+                output = self._output(params, self._thinking)
                 return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(self.turns, rows, wait, start)
@@ -249,12 +220,17 @@ class Chat:
     def _send(self, text: str, params: SamplingParams | None) -> Iterator[TokenEvent]:
         if not text.strip():
             raise EngineError("The message is empty; write something first.")
-        yield from self._answer(self.turns, text, params)
+        yield from self._answer(self.turns, Turn(text, Answer()), params)
+
+    def _tell(self, results: tuple[str, ...], params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not self.turns or not self.turns[-1].answer.calls or not results:
+            raise EngineError("The last answer calls no tools; send a message.")
+        yield from self._answer(self.turns, Turn("", Answer(), results=results), params)
 
     def _retry(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
         if not self.turns:
             raise EngineError("There is no message to answer again; send one first.")
-        yield from self._answer(self.turns[:-1], self.turns[-1].user, params)
+        yield from self._answer(self.turns[:-1], self.turns[-1], params)
 
     def _resume(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
         if not self.turns:
@@ -262,7 +238,7 @@ class Chat:
         *before, turn = self.turns
         if turn.answer.is_complete:
             raise EngineError("The answer is already complete; retry it or send a message.")
-        yield from self._answer(before, turn.user, params, turn)
+        yield from self._answer(before, turn, params, turn)
 
     def _candidates(
         self, several: Several, text: str, count: int, params: SamplingParams
@@ -277,12 +253,13 @@ class Chat:
         begins, origin = self._format.begins(self._thinking), -self._idle.pause
         prompts = (
             # What the first one computes of the prompt is there already for the others.
-            Prompt(rows.copy(), replace(params, seed=seed), *begins, 0 if number else origin)
+            Prompt(rows.copy(), replace(params, seed=seed), *begins, 0 if number else origin, self._shown)
             for number, seed in enumerate(seeds(params.seed, count))
         )
         try:
             for index, part in several.run(prompts):
                 if isinstance(part, Ended) and part.sequence is not None:
+                    self._read_calls(part.answer)
                     self._explain(Turn(text, part.answer, opening), asks, part.sequence)
                     self._show(part.answer, part.sequence)
                 yield index, part
@@ -291,11 +268,17 @@ class Chat:
             self._idle.pause = self._engine.new_pause()
 
     def _prompt_rows(
-        self, before: list[Turn], text: str, think: bool | None, exact: bool = False, more: int = 0
+        self,
+        before: list[Turn],
+        text: str,
+        think: bool | None,
+        exact: bool = False,
+        more: int = 0,
+        results: Items[str] = (),
     ) -> Rows:
         """The rows of a prompt, in use from now on. Those of masked turns that were evicted are computed again; where
         that fails, or `more` rows than these do not fit, they are those of the `exact` policy."""
-        rows = self._history.prompt(before, text, think, exact)
+        rows = self._history.prompt(before, text, think, exact, results)
         if rows.masked_until and (
             rows.next_position + more >= self._engine.max_positions
             or not self._history.restore(before, Owner(self._follow, origin=-self._idle.pause))
@@ -311,20 +294,23 @@ class Chat:
             sequence.cancelled = True
 
     def _answer(
-        self, before: list[Turn], text: str, params: SamplingParams | None, unfinished: Turn | None = None
+        self, before: list[Turn], asked: Turn, params: SamplingParams | None, unfinished: Turn | None = None
     ) -> Iterator[TokenEvent]:
-        """Answer `text`, or go on with the `unfinished` turn that did."""
+        """Answer the message of `asked`, or go on with the `unfinished` turn that did."""
         params = params or self._engine.default_params()
         draft, self._draft = self._draft, ""
+        text = asked.user
         asks = Question(tuple(before), text, self.system, self.think_cache, draft)
-        self._question = asks if unfinished is None else None
-        if unfinished is not None:
+        # Where a prompt is one rendering, nobody knows which row is of which message.
+        is_explained = unfinished is None and not self._history.is_rendered(before, asked.results)
+        self._question = asks if is_explained else None
+        if unfinished is not None or asked.results:
             self._idle.stop()
         elif (begun := self._begun(before, text, params)) is not None:
             sequence, turn, events, figures = begun
             return (yield from self._run(before, turn, sequence, events, figures))
         for exact in (False, False, True):
-            sequence, turn = self._start(before, text, params, exact, unfinished)
+            sequence, turn = self._start(before, asked, params, exact, unfinished)
             given = sequence.earlier
             try:
                 return (yield from self._run(before, turn, sequence))
@@ -336,16 +322,16 @@ class Chat:
         raise EngineError("The conversation could not be restored to the KV cache; start a new conversation.")
 
     def _start(
-        self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None
+        self, before: list[Turn], asked: Turn, params: SamplingParams, exact: bool, unfinished: Turn | None
     ) -> tuple[Sequence, Turn]:
         """Queue the prompt; rows of masked turns that were evicted are computed again first."""
         think = self._thinking
         if unfinished is not None:
             think = thinking_of(self._format, unfinished.opening, think)
         earlier = [] if unfinished is None else unfinished.answer.token_ids
-        rows = self._prompt_rows(before, text, think, exact, len(earlier))
-        turn = Turn(text, Answer(), self._format.openings[think])
-        output = self._engine.output(params, *self._format.begins(think))
+        rows = self._prompt_rows(before, asked.user, think, exact, len(earlier), asked.results)
+        turn = Turn(asked.user, Answer(), self._format.openings[think], asked.results)
+        output = self._output(params, think)
         if unfinished is not None:
             turn.answer.token_ids = list(earlier)
             for event in output.replay(earlier):
@@ -359,7 +345,8 @@ class Chat:
 
     def _wanted(self, before: list[Turn], text: str, params: SamplingParams) -> object:
         """All that an answer depends on."""
-        return list(before), text, params, self._thinking, self.system, self.think_cache
+        functions = self.tools.functions if self.tools is not None else ()
+        return list(before), text, params, self._thinking, self.system, self.think_cache, functions
 
     def _begun(
         self, before: list[Turn], text: str, params: SamplingParams
@@ -370,7 +357,7 @@ class Chat:
         if taken is None:
             return None
         drawn, left = taken
-        output = self._engine.output(params, *self._format.begins(self._thinking))
+        output = self._output(params, self._thinking)
         events = output.replay(drawn.generated)
         self._asked = drawn
         params = replace(params, seed=drawn.seed)
@@ -449,7 +436,7 @@ class Chat:
         before, said = thinking.output.thinking, thinking.generated
         closing = self._format.closing(before, said) if before.inside else []
         params = replace(thinking.params, seed=thinking.seed)
-        output = self._engine.output(params, inside_think=before.given)
+        output = self._engine.output(params, inside_think=before.given, shown=self._shown)
         output.replay(said)
         events = output.replay(closing)
         rows = thinking.rows.copy()
@@ -471,6 +458,7 @@ class Chat:
         if nothing and (sequence.error is not None or len(self.turns) > len(before)):
             return  # nothing was said: a retry that was stopped so early leaves the earlier answer
         ended(turn.answer, sequence, joined(first, sequence))
+        self._read_calls(turn.answer)
         question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
         self._explain(turn, question, asked)
         self._show(turn.answer, sequence)
@@ -482,7 +470,22 @@ class Chat:
     def _show(self, answer: Answer, sequence: Sequence) -> None:
         """Note what of a finished answer the history shows."""
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
-        answer.shown = self._format.answer_span(answer.token_ids, answer.text, start)
+        if answer.calls:
+            answer.shown = self._format.call_span(answer.token_ids, start)
+        else:
+            answer.shown = self._format.answer_span(answer.token_ids, answer.text, start)
+
+    def _read_calls(self, answer: Answer) -> None:
+        """Tell the calls of a finished answer from its text."""
+        if self.tools is not None and (found := self.tools.read(answer.text))[1]:
+            answer.text, answer.calls = found[0], list(found[1])
+
+    def _output(self, params: SamplingParams, think: bool | None) -> Output:
+        return self._engine.output(params, *self._format.begins(think), self._shown)
+
+    @property
+    def _shown(self) -> frozenset[int]:
+        return self.tools.shown if self.tools is not None else frozenset()
 
     def _explain(self, turn: Turn, question: Question | None, asked: Sequence | None) -> None:
         """Note in the figures of a finished answer why no more of its prompt was reused; `asked` computed it."""
@@ -490,9 +493,3 @@ class Chat:
             stats = turn.answer.stats
             turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.hit)
         self._explainer.add([turn])
-
-    # -- rows
-
-    @property
-    def _thinking(self) -> bool | None:
-        return {"auto": None, "on": True, "off": False}[self.think]

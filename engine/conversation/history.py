@@ -5,12 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
 from engine.cache.blocks import OutOfBlocksError
 from engine.cache.rows import Rows
 from engine.conversation.prompt import PromptFormat
-from engine.conversation.turns import Turn, after, spoken
+from engine.conversation.rendered import Rendering
+from engine.conversation.tools import ToolUse, has_calls, messages_of
+from engine.conversation.turns import Answer, Turn, after, spoken
 from engine.core import EngineCore, Follow
 from engine.errors import EngineError
 from engine.events import FinishReason
@@ -35,9 +37,31 @@ class History:
         self._format = format
         self.system = system
         self.policy = policy
+        self.tools: ToolUse | None = None
+        """What the model knows of tools; None: nothing."""
 
-    def prompt(self, turns: Items[Turn], text: str, think: bool | None, exact: bool = False) -> Rows:
-        """The rows of the prompt that asks for an answer to `text`; `exact`: whatever the policy."""
+    def is_rendered(self, turns: Items[Turn], results: Items[str] = ()) -> bool:
+        """Whether a prompt is made of one rendering of the template, since there are tools in it."""
+        return self.tools is not None and (bool(self.tools.functions) or has_calls(turns, results))
+
+    def prompt(
+        self,
+        turns: Items[Turn],
+        text: str,
+        think: bool | None,
+        exact: bool = False,
+        results: Items[str] = (),
+    ) -> Rows:
+        """The rows of the prompt that asks for an answer to `text`, or to these `results` of the last answer's calls;
+        `exact`: whatever the policy. With tools it always is."""
+        if self.is_rendered(turns, results):
+            ids = self._rendering(think).prompt(*self._messages(turns, text, results))
+            rows = Rows.of(ids)
+            before = self._before_next(turns)
+            rows.edges = [
+                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False)))
+            ]
+            return rows
         users = [*(turn.user for turn in turns), text]
         answers = [turn.answer for turn in turns]
         segments = self._format.segments(self.system, users, answers, generate=True, think=think)
@@ -46,7 +70,8 @@ class History:
     def typed(self, turns: Items[Turn], draft: str, think: bool | None) -> tuple[Rows, int]:
         """The rows of a prompt up to the last one that typing on cannot change, and where its last message begins."""
         # The draft itself comes last: what a message was tokenised to is remembered until the next one.
-        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
+        is_short = len(draft) < _LONG_DRAFT and not self.is_rendered(turns)
+        typed_on = (" ", "a", "\n", ".", "") if is_short else ("a", "")
         tails = [self.prompt(turns, draft + more, think) for more in typed_on]
         together = zip(*(rows.keys for rows in tails), strict=False)
         same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
@@ -54,10 +79,14 @@ class History:
 
     def rows(self, turns: Items[Turn]) -> Rows:
         """The rows that the next prompt begins with, whatever is asked."""
+        if self.is_rendered(turns):
+            return Rows.of(self._before_next(turns))
         return self._rows(turns, self._segments(turns), False)
 
     def restore(self, turns: Items[Turn], owner: Owner) -> bool:
         """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
+        if self.is_rendered(turns):
+            return True
         segments = self._segments(turns)
         masked = self._masked(turns, segments)
         if self._engine.cached_rows(masked) >= masked.masked_until:
@@ -72,11 +101,29 @@ class History:
 
         An answer that may go on keeps its rows as cache besides. Raises EngineError when that fails.
         """
+        if self.is_rendered(turns):
+            return
         *before, turn = turns
         segments = self._segments(turns)
         rows = self._masked(before, segments)
         if self._engine.cached_rows(rows) >= rows.masked_until:
             self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
+
+    def _rendering(self, think: bool | None) -> Rendering:
+        functions = self.tools.functions if self.tools is not None else ()
+        return Rendering(self._engine.tokenizer, think, functions)
+
+    def _messages(
+        self, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
+    ) -> tuple[list[dict[str, Any]], dict[int, Answer]]:
+        messages, answers = messages_of(self.system, turns, text, results)
+        fitted = self._format.with_system(self.system, messages)
+        left_out = len(messages) - len(fitted)
+        return fitted, {index - left_out: answer for index, answer in answers.items()}
+
+    def _before_next(self, turns: Items[Turn]) -> list[int]:
+        """What the next prompt begins with; nothing is known of that before the first message."""
+        return self._rendering(None).before_next(*self._messages(turns)) if turns else []
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
         users, answers = [turn.user for turn in turns], [turn.answer for turn in turns]

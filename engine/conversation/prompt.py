@@ -213,6 +213,23 @@ class PromptFormat:
                 return begin, last + 1
         return first, last + 1
 
+    def call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
+        """What of an answer with calls the history shows: not the blanks after its thinking, nor what ends it."""
+        tokenizer = self._tokenizer
+        end = len(ids) - (bool(ids) and ids[-1] in tokenizer.stop_ids)
+        while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
+            start += 1
+        return start, end
+
+    def with_system(self, system: str | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """`messages`, which begin with this system prompt, as a template takes them that may know none."""
+        if not system or self._takes_system():
+            return list(messages)
+        rest = list(messages[1:])
+        if rest and rest[0]["role"] == "user":
+            rest[0] = {**rest[0], "content": f"{system}\n\n{rest[0]['content']}"}
+        return rest
+
     def begins(self, think: bool | None) -> tuple[bool, bool]:
         """Of an answer, by the setting: whether its prompt opens a think span, and whether it may open one itself."""
         return self.inside[think], think is not False

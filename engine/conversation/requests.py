@@ -220,7 +220,7 @@ class Requests:
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
         answer.text, answer.reasoning = said.text, said.reasoning
         if calls:
-            answer.shown = self._call_span(answer.token_ids, start)
+            answer.shown = self._format.call_span(answer.token_ids, start)
         else:
             answer.shown = self._format.answer_span(answer.token_ids, said.text, start)
         turn = Turn(asked.text or "", answer, asked.opening)
@@ -237,14 +237,6 @@ class Requests:
             self._settle(Rows.of(ids))
         elif asked.history is not None:
             self._settle(asked.history.rows(turns))
-
-    def _call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
-        """What of an answer with calls the history shows: not the blanks after its thinking, nor what ends it."""
-        tokenizer = self._engine.tokenizer
-        end = len(ids) - (ids[-1] in tokenizer.stop_ids)
-        while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
-            start += 1
-        return start, end
 
     def _settle(self, rows: Rows) -> None:
         if len(rows) > self._engine.context_length:

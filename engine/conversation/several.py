@@ -36,6 +36,8 @@ class Prompt:
     """Whether the answer may begin with thinking where a constraint holds for it."""
     origin: int = 0
     """That of the sequence."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens that are text in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class Several:
                 sequence.cancelled = True
 
         try:
-            output = self._engine.output(prompt.params, prompt.inside_think, prompt.thinks)
+            output = self._engine.output(prompt.params, prompt.inside_think, prompt.thinks, prompt.shown)
             self._engine.start(prompt.rows, prompt.params, output, None, prompt.origin, follow, self._client)
         except EngineError as error:
             self._running.pop(index, None)

@@ -1,6 +1,7 @@
 """Turns of a conversation: a message, its answer in tokens, and the rows that they make."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.cache.rows import Rows
 from engine.events import FinishReason, Kind, TurnStats
@@ -25,6 +26,8 @@ class Answer:
     """With the number of tokens it is the state of sampling. None: nothing is known of it."""
     ends_at: int | None = None
     """While it runs: the number of tokens at which `max_tokens` ends it; None without a limit, and once it is over."""
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    """The tools that it calls, with their arguments as JSON says them; `text` is without them once it is over."""
 
     def add(self, text: str, kind: Kind) -> None:
         """One more piece of text."""
@@ -52,6 +55,8 @@ class Turn:
     answer: Answer
     opening: list[int] = field(default_factory=list)
     """What the generation prompt put before the answer: an empty think span, or the header of the answer."""
+    results: tuple[str, ...] = ()
+    """What came of the calls of the answer before, where this is the message; then nobody wrote one."""
 
 
 def spoken(before: Rows, turn: Turn, segment: list[int], header: list[int]) -> tuple[Rows, int, int]:
@@ -129,7 +134,7 @@ def is_same(known: Turn | None, turn: Turn) -> bool:
     return (
         known is not None
         and turn.answer.finish_reason is not None
-        and known.user == turn.user
+        and (known.user, known.results, known.answer.calls) == (turn.user, turn.results, turn.answer.calls)
         and known.opening == turn.opening
         and known.answer.token_ids == turn.answer.token_ids
         and known.answer.text == turn.answer.text

@@ -23,6 +23,9 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
+    Tool,
+    ToolCall,
+    ToolResult,
     TurnStats,
 )
 from engine.cache.block_map import BlockMap
@@ -46,6 +49,8 @@ class Script:
     """Tokens said before the gate."""
     cached: int = 0
     prompt: int = 10
+    calls: tuple[ToolCall, ...] = ()
+    """What it asks for in the end."""
 
 
 @dataclass
@@ -58,6 +63,7 @@ class ScriptedBackend:
     load_error: BaseException | None = None
     load_progress: tuple[Progress, ...] = ()
     thinks: bool = False
+    calls_tools: bool = True
     context_length: int = 4096
     model: str = "scripted"
     info: ModelInfo | None = None
@@ -156,7 +162,9 @@ class ScriptedBackend:
                     on_progress(self.load_progress[-1])
         if self.load_error is not None:
             raise self.load_error
-        self.info = ModelInfo(self.model, "cpu", "float32", self.context_length, self.thinks)
+        self.info = ModelInfo(
+            self.model, "cpu", "float32", self.context_length, self.thinks, calls_tools=self.calls_tools
+        )
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         self.calls.append(("switch", model))
@@ -168,6 +176,13 @@ class ScriptedBackend:
     def send(self, text: str) -> Iterator[TokenEvent]:
         self.calls.append(("send", text))
         return self._answer(text)
+
+    def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
+        self.calls.append(("tell", tuple(results)))
+        return self._answer("")
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        self.calls.append(("set_tools", tuple(tool.name for tool in tools)))
 
     def retry(self) -> Iterator[TokenEvent]:
         self.calls.append(("retry", None))
@@ -303,8 +318,16 @@ class ScriptedBackend:
             stats = self._stats(script, count, reasoning_count, begun)
             self.last = Outcome(said["answer"], said["reasoning"], None, stats, ids)
             yield TokenEvent(piece, number, kind)
+        calls = script.calls if reason is FinishReason.EOS else ()
+        for call in calls:
+            ids.append(len(ids))
+            self.last = Outcome(
+                said["answer"], said["reasoning"], None, self._stats(script, count, 0, begun), ids
+            )
+            yield TokenEvent(call.arguments, ids[-1], "call")
         stats = self._stats(script, count, reasoning_count, begun)
-        self.last = Outcome(said["answer"], said["reasoning"], reason, stats, ids, (thought, len(ids)))
+        shown = (thought, len(ids))
+        self.last = Outcome(said["answer"], said["reasoning"], reason, stats, ids, shown, calls=calls)
         self.history.append((question, said["answer"]))
 
     def _stats(self, script: Script, count: int, reasoning: int, begun: float) -> TurnStats:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "gguf", "numpy", "jinja2")
+HEAVY = (
+    *("torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "gguf", "numpy", "jinja2"),
+    *("mcp", "httpx", "httpx2", "llguidance"),
+)
 OURS = ("chatterm", "engine", "models")
 
 

@@ -25,9 +25,11 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
+    Tool,
+    ToolResult,
     TurnStats,
 )
-from chatterm.backends.chosen import Chosen, checked, no_model
+from chatterm.backends.chosen import Chosen, checked, no_model, no_tools
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.client import Began, Client, Inbox, Lost, Over, Waits
@@ -154,6 +156,10 @@ class RemoteBackend(Chosen):
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._answer(list(self._turns), Exchange(0, None, text))
 
+    def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
+        """Nothing was offered, so nothing was called."""
+        raise no_tools(self._info)
+
     def retry(self) -> Iterator[TokenEvent]:
         if not self._turns:
             raise EngineError("There is no answer to generate again.")
@@ -229,6 +235,11 @@ class RemoteBackend(Chosen):
 
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
         self._sampling = checked(sampling)
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        if tools:
+            raise no_tools(self._info)
+        self._tools = ()
 
     def settle(self) -> None:
         """The server's cache is its own."""

@@ -11,12 +11,13 @@ from chatterm.screens.chat.command_part import LOADING
 from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
+from chatterm.screens.chat.tool_actions import ToolActions
 
 if TYPE_CHECKING:
     from chatterm.screens.models import ModelPicker
 
 
-class ChatActions(MessageActions, SessionActions, Preferences):
+class ChatActions(MessageActions, SessionActions, Preferences, ToolActions):
     _picker: "ModelPicker | None" = None
     _looks = 0
     """Looks for servers that are not over."""

@@ -108,7 +108,7 @@ class ChatBase(Screen[None]):
     @property
     def is_idle(self) -> bool:
         """Nothing is being loaded or answered, and nothing waits."""
-        return not self.is_loading and self.conversation.turn is None and not self.conversation.waiting
+        return not self.is_loading and not self.conversation.is_busy
 
     @property
     def model_name(self) -> str:

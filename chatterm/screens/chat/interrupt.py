@@ -38,8 +38,8 @@ class Interrupt(ScreenPart):
             screen.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)
         else:
             self._armed_at = monotonic()
-            if talk.turn is not None:
-                talk.stop()
+            if talk.turn is not None or talk.acting is not None:
+                self._actions.stop()
                 screen.hint("Stopped. Ctrl+C again quits.", _AGAIN)
             elif talk.waiting:
                 talk.take_back()

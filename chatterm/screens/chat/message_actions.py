@@ -4,8 +4,10 @@ from functools import partial
 
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.chat.base import undone_text
 from chatterm.screens.chat.command_part import LOADING, CommandPart
+from chatterm.screens.chat.tooling import Tooling
 from chatterm.terminal import clipboard
 from chatterm.terminal.sanitize import cleaned, one_line
 
@@ -26,6 +28,9 @@ def candidates_of(text: str) -> int:
 
 
 class MessageActions(CommandPart):
+    tooling: Tooling
+    """Set by the screen, before any command."""
+
     def retry(self, count: str) -> None:
         number = candidates_of(count)
         self._refuse_without_model()
@@ -55,6 +60,8 @@ class MessageActions(CommandPart):
 
     def resume(self) -> None:
         self._refuse_without_model()
+        if self.tooling.begin():  # calls of an earlier time that nobody has answered
+            return
         self.conversation.resume()
         self.transcript.follow()
 
@@ -72,6 +79,8 @@ class MessageActions(CommandPart):
     def stop(self) -> None:
         if self.conversation.turn is not None:
             self.conversation.stop()
+        elif self.conversation.acting is not None:
+            self.tooling.stop()
         elif self.conversation.waiting:
             self.conversation.take_back()
         elif self.screen.is_loading:
@@ -95,7 +104,7 @@ class MessageActions(CommandPart):
         exchange = self.nth_exchange(which) if which else self.chosen_exchange()
         if exchange is None:
             raise EngineError("There is no message to edit yet.")
-        self.writing.begin_edit(exchange)
+        self.writing.begin_edit(self.conversation.tree.asked(exchange))
 
     def branch(self, where: str) -> None:
         entry = self.selected
@@ -130,13 +139,16 @@ class MessageActions(CommandPart):
 
     def expand(self) -> None:
         entry = self.selected
+        if isinstance(entry, ToolsEntry):
+            entry.toggle()
+            return self.transcript.update()
         if not isinstance(entry, AnswerEntry):
             answers = [e for e in self.transcript.entries if isinstance(e, AnswerEntry) and e.has_thought]
             entry = answers[-1] if answers else None
         if entry is None or not entry.has_thought:
             raise EngineError("There is no thinking to expand.")
         entry.show_thinking(not entry.is_open)
-        self.transcript.update()
+        return self.transcript.update()
 
     def copy(self, what: str) -> None:
         name, _, number = what.partition(" ")

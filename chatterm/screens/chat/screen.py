@@ -25,6 +25,7 @@ from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
 from chatterm.screens.chat.presence import Presence
 from chatterm.screens.chat.selection import MessageSelection
 from chatterm.screens.chat.titling import Titling
+from chatterm.screens.chat.tooling import Tooling
 from chatterm.screens.chat.writing import Writing
 from chatterm.screens.paste import PasteScreen
 from chatterm.settings.settings import Settings
@@ -77,8 +78,10 @@ class ChatScreen(MessageSelection):
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
         super().__init__(backend, thread, keeper, settings)
         self.finding = Finding(self)
+        self.tooling = Tooling(self)
         self.writing = Writing(self, self._run)
         self.actions = ChatActions(self, self.writing, self.finding, self.action_run_command)
+        self.actions.tooling = self.tooling
         self.interrupt = Interrupt(self, self.actions)
         self.titling = Titling(self)
         self.titling.is_on = settings.sessions.titles
@@ -141,6 +144,7 @@ class ChatScreen(MessageSelection):
 
     def on_unmount(self) -> None:
         """Save what was written since it was saved last."""
+        self.tooling.close()
         self.writing.keep_draft(self.composer.full_text)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -210,6 +214,8 @@ class ChatScreen(MessageSelection):
                 self.conversation.answered(outcome, now, index, problem)
                 self.presence.answered(turn if self.conversation.turn is None else None, now)
                 self.titling.answered(now)
+                if turn is not None and not turn.is_stopping and not turn.is_undone:
+                    self.tooling.begin()
                 self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
                 self._failed(job, message, now)
@@ -236,7 +242,7 @@ class ChatScreen(MessageSelection):
                     while self.conversation.waiting:
                         self.conversation.take_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Resume() | worker.Draw() | worker.Compare():
+            case worker.Send() | worker.Tell() | worker.Resume() | worker.Draw() | worker.Compare():
                 self.conversation.failed(now, message)
             case worker.LoadPath():
                 self.conversation.forget()
@@ -353,6 +359,8 @@ class ChatScreen(MessageSelection):
             self.back_to_composer()
         elif talk.turn is not None:
             talk.stop()
+        elif talk.acting is not None:
+            self.tooling.stop()
         elif talk.waiting:
             talk.take_back()
         elif self.writing.give_up():

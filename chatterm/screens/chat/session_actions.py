@@ -7,6 +7,7 @@ from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset
 from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.tooling import Tooling
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import given_title, pick
 from chatterm.sessions.tree import Tree
@@ -24,8 +25,11 @@ def file_path(text: str) -> Path:
 
 
 class SessionActions(CommandPart):
+    tooling: Tooling
+
     def reset(self) -> None:
         self.screen.back_to_composer()
+        self.tooling.leave()
         self.conversation.clear()
         self.transcript.clear()
         kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
@@ -74,6 +78,7 @@ class SessionActions(CommandPart):
     def show_session(self, session: str | None, info: SessionInfo, tree: Tree, draft: str) -> None:
         """From now on this is the conversation."""
         self.writing.end_edit()
+        self.tooling.leave()
         self.transcript.clear()
         self.conversation.open(session, tree, info.title)
         self.writing.show_draft(draft)

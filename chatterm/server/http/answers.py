@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, ToolFormat, Usage
-from chatterm.server.tool_calls import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 
 
 @dataclass(frozen=True, slots=True)

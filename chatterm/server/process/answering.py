@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from chatterm.backends.backend import ContextFullError, EngineError, FinishReason, ModelError, TokenEvent
+from chatterm.calls.format import said_by
 from chatterm.channel.frames import FrameError
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.requested import asked_of, bounded, params_of
-from chatterm.server.process.tools import said_by
 from chatterm.server.service import (
     Delta,
     Ended,
@@ -29,6 +29,7 @@ from chatterm.server.service import (
     TokenLogprob,
     Usage,
 )
+from engine.events import Kind as EventKind
 from models.errors import NoRoomError
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class _Answer:
     def of(self, kind: Kind) -> list[str]:
         """Its text of this kind."""
         return self.text if kind == "answer" else self.thinking
+
+
+def _kind(kind: EventKind) -> Kind:
+    """Calls are read from the answer later."""
+    return "reasoning" if kind == "reasoning" else "answer"
 
 
 class Answering:
@@ -229,13 +235,14 @@ class Answering:
                 self._ended(number, gathered)
                 deltas.pop(number, None)
                 continue
-            if gathered is None or gathered.kind != event.kind:
+            kind = _kind(event.kind)
+            if gathered is None or gathered.kind != kind:
                 if gathered is not None:
                     self._out.item(gathered.delta(number))
-                gathered = deltas[number] = _Gathered(event.kind)
+                gathered = deltas[number] = _Gathered(kind)
             assert self._held is not None
             gathered.add(event, self._held.engine.tokenizer)
-            self._answers[number].of(event.kind).append(event.text)
+            self._answers[number].of(kind).append(event.text)
         for number, gathered in deltas.items():
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
@@ -275,7 +282,7 @@ class Answering:
             return
         assert sequence is not None
         if sequence.tail and sequence.output is not None:
-            kind = sequence.output.kind
+            kind = _kind(sequence.output.kind)
             if gathered is not None and gathered.kind != kind:
                 self._out.item(gathered.delta(number))
                 gathered = None

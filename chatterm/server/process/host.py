@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
 from chatterm.backends.local import Engines, OwnEngines
-from chatterm.server.process.tools import tool_format
+from chatterm.calls.format import tool_format
 from chatterm.server.service import ToolFormat
 from models.errors import NoRoomError
 from models.units import bytes_text

@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
+from chatterm.calls.format import json_value, marks_of
+from chatterm.calls.grammar import spelled
 from chatterm.server.process.host import Held
-from chatterm.server.process.tools import json_value, marks_of
 from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
-from chatterm.server.tool_grammar import spelled
 from engine.params import Constraint as EngineConstraint
 from engine.params import SamplingParams
 

@@ -23,6 +23,8 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
+    Tool,
+    ToolResult,
     TurnStats,
 )
 from chatterm.backends.local import LocalBackend
@@ -174,6 +176,8 @@ class Terminal:
                 backend.switch(named(*unpacked(body, tuple[str, str])), job.tell)
             case "send":
                 self._answer(job, backend.send(unpacked(body, str)))
+            case "tell":
+                self._answer(job, backend.tell(unpacked(body, list[ToolResult])))
             case "retry":
                 self._answer(job, backend.retry())
             case "resume":
@@ -199,6 +203,8 @@ class Terminal:
                 backend.set_think_cache(unpacked(body, ThinkCache))  # type: ignore[arg-type]
             case "set_sampling":
                 backend.set_sampling(sampling_of(unpacked(body, dict[str, Any])))
+            case "set_tools":
+                backend.set_tools(unpacked(body, list[Tool]))
             case "settle":
                 backend.settle()
             case "prepare":
@@ -362,10 +368,23 @@ def _one(index: int, part: Part) -> OnePart:
 _AT_ONCE = frozenset({"stop", "answer_now", "look", "blocks", "token_text"})
 _CALLS = frozenset(
     {
-        *("open", "switch", "send", "retry", "resume", "candidates", "answers", "load_path", "count", "undo"),
+        *(
+            "open",
+            "switch",
+            "send",
+            "tell",
+            "set_tools",
+            "retry",
+            "resume",
+            "candidates",
+            "answers",
+            "load_path",
+            "count",
+            "undo",
+        ),
         *("reset", "set_system", "set_think", "set_think_cache", "set_sampling", "settle", "prepare"),
         *("begin_title", "models", "catalogue"),
     }
 )
-_CHANGE = frozenset({"open", "switch", "send", "retry", "resume", "load_path", "undo", "reset"})
+_CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})
 """Calls after which another answer may be the latest."""

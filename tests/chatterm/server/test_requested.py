@@ -2,8 +2,8 @@
 
 import pytest
 
+from chatterm.calls.format import marks_of, said_by, tool_format
 from chatterm.server.process.requested import message_of
-from chatterm.server.process.tools import marks_of, said_by, tool_format
 from chatterm.server.service import ChatMessage, ToolCall
 from tests.engine.tiny import TEMPLATE, harmony_tokenizer, tiny_tokenizer
 

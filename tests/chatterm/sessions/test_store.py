@@ -8,7 +8,7 @@ from threading import current_thread
 
 import pytest
 
-from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.backends.backend import Exchange, TokenEvent, ToolCall, ToolResult
 from chatterm.sessions import schema
 from chatterm.sessions.database import Database
 from chatterm.sessions.records import SessionError, SessionInfo
@@ -182,6 +182,10 @@ def test_a_format_without_a_journal_is_brought_up_to_date(path: Path) -> None:
     exchange.seed = 2**63 - 1
     store.save("s", exchange)
     assert store.load("s")[1][1].seed == 2**63 - 1
+    exchange.calls, exchange.results = [ToolCall("read", "{}")], [ToolResult("a", "{}", "b", "failed", 1.5)]
+    store.save("s", exchange)
+    assert store.load("s")[1][1].calls == exchange.calls
+    assert store.load("s")[1][1].results == exchange.results
     assert store.close()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from chatterm.calls.parser import CallArguments, CallBegan, Text
 from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, wrong
@@ -29,7 +30,6 @@ from chatterm.server.http.openai.common import (
     thinking,
 )
 from chatterm.server.service import Logprob, ServedModel, TokenLogprob
-from chatterm.server.tool_calls import CallArguments, CallBegan, Text
 
 
 class ChatRequest(CompletionsRequest, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from chatterm.calls.grammar import calls_or, forced_calls, free_calls
 from chatterm.server.http.answers import AnswerState, Totals
 from chatterm.server.http.fields import convert, wrong
 from chatterm.server.http.limits import Limits
@@ -20,7 +21,6 @@ from chatterm.server.service import (
     Think,
     ToolCall,
 )
-from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls
 from models.units import counted
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from chatterm.calls.parser import Text
 from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, wrong
@@ -20,7 +21,6 @@ from chatterm.server.http.openai.asking import (
 )
 from chatterm.server.http.openai.common import constraint_of, count_of, finish_of, new_id
 from chatterm.server.service import Logprob, ServedModel
-from chatterm.server.tool_calls import Text
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[str] | list[int] | list[list[int]]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from chatterm.server.service import ToolFormat
+from chatterm.calls.constraint import ToolFormat
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chatterm.server.service import ToolFormat
-from chatterm.server.tool_calls import CallArguments, CallBegan, Parser, Text
+from chatterm.calls.constraint import ToolFormat
+from chatterm.calls.parser import CallArguments, CallBegan, Parser, Text
 
 if TYPE_CHECKING:
     from models.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from chatterm.server.service import Constraint, ToolFormat
+from chatterm.calls.constraint import Constraint, ToolFormat
 
 _MARK = re.compile("⟦([^⟦⟧]+)⟧")
 _LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")

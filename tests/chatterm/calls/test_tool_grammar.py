@@ -6,9 +6,9 @@ import llguidance
 import numpy as np
 import pytest
 
+from chatterm.calls.grammar import calls_or, forced_calls, free_calls, spelled
+from chatterm.calls.parser import CallArguments, CallBegan, Parser
 from chatterm.server.service import Constraint
-from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
-from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls, spelled
 from engine.params import Constraint as EngineConstraint
 from engine.sampling.grammar import Grammars
 from tests.engine.tiny import tiny_tokenizer

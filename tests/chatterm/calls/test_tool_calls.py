@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 from chatterm.server.service import ToolFormat
-from chatterm.server.tool_calls import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 
 few = settings(max_examples=int(os.environ.get("CHATTERM_FUZZ", "30")))
 """CHATTERM_FUZZ=10000 tries so many."""

@@ -1,0 +1,135 @@
+"""`chatterm mcp`: the MCP servers that a chat may use."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chatterm.cli.usage import WrongUsage
+from chatterm.terminal.sanitize import one_line
+
+mcp_app = typer.Typer(
+    help="Add, list, test and remove MCP servers, whose tools a chat may use.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="What the server is called here.", show_default=False)
+]
+
+
+@mcp_app.command("add")
+def add(
+    name: Name,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND", help="The program and its arguments, after --.", show_default=False
+        ),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The address of a server over HTTP.", show_default=False)
+    ] = "",
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable for the program; repeat for more."),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", metavar="NAME=VALUE", help="A header for the address; repeat for more."),
+    ] = None,
+) -> None:
+    """Add a server: chatterm mcp add files -- npx some-server /folder, or with --url."""
+    from chatterm.tools.mcp.config import read_servers, server_of, servers_path, write_servers
+
+    path = servers_path()
+    known = read_servers(path)
+    if any(server.name == name for server in known):
+        raise WrongUsage(
+            f"There is a server {one_line(name, 40)} already; remove it first, or use another name."
+        )
+    given = {"command": command[0], "args": command[1:], "env": _pairs(env)} if command else {}
+    if url:
+        given |= {"url": url, "headers": _pairs(header)}
+    made = server_of(name, given, "chatterm mcp add")
+    write_servers(path, [*known, made])
+    typer.echo(f"Added {name}; chatterm mcp test {name} tries it, /tools in a chat switches it on.")
+
+
+@mcp_app.command("import")
+def import_servers(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help='A JSON file with "mcpServers".', show_default=False)
+    ],
+) -> None:
+    """Add the servers of another program's file."""
+    from chatterm.tools.mcp.config import read_servers, servers_path, write_servers
+
+    if not file.exists():
+        raise WrongUsage(f"There is no file {one_line(str(file), 200)}.")
+    path = servers_path()
+    known = read_servers(path)
+    names = {server.name for server in known}
+    found = [server for server in read_servers(file) if server.name not in names]
+    write_servers(path, [*known, *found])
+    typer.echo(f"Added: {', '.join(server.name for server in found) or 'nothing that was not there'}.")
+
+
+@mcp_app.command("list")
+def list_servers() -> None:
+    """List the servers."""
+    from chatterm.tools.mcp.config import read_servers, servers_path
+
+    servers = read_servers(servers_path())
+    if not servers:
+        typer.echo("There are no MCP servers; chatterm mcp add adds one.")
+    width = max((len(server.name) for server in servers), default=0)
+    for server in servers:
+        typer.echo(f"{server.name:<{width}}  {one_line(server.where, 200)}")
+
+
+@mcp_app.command("test")
+def test(name: Name) -> None:
+    """Start a server and list its tools."""
+    from chatterm.backends.backend import EngineError
+    from chatterm.tools.mcp.client import Servers, needed
+    from chatterm.tools.mcp.config import read_servers, servers_path
+    from chatterm.tools.tool import ToolError
+
+    needed()
+    servers = Servers(read_servers(servers_path()))
+    try:
+        tools = servers.tools(name)
+    except ToolError as error:
+        raise EngineError(str(error)) from None
+    finally:
+        servers.close()
+    for tool in tools:
+        typer.echo(f"{one_line(tool.name, 80)}  {one_line(tool.description, 120)}".rstrip())
+    typer.echo(f"{name} works: {len(tools)} tools.")
+
+
+@mcp_app.command("remove")
+def remove(name: Name) -> None:
+    """Remove a server."""
+    from chatterm.tools.mcp.config import read_servers, servers_path, write_servers
+
+    path = servers_path()
+    known = read_servers(path)
+    left = [server for server in known if server.name != name]
+    if len(left) == len(known):
+        raise WrongUsage(f"There is no server {one_line(name, 40)}; chatterm mcp list shows all.")
+    write_servers(path, left)
+    typer.echo(f"Removed {name}.")
+
+
+def _pairs(given: list[str] | None) -> dict[str, str]:
+    """NAME=VALUE as a dictionary. Raises WrongUsage."""
+    made = {}
+    for text in given or []:
+        name, found, value = text.partition("=")
+        if not name or not found:
+            raise WrongUsage(f"{one_line(text, 40)!r} must be written NAME=VALUE.")
+        made[name] = value
+    return made

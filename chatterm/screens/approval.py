@@ -1,0 +1,257 @@
+"""The question before a call of a tool: what it would do, in full, and what a person can answer.
+
+Nothing here is answered by accident: "No" is chosen in the beginning, a choice takes two keys, keys that were typed
+before are not taken (`chatterm/tools/deliberate.py`), pasted text is dropped, and Yes needs the whole call seen.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import Size
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from chatterm.markdown.lines import Line, chop, elided, padded, wrap
+from chatterm.screens.report import BoxHead
+from chatterm.terminal.sanitize import visible
+from chatterm.tools.deliberate import Deliberate
+from chatterm.tools.policy import Answer, choice_text, choices
+from chatterm.tools.tool import Plan, Tone
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
+
+_LOOK = 0.1
+"""Seconds between two looks at whether keys count by now."""
+_STYLES: dict[Tone, str] = {
+    "text": "",
+    "muted": "muted",
+    "added": "code-added",
+    "removed": "code-removed",
+    "warning": "warning",
+}
+_BAR: Line = [("│ ", "rule")]
+"""Before every line of a call: nothing in it can look like something that chatterm says."""
+_MOST_LINES = 20_000
+_WAIT = "One moment: keys that were on their way are not taken."
+
+
+class ApprovalScreen(ModalScreen[Answer | None]):
+    """Ends with an answer, or with None: no, and stop altogether."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "dismiss(None)", "No, and stop", priority=True),
+        Binding("pageup", "scroll(-1)", "Page up", priority=True),
+        Binding("pagedown,space", "scroll(1)", "Page down", priority=True),
+        Binding("end", "edge", "To the end", priority=True),
+    ]
+    DEFAULT_CSS = """
+    ApprovalScreen { align: center bottom; }
+    ApprovalScreen > Vertical {
+        width: 100%; max-width: 140; height: auto; max-height: 100%; padding: 1 2; background: $surface;
+        color: $foreground; border-top: heavy $accent;
+    }
+    ApprovalScreen PlanView { height: auto; }
+    ApprovalScreen AnswerList { height: auto; margin-top: 1; }
+    ApprovalScreen Told { height: auto; }
+    """
+
+    def __init__(
+        self, plan: Plan, why: str, place: str, now: Callable[[], float] = monotonic, model: str = ""
+    ) -> None:
+        """`why` it is asked for; `place`: which of how many calls it is, "" for the only one."""
+        super().__init__()
+        self._plan = plan
+        self._why = why
+        self._place = place
+        self._now = now
+        self._model = model
+        self._keys = Deliberate(now())
+        self._answers = AnswerList(plan, choices(plan), self._may)
+
+    def compose(self) -> ComposeResult:
+        label = f"{self._model or 'The model'} asks to use {self._plan.tool}{self._place}"
+        with Vertical():
+            yield BoxHead(label, ("Esc: no, and stop", "Esc: no"))
+            if self._plan.dangers:
+                yield Told(f"Look twice: {' · '.join(self._plan.dangers)}", "warning")
+            yield PlanView(self._plan.shown)
+            yield self._answers
+
+    def on_mount(self) -> None:
+        self._look()
+        self.set_interval(_LOOK, self._look)
+
+    def on_resize(self, event: events.Resize) -> None:
+        view = self.query_one(PlanView)
+        around = 9 + len(self._answers.answers) + (2 if self._plan.dangers else 0)
+        view.styles.max_height = max(event.size.height - around, 3)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        event.prevent_default()
+        counts = self._keys.press(self._now())
+        if not counts:
+            self._answers.reset()
+        elif event.key in ("up", "down"):
+            self._answers.move(-1 if event.key == "up" else 1)
+        elif event.key == "enter":
+            chosen = self._answers.chosen
+            if chosen == "no" or self._may():
+                self.dismiss(chosen)
+        self._look()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """What is pasted is meant for something else."""
+        event.stop()
+        self._keys.press(self._now())
+        self._keys.press(self._now())
+        self._answers.reset()
+
+    def action_scroll(self, step: int) -> None:
+        self._keys.press(self._now())
+        view = self.query_one(PlanView)
+        view.scroll_relative(y=step * max(view.size.height - 1, 1), animate=False)
+        self.call_after_refresh(self._look)
+
+    def action_edge(self) -> None:
+        self._keys.press(self._now())
+        self.query_one(PlanView).scroll_end(animate=False)
+        self.call_after_refresh(self._look)
+
+    def _may(self) -> bool:
+        """Whether Yes can be chosen: all of the call was seen."""
+        views = self.query(PlanView)
+        return bool(views) and views.first().was_seen
+
+    def _look(self) -> None:
+        view = self.query_one(PlanView)
+        view.look()
+        below = view.below
+        self._answers.say(
+            f"↓ {below:,} more lines; Page Down and End show them. Only then can you allow it."
+            if below and not view.was_seen
+            else ""
+            if self._keys.ready(self._now())
+            else _WAIT,
+            self._why,
+        )
+
+
+class Told(Canvas):
+    """A text of chatterm's own."""
+
+    def __init__(self, text: str, style: str) -> None:
+        super().__init__()
+        self._text = text
+        self._style = style
+
+    def build(self, width: int) -> list[Line]:
+        return [*wrap([(visible(self._text), self._style)], max(width, 10)), []]
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.build(width))
+
+
+class PlanView(ScrollView, Painter):
+    """A call in full, as many lines of it as there is room for."""
+
+    DEFAULT_CSS = """
+    PlanView {
+        overflow: hidden auto; scrollbar-gutter: stable; scrollbar-size-vertical: 1;
+        scrollbar-background: $surface; scrollbar-background-hover: $surface; scrollbar-background-active: $surface;
+        scrollbar-color: $faint; scrollbar-color-hover: $muted; scrollbar-color-active: $muted;
+    }
+    """
+
+    def __init__(self, shown: Sequence[tuple[str, Tone]]) -> None:
+        super().__init__()
+        self._shown = shown
+        self._lines: list[Line] = []
+        self._made_for = 0
+        self.was_seen = False
+        """Whether the last line was on the screen."""
+
+    @property
+    def below(self) -> int:
+        """Lines below what is seen."""
+        return max(len(self._lines) - self.scroll_offset.y - self.size.height, 0)
+
+    def look(self) -> None:
+        """Note what is seen now."""
+        if self._lines and self.size.height and not self.below:
+            self.was_seen = True
+
+    def on_resize(self, _: events.Resize) -> None:
+        width = max(self.scrollable_content_region.width - 1, 8)
+        if width != self._made_for:
+            self._made_for, self._lines = width, _laid_out(self._shown, width)
+        self.styles.height = max(len(self._lines), 1)
+        self.virtual_size = Size(width, len(self._lines))
+
+    def render_line(self, y: int) -> Strip:
+        row = y + self.scroll_offset.y
+        line = self._lines[row] if row < len(self._lines) else []
+        return self.strip(line).crop_extend(0, self.size.width, self.style_of(""))
+
+
+class AnswerList(Canvas):
+    """What can be answered; the first answer does nothing and is chosen in the beginning."""
+
+    def __init__(self, plan: Plan, answers: Sequence[Answer], may: Callable[[], bool]) -> None:
+        super().__init__()
+        self.answers = answers
+        self._plan = plan
+        self._may = may
+        self._index = 0
+        self._said = (_WAIT, "")
+
+    @property
+    def chosen(self) -> Answer:
+        return self.answers[self._index]
+
+    def move(self, step: int) -> None:
+        self._index = min(max(self._index + step, 0), len(self.answers) - 1)
+        self.refresh()
+
+    def reset(self) -> None:
+        self._index = 0
+        self.refresh()
+
+    def say(self, wait: str, why: str) -> None:
+        """What stands below: why nothing can be chosen yet, else how it is."""
+        if (wait, why) != self._said:
+            self._said = (wait, why)
+            self.refresh(layout=True)
+
+    def build(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        for index, answer in enumerate(self.answers):
+            is_chosen = index == self._index
+            style = "chosen" if is_chosen else "" if answer == "no" or self._may() else "muted"
+            text = f"{'❯' if is_chosen else ' '} {choice_text(self._plan, answer)}"
+            lines.append(padded([(elided(text, width), style)], width, style))
+        wait, why = self._said
+        foot = wait or f"{why} ↑ ↓ choose, Enter answers."
+        return [*lines, [], *wrap([(foot, "warning" if wait else "muted")], max(width, 10))]
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.build(width))
+
+
+def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
+    """Every character of it, broken wherever a line ends: nothing is left out, and no blanks vanish."""
+    lines: list[Line] = []
+    for text, tone in shown:
+        for row in visible(text).split("\n"):
+            lines += [
+                [*_BAR, *line] for line in chop([(row.expandtabs(4), _STYLES[tone])], width - 2) or [[]]
+            ]
+            if len(lines) > _MOST_LINES:
+                return [*lines, [("│ It is too long to be shown; answer No.", "warning")]]
+    return lines

@@ -1,0 +1,61 @@
+"""The command about tools: what is on, what is allowed, and what stands around it."""
+
+from functools import partial
+
+from chatterm.backends.backend import EngineError
+from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.tooling import Tooling
+from chatterm.tools.builtin import sandbox
+
+
+class ToolActions(CommandPart):
+    tooling: Tooling
+
+    def tools(self, text: str) -> None:
+        if not text:
+            self.screen.in_thread(sandbox.program, self._show)
+            return
+        if (info := self.screen.info) is not None and not info.calls_tools and text != "off":
+            raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
+        session = self.tooling.session
+        box = session.box
+        words = [word for word in text.replace(",", " ").split() if word not in ("on", "off")]
+        servers = [word for word in words if word not in box.known and word in session.server_names()]
+        if servers and text.split()[0] != "off":
+            self.screen.hint(f"{servers[0]} is being started…", 3.0)
+            self.screen.in_thread(partial(session.start, servers[0]), lambda _: self.tools(text))
+            return
+        if text.split()[0] == "off":
+            box.on -= {name for word in words or ["all"] for name in box.found(word)}
+        else:
+            names = {name for word in words or ["read", "search"] for name in box.found(word)}
+            box.on = box.on | names if text.split()[0] == "on" else names
+        self.tooling.offer()
+        on = ", ".join(name for name in box.names if name in box.on)
+        self.screen.say(
+            f"The model may ask to use: {on}. Each call asks you first." if on else "All tools are off."
+        )
+
+    def _show(self, bwrap: str | None) -> None:
+        from chatterm.screens.tools import ToolsScreen
+
+        around = (
+            "Commands run in a sandbox (bubblewrap): no network, files only to read unless you allow writing."
+            if bwrap is not None
+            else "There is no sandbox for commands: bubblewrap (bwrap) is not available here."
+        )
+        session = self.tooling.session
+        try:
+            servers = [name for name in session.server_names() if name not in session.box.known]
+        except EngineError as error:
+            self.screen.say(str(error), "error")
+            servers = []
+
+        def closed(server: str | None) -> None:
+            if server is not None:
+                self.screen.attempt(partial(self.tools, f"on {server}"))
+
+        self.screen.app.push_screen(ToolsScreen(session, around, servers, self._changed), closed)
+
+    def _changed(self) -> None:
+        self.screen.attempt(partial(self.tooling.offer))

@@ -1,0 +1,228 @@
+"""/tools: which tools are on, what is allowed for good or for this session, and what stands around them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+
+from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
+from chatterm.screens.picker import Picker, PickerList
+from chatterm.screens.report import BoxHead
+from chatterm.settings.settings import SettingsError
+from chatterm.terminal.sanitize import one_line
+from chatterm.tools.rules import Rule
+from chatterm.tools.session import ToolSession
+from chatterm.tools.tool import Effect
+from chatterm.widgets.canvas import Canvas
+
+_NAME = 24
+_EFFECTS: dict[Effect, str] = {
+    "read": "reads files",
+    "write": "writes files",
+    "run": "runs commands",
+    "fetch": "asks the web",
+    "server": "asks a server",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tool, a rule, or a heading."""
+
+    text: str
+    tool: str = ""
+    server: str = ""
+    """One that does not run."""
+    rule: Rule | None = None
+    is_kept: bool = False
+
+
+class ToolsScreen(Picker):
+    """`changed` is told whenever other tools are on. Dismisses with a server that is to be started, or with None."""
+
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "accept", "On or off"),
+        Binding("delete,backspace", "remove", "Remove the rule"),
+        Binding("q,alt+o", "back", "Back to the conversation"),
+    ]
+    DEFAULT_CSS = """
+    ToolsScreen > Vertical { max-width: 100; }
+    ToolsScreen ToolDetail { height: 3; margin-top: 1; }
+    ToolsScreen ToolFoot { height: 3; }
+    """
+    AROUND = 11
+
+    def __init__(
+        self, session: ToolSession, around: str, servers: Sequence[str], changed: Callable[[], None]
+    ) -> None:
+        """`around` says what commands run in; `servers` are those that do not run."""
+        super().__init__()
+        self._session = session
+        self._around = around
+        self._servers = servers
+        self._changed = changed
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield BoxHead(
+                "Tools", ("Enter switches on or off · Del removes a rule · Esc closes", "Esc closes")
+            )
+            yield ToolList(self._session, self._servers)
+            yield ToolDetail()
+            yield ToolFoot(self._session.folder, self._around)
+
+    def on_mount(self) -> None:
+        self._list = self.query_one(ToolList)
+        self._tell()
+
+    def action_move(self, step: int) -> None:
+        super().action_move(step)
+        self._tell()
+
+    def action_accept(self) -> None:
+        tool = self._list.chosen.tool
+        if self._list.chosen.server:
+            self.dismiss(self._list.chosen.server)
+        if not tool:
+            return
+        self._session.box.on ^= {tool}
+        self._list.refresh()
+        self._changed()
+
+    def action_remove(self) -> None:
+        rule = self._list.chosen.rule
+        if rule is None:
+            return
+        try:
+            self._session.policy.remove(rule)
+        except SettingsError as error:
+            self._tell(str(error))
+            return
+        self._list.again()
+        self._tell("It is asked for again.")
+
+    def _tell(self, said: str = "") -> None:
+        row = self._list.chosen
+        text = ""
+        if row.tool:
+            planner = self._session.box.planner(row.tool)
+            text = f"{one_line(planner.tool.description, 300)} It {_EFFECTS[planner.effect]}; you are asked each time."
+        elif row.server:
+            text = f"An MCP server. Enter starts it ({row.server}), and switches its tools on."
+        elif row.rule is not None:
+            kept = "always" if row.is_kept else "for this session"
+            text = f"Allowed {kept}: {row.rule.tool} {one_line(row.rule.pattern, 200)}"
+        self.query_one(ToolDetail).show(said or text)
+
+
+class ToolList(PickerList):
+    """The tools, then the rules."""
+
+    def __init__(self, session: ToolSession, servers: Sequence[str]) -> None:
+        super().__init__()
+        self._session = session
+        self._servers = servers
+        self._rows = _rows(session, servers)
+
+    def on_mount(self) -> None:
+        self.resized()
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    @property
+    def chosen(self) -> Row:
+        return self._rows[self._index]
+
+    def again(self) -> None:
+        """There are other rules."""
+        self._rows = _rows(self._session, self._servers)
+        self.move(0)
+        self.resized()
+
+    def on_click(self, event: events.Click) -> None:
+        if (row := self.clicked(event)) is not None:
+            self._index = row
+            self.move(0)
+
+    def build(self, width: int) -> list[Line]:
+        return [self._line(self._rows[index], index == self._index, width) for index in self.in_view()]
+
+    def _line(self, row: Row, is_chosen: bool, width: int) -> Line:
+        mark = "❯ " if is_chosen else "  "
+        line: Line
+        if row.tool:
+            planner, is_on = self._session.box.planner(row.tool), row.tool in self._session.box.on
+            state = "on " if is_on else "off"
+            name = elided(row.tool, _NAME)
+            rest = elided(_EFFECTS[planner.effect], max(width - _NAME - 9, 0))
+            gap = " " * (_NAME - cells(name))
+            line = [
+                (mark, ""),
+                (state, "accent" if is_on else "muted"),
+                (f"  {name}{gap}", ""),
+                (f"  {rest}", "muted"),
+            ]
+        elif row.server:
+            line = [
+                (mark, ""),
+                ("off", "muted"),
+                (f"  {elided(row.server, _NAME):<{_NAME}}", ""),
+                ("  MCP server", "muted"),
+            ]
+        elif row.rule is not None:
+            kept = "always " if row.is_kept else "session"
+            about = elided(f"{row.rule.tool}  {one_line(row.rule.pattern)}", max(width - 12, 0))
+            line = [(mark, ""), (kept, "accent"), (f"  {about}", "")]
+        else:
+            line = [(f"{mark}{row.text}", "muted")]
+        return styled(padded(line, width, ""), "chosen") if is_chosen else line
+
+
+class ToolDetail(Canvas):
+    """What there is to know of the chosen row."""
+
+    _text = ""
+
+    def show(self, text: str) -> None:
+        self._text = text
+        self.refresh()
+
+    def build(self, width: int) -> list[Line]:
+        return wrap([(self._text, "")], width)
+
+
+class ToolFoot(Canvas):
+    """Where tools may go."""
+
+    def __init__(self, folder: Path, around: str) -> None:
+        super().__init__()
+        self._text = f"Working folder: {one_line(str(folder))}. {around}"
+
+    def build(self, width: int) -> list[Line]:
+        return wrap([(self._text, "muted")], width)
+
+
+def _rows(session: ToolSession, servers: Sequence[str]) -> list[Row]:
+    rows = [Row("", tool=name) for name in session.box.names]
+    rows += [Row("", server=name) for name in servers]
+    policy = session.policy
+    rules = [
+        *(Row("", rule=rule, is_kept=True) for rule in policy.always),
+        *(Row("", rule=rule) for rule in policy.session),
+    ]
+    return [
+        *rows,
+        *(
+            [Row("Allowed without being asked:"), *rules]
+            if rules
+            else [Row("Nothing is allowed without being asked.")]
+        ),
+    ]

@@ -1,0 +1,68 @@
+"""The arguments of a call: JSON that a model wrote, checked against what its tool takes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from chatterm.backends.backend import Tool
+from chatterm.terminal.sanitize import one_line
+from chatterm.tools.tool import Tone, ToolError
+
+MOST_CHARACTERS = 1_000_000
+"""Of the arguments of one call."""
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "string": (str, "text"),
+    "integer": (int, "a whole number"),
+    "boolean": (bool, "true or false"),
+}
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The arguments as values. Raises ToolError for anything but one JSON object without repeated names."""
+    if len(text) > MOST_CHARACTERS:
+        raise ToolError(f"The arguments have {len(text):,} characters; {MOST_CHARACTERS:,} is the most.")
+    try:
+        found = json.loads(text or "{}", object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        raise ToolError("The arguments are not a JSON object; write them as one.") from None
+    if not isinstance(found, dict):
+        raise ToolError("The arguments are not a JSON object; write them as one.")
+    return found
+
+
+def checked(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with every value of the type that a built-in tool's flat schema names. Raises ToolError."""
+    known: Mapping[str, Any] = tool.parameters["properties"]
+    for name in tool.parameters.get("required", ()):
+        if name not in given:
+            raise ToolError(f"{tool.name} needs {name}.")
+    for name, value in given.items():
+        if name not in known:
+            raise ToolError(
+                f"{tool.name} has no argument {one_line(name, 40)!r}; it takes {', '.join(known)}."
+            )
+        kind, what = _TYPES[known[name]["type"]]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ToolError(f"{name} must be {what}.")
+    return dict(given)
+
+
+def shown(given: Mapping[str, Any]) -> tuple[tuple[str, Tone], ...]:
+    """Every argument in full, one after the other."""
+    lines: list[tuple[str, Tone]] = []
+    for name, value in given.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+        rows = text.split("\n")
+        if len(rows) == 1:
+            lines.append((f"{name}: {text}", "text"))
+        else:
+            lines += [(f"{name}:", "text"), *((f"  {row}", "text") for row in rows)]
+    return tuple(lines)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What one reader takes for the first value and another for the last one is no call."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("repeated names")
+    return made

@@ -1,0 +1,71 @@
+"""The tools of one session: which there are, which are on, and the plan of a call."""
+
+from collections.abc import Iterable
+
+from chatterm.backends.backend import EngineError, Tool, ToolCall
+from chatterm.terminal.sanitize import one_line
+from chatterm.tools.arguments import parsed
+from chatterm.tools.tool import Plan, Planner, ToolError
+
+GROUPS = {
+    "read": ("read_file", "list_folder"),
+    "search": ("search",),
+    "write": ("write_file", "patch_file"),
+    "run": ("run_command",),
+    "fetch": ("fetch_url",),
+}
+"""What a person switches on by one word."""
+
+
+class Box:
+    """All of them are off until somebody switches them on."""
+
+    def __init__(self, planners: Iterable[Planner] = ()) -> None:
+        self._planners = {planner.tool.name: planner for planner in planners}
+        self.on: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._planners)
+
+    @property
+    def known(self) -> set[str]:
+        """Words that name something here: groups, tools and servers whose tools are there."""
+        return {
+            "all",
+            *GROUPS,
+            *self._planners,
+            *(name.split("__")[0] for name in self._planners if "__" in name),
+        }
+
+    def offered(self) -> tuple[Tool, ...]:
+        """What the model is told of: what is on."""
+        return tuple(planner.tool for name, planner in self._planners.items() if name in self.on)
+
+    def planner(self, name: str) -> Planner:
+        """A KeyError for one that is not there is a mistake of the program."""
+        return self._planners[name]
+
+    def put(self, planners: Iterable[Planner]) -> None:
+        """More tools, which are off."""
+        self._planners |= {planner.tool.name: planner for planner in planners}
+
+    def found(self, word: str) -> list[str]:
+        """The tools that a word names: one, a group, or all of a server (`server:`). Raises EngineError."""
+        if word == "all":
+            return self.names
+        names = [name for name in GROUPS.get(word, (word,)) if name in self._planners]
+        names = names or [name for name in self.names if name.startswith(f"{word.rstrip(':')}__")]
+        if not names:
+            known = ", ".join([*GROUPS, *(name for name in self.names if "__" in name)])
+            raise EngineError(f"There is no tool {one_line(word, 40)!r}; there are: {known}, all.")
+        return names
+
+    def plan(self, call: ToolCall) -> Plan:
+        """What a call would do. Raises ToolError where its tool is off, and for arguments that make no sense."""
+        planner = self._planners.get(call.name)
+        if planner is None or call.name not in self.on:
+            raise ToolError(
+                f"There is no tool {one_line(call.name, 60)!r}; there are: {', '.join(sorted(self.on)) or 'none'}."
+            )
+        return planner.plan(parsed(call.arguments))

@@ -1,0 +1,184 @@
+"""Running a shell command: with a time limit, output as it comes, and nothing of it left behind."""
+
+import codecs
+import os
+import re
+import secrets
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chatterm.backends.backend import Tool
+from chatterm.tools.arguments import checked
+from chatterm.tools.builtin import sandbox
+from chatterm.tools.danger import dangers
+from chatterm.tools.output import Tail, bounded
+from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
+
+_LIMIT, _LONGEST = 60, 600
+"""Seconds that a command has, where it asks for no time, and at most."""
+_LOOK = 0.1
+"""Seconds between two looks at whether it was stopped."""
+_GRACE = 0.5
+"""Seconds for output that comes after the command has ended, from what it left running."""
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|_PAT\b", re.IGNORECASE)
+_MARK = "CHATTERM_CALL"
+"""A variable that all processes of a call have in common, whatever they do to their group."""
+_MOST_CHARACTERS = 8_000
+
+
+class RunCommand:
+    effect: Effect = "run"
+    tool = Tool(
+        "run_command",
+        "Run a command with /bin/sh in the working folder; gives its output and how it ended. There is no network, "
+        "no input, and files may only be changed where writes is true.",
+        {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command line."},
+                "writes": {
+                    "type": "boolean",
+                    "description": "Whether it changes files in the working folder.",
+                },
+                "seconds": {
+                    "type": "integer",
+                    "description": f"Its time limit; {_LIMIT} where it is left out.",
+                },
+            },
+            "required": ["command"],
+        },
+    )
+
+    def __init__(self, folder: Path, bwrap: Callable[[], str | None] = sandbox.program) -> None:
+        """`bwrap` says where the sandbox is; None: there is none."""
+        self._folder = folder.resolve()
+        self._bwrap = bwrap
+
+    def plan(self, arguments: Mapping[str, Any]) -> Plan:
+        given = checked(self.tool, arguments)
+        command, writes = given["command"], given.get("writes", False)
+        limit = given.get("seconds", _LIMIT)
+        if not command.strip() or "\0" in command:
+            raise ToolError("The command is empty, or has a NUL in it.")
+        if len(command) > _MOST_CHARACTERS:
+            raise ToolError(f"The command has {len(command):,} characters; {_MOST_CHARACTERS:,} is the most.")
+        if not 1 <= limit <= _LONGEST:
+            raise ToolError(f"seconds must be from 1 to {_LONGEST}.")
+        bwrap = self._bwrap()
+        lines: list[tuple[str, Tone]] = [("command:", "text")]
+        lines += [(f"  {row}", "text") for row in command.split("\n")]
+        if bwrap is None:
+            lines.append(
+                ("No sandbox: bubblewrap is not available here. It runs with all your rights.", "warning")
+            )
+        else:
+            may = "may change files in the working folder" if writes else "may change no files"
+            lines.append((f"In a sandbox: no network; it {may}.", "muted"))
+        lines.append((f"Time limit: {limit} s.", "muted"))
+        subject = command + (" [writes]" if writes else "") + (" [no sandbox]" if bwrap is None else "")
+
+        def run(running: Running) -> str:
+            return self._run(command, bwrap, writes, limit, running)
+
+        return Plan("run_command", "run", subject, tuple(lines), run, dangers(command))
+
+    def _run(self, command: str, bwrap: str | None, writes: bool, limit: int, running: Running) -> str:
+        line = ["/bin/sh", "-c", command]
+        if bwrap is not None:
+            line = sandbox.confined(bwrap, self._folder, line, Path.home(), writes)
+        mark = secrets.token_hex(16)
+        try:
+            process = subprocess.Popen(
+                line,
+                cwd=self._folder,
+                env=_environment() | {_MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise ToolError(f"The command could not be started: {error}.") from None
+        try:
+            output, why = _followed(process, limit, running)
+        finally:
+            _end(process, mark)
+        if why:
+            return bounded(f"{output}\n[{why}]".lstrip("\n"))
+        code = process.returncode
+        ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        return bounded(f"{output.rstrip(chr(10))}\n[{ended}]".lstrip("\n"))
+
+
+def _followed(process: "subprocess.Popen[bytes]", limit: int, running: Running) -> tuple[str, str]:
+    """What a process prints until it ends, and why it was ended before, "" if it was not."""
+    assert process.stdout is not None
+    handle = process.stdout.fileno()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    tail = Tail()
+    until, over = time.monotonic() + limit, None
+    why = ""
+    while True:
+        now = time.monotonic()
+        if running.stopped.is_set():
+            why = "stopped by the person"
+        elif now > until:
+            why = f"stopped after {limit} s"
+        if why:
+            break
+        if over is None and process.poll() is not None:
+            over = now + _GRACE
+        if over is not None and now > over:
+            break
+        if not select.select([handle], [], [], _LOOK)[0]:
+            continue
+        data = os.read(handle, 65_536)
+        if not data:
+            with suppress(subprocess.TimeoutExpired):  # it may have closed its output and go on
+                process.wait(_LOOK)
+            if process.returncode is not None:
+                break
+            time.sleep(_LOOK)
+            continue
+        text = decoder.decode(data)
+        tail.add(text)
+        running.say(text)
+    return tail.text, why
+
+
+def _environment() -> dict[str, str]:
+    """The person's own, without what looks like a secret."""
+    return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+
+
+def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
+    """End a process and all that came of it, also what has left its group."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for _ in range(5):
+        if not (left := _marked(mark)):
+            break
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes of a call, where the system tells."""
+    found = []
+    wanted = f"{_MARK}={mark}".encode()
+    for name in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if wanted in name.read_bytes().split(b"\0"):
+                found.append(int(name.parent.name))
+    return found

@@ -1,0 +1,308 @@
+"""A client of MCP servers, for threads: every connection lives in a loop of its own thread.
+
+A server is started when it is first needed, started again a few times where it has died, and ended with the client.
+What it says is bounded and believed nothing.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chatterm.backends.backend import EngineError
+from chatterm.sessions.schema import data_folder
+from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.tools.mcp.config import Server
+from chatterm.tools.output import bounded
+from chatterm.tools.tool import Running, ToolError
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+T = TypeVar("T")
+
+START_S = 30.0
+"""Seconds that a server has to start."""
+CALL_S = 120.0
+"""Seconds that a call has."""
+RESTARTS = 3
+"""How often a server is started again that has died."""
+_LOOK = 0.1
+_MOST_TOOLS = 128
+_MOST_PAGES = 10
+_MOST_SCHEMA = 20_000
+_MOST_LOG = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """A tool as its server tells of it, bounded."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Servers:
+    """From any thread; calls block. Raises ToolError in one line."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers = {server.name: server for server in servers}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._links: dict[str, _Link] = {}
+        self._lock = threading.Lock()
+
+    def tools(self, name: str, running: Running | None = None) -> list[ServerTool]:
+        """The tools of a server, which is started for that."""
+
+        async def listed(client: "Client") -> list[ServerTool]:
+            found: list[ServerTool] = []
+            cursor: str | None = None
+            for _ in range(_MOST_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                found += [made for tool in page.tools if (made := _tool(tool)) is not None]
+                cursor = page.next_cursor
+                if not cursor or len(found) >= _MOST_TOOLS:
+                    break
+            return found[:_MOST_TOOLS]
+
+        return self._ask(name, listed, START_S, running or Running())
+
+    def call(self, name: str, tool: str, arguments: dict[str, Any], running: Running) -> str:
+        """What a call of a tool gives. Raises ToolError for what the server calls an error, too."""
+
+        async def called(client: "Client") -> str:
+            result = await client.call_tool(tool, arguments)
+            text = _text(result.content) or _structured(result.structured_content)
+            if result.is_error:
+                raise ToolError(one_line(text, 1_000) or "The server says that it failed, and not why.")
+            return text
+
+        return self._ask(name, called, CALL_S, running)
+
+    def close(self) -> None:
+        """End every server. Closing twice is fine."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is None or self._thread is None:
+            return
+
+        async def end() -> None:
+            await asyncio.gather(*(link.end() for link in self._links.values()), return_exceptions=True)
+
+        with contextlib.suppress(NotYet, RuntimeError):
+            asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join(5)
+
+    def _ask(self, name: str, work: Callable[["Client"], Awaitable[T]], limit: float, running: Running) -> T:
+        server = self.servers.get(name)
+        if server is None:
+            raise ToolError(f"There is no server {one_line(name, 40)!r}; chatterm mcp list shows all.")
+        loop = self._running_loop()
+        link = self._links.setdefault(name, _Link(server))
+        future: Future[T] = asyncio.run_coroutine_threadsafe(link.ask(work, limit), loop)
+        while True:
+            try:
+                return future.result(_LOOK)
+            except NotYet:
+                if future.done():
+                    raise ToolError(f"{name} did not answer within {limit:.0f} s.") from None
+                if running.stopped.is_set():
+                    future.cancel()
+                    raise ToolError("Stopped.") from None
+            except asyncio.CancelledError:
+                raise ToolError(f"{name} has ended.") from None
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+class _Link:
+    """One server. On the loop's thread."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._task: asyncio.Task[None] | None = None
+        self._client: asyncio.Future[Client] | None = None
+        self._over = asyncio.Event()
+        self._starts = 0
+        self._lock = asyncio.Lock()
+
+    async def ask(self, work: Callable[["Client"], Awaitable[T]], limit: float) -> T:
+        client = await self._connected()
+        assert self._task is not None
+        asked = asyncio.ensure_future(work(client))
+        timer = asyncio.ensure_future(asyncio.sleep(limit))
+        try:
+            await asyncio.wait({asked, self._task, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            if self._task.done():
+                raise ToolError(f"{self._server.name} has ended; its log is {log_path(self._server.name)}.")
+            raise ToolError(f"{self._server.name} did not answer within {limit:.0f} s.")
+        except (ToolError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever the SDK raises, one call fails)
+            if _is_gone(error):
+                await self.end()
+                raise ToolError(f"{self._server.name} has ended: {_why(error)}.") from None
+            raise ToolError(f"{self._server.name}: {_why(error)}.") from None
+        finally:
+            asked.cancel()
+            timer.cancel()
+
+    async def end(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            self._over.set()
+            done, _ = await asyncio.wait({task}, timeout=5)
+            if not done:
+                task.cancel()
+                await asyncio.wait({task}, timeout=5)
+
+    async def _connected(self) -> "Client":
+        async with self._lock:
+            if self._task is None or self._task.done():
+                if self._starts > RESTARTS:
+                    raise ToolError(
+                        f"{self._server.name} has ended {self._starts} times; it is not started again."
+                    )
+                self._starts += 1
+                self._over = asyncio.Event()
+                self._client = asyncio.get_running_loop().create_future()
+                self._task = asyncio.ensure_future(self._serve(self._client))
+                self._task.add_done_callback(_seen)
+            assert self._client is not None
+            assert self._task is not None
+            begun: set[asyncio.Future[Any]] = {self._client, self._task}
+            await asyncio.wait(begun, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._client.done() and not self._task.done():
+                return self._client.result()
+            task = self._task
+            if not task.done():
+                await self.end()
+                raise ToolError(f"{self._server.name} did not start within {START_S:.0f} s.")
+            why = (
+                _why(error)
+                if not task.cancelled() and (error := task.exception()) is not None
+                else "it has ended"
+            )
+            raise ToolError(f"{self._server.name} could not be started: {why}.")
+
+    async def _serve(self, ready: "asyncio.Future[Client]") -> None:
+        """Hold the connection, in one task from its beginning to its end."""
+        from mcp import Client
+
+        server = self._server
+        async with contextlib.AsyncExitStack() as stack:
+            if server.url:
+                from mcp.client.streamable_http import streamable_http_client
+                from mcp.shared._httpx_utils import create_mcp_http_client
+
+                http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
+                transport: Any = streamable_http_client(server.url, http_client=http)
+            else:
+                from mcp import StdioServerParameters, stdio_client
+
+                given = StdioServerParameters(
+                    command=server.command,
+                    args=list(server.args),
+                    env=dict(server.env) or None,
+                    cwd=server.cwd or None,
+                    encoding_error_handler="replace",
+                )
+                transport = stdio_client(given, errlog=stack.enter_context(_log(server.name)))
+            client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S))
+            ready.set_result(client)
+            await self._over.wait()
+
+
+def _seen(task: "asyncio.Task[None]") -> None:
+    """Why it ended is told by whoever asks next."""
+    if not task.cancelled():
+        task.exception()
+
+
+def log_path(name: str) -> Path:
+    """Where what a server writes on its standard error goes."""
+    return data_folder() / "mcp" / f"{name}.log"
+
+
+def needed() -> None:
+    """Raises EngineError where the SDK is missing."""
+    from importlib.util import find_spec
+
+    if find_spec("mcp") is None:
+        raise EngineError("MCP servers need the MCP SDK; install it with: pip install 'chatterm[mcp]'")
+
+
+def _log(name: str) -> Any:
+    path = log_path(name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    is_long = path.exists() and path.stat().st_size > _MOST_LOG
+    return path.open("w" if is_long else "a", encoding="utf-8", errors="replace")
+
+
+def _tool(tool: Any) -> ServerTool | None:
+    """None for one that no model could be offered."""
+    schema = tool.input_schema if isinstance(tool.input_schema, dict) else {}
+    try:
+        size = len(json.dumps(schema))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    name = str(tool.name)
+    if size > _MOST_SCHEMA or not name or len(name) > 128:
+        return None
+    return ServerTool(
+        name, cleaned(str(tool.description or ""))[:1_000], {"type": "object", "properties": {}, **schema}
+    )
+
+
+def _text(content: Sequence[Any]) -> str:
+    """What a result says; what is no text is only named."""
+    parts: list[str] = []
+    for block in list(content)[:1_000]:
+        match getattr(block, "type", ""):
+            case "text":
+                parts.append(str(block.text))
+            case "image" | "audio":
+                parts.append(f"[{block.type}, {one_line(str(block.mime_type), 60)}, not shown]")
+            case "resource":
+                parts.append(str(getattr(block.resource, "text", None) or "[data, not shown]"))
+            case "resource_link":
+                parts.append(f"[resource {one_line(str(block.uri), 200)}]")
+            case _:
+                parts.append("[something that is not text]")
+    return bounded("\n".join(parts))
+
+
+def _structured(value: Any) -> str:
+    return bounded(json.dumps(value, ensure_ascii=False)) if value is not None else ""
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether a connection is of no use any more."""
+    name = type(error).__name__
+    return name in ("ClosedResourceError", "BrokenResourceError", "EndOfStream") or "onnection closed" in str(
+        error
+    )
+
+
+def _why(error: BaseException) -> str:
+    """An error in a line; of several the first."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return one_line(str(error), 300).rstrip(".") or type(error).__name__

@@ -1,0 +1,120 @@
+"""Which servers there are: a file in the format that other programs use, beside the settings."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from chatterm.backends.backend import EngineError
+from chatterm.settings.file import write
+from chatterm.settings.paths import config_path
+from chatterm.terminal.sanitize import is_safe, one_line
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server: a program that is started here, or an address."""
+
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """How a person knows it; values of variables and headers may be secret."""
+        return self.url or " ".join([self.command, *self.args])
+
+
+def servers_path() -> Path:
+    return config_path().parent / "mcp.json"
+
+
+def checked_name(name: str) -> str:
+    """Raises EngineError for what cannot be the name of a server."""
+    if not _NAME.fullmatch(name) or "__" in name:
+        raise EngineError(
+            f"A server's name has up to 32 letters, digits, - and _; {one_line(name, 40)!r} has not."
+        )
+    return name
+
+
+def server_of(name: str, data: Any, where: str) -> Server:
+    """One entry of such a file. Raises EngineError."""
+    checked_name(name)
+    if not isinstance(data, dict):
+        raise EngineError(f"{where}: {name} must be an object.")
+
+    def wrong(key: str, what: str) -> EngineError:
+        return EngineError(f"{where}: {key} of {name} must be {what}.")
+
+    def text(key: str) -> str:
+        value = data.get(key, "")
+        if not isinstance(value, str) or not is_safe(value) or "\n" in value:
+            raise wrong(key, "text on one line")
+        return value
+
+    def texts(key: str) -> dict[str, str]:
+        value = data.get(key, {})
+        if not isinstance(value, dict) or not all(
+            isinstance(item, str) and "\0" not in item for item in value.values()
+        ):
+            raise wrong(key, "an object of texts")
+        return dict(value)
+
+    args = data.get("args", [])
+    if not isinstance(args, list) or not all(isinstance(arg, str) and "\0" not in arg for arg in args):
+        raise wrong("args", "a list of texts")
+    made = Server(
+        name, text("command"), tuple(args), texts("env"), text("cwd"), text("url"), texts("headers")
+    )
+    if bool(made.command) == bool(made.url):
+        raise EngineError(f'{where}: {name} needs either a "command" or a "url".')
+    if made.url and (urlsplit(made.url).scheme not in ("http", "https") or not urlsplit(made.url).hostname):
+        raise wrong("url", "an address that begins with https:// or http://")
+    return made
+
+
+def read_servers(path: Path) -> list[Server]:
+    """The servers of a file; [] where there is none. Raises EngineError for one that cannot be understood."""
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError):
+        raise EngineError(f"{path} is not JSON; mend it, or delete it.") from None
+    found = data.get("mcpServers") if isinstance(data, dict) else None
+    if not isinstance(found, dict) or len(found) > _MOST:
+        raise EngineError(f'{path} has no object "mcpServers"; mend it, or delete it.')
+    return [server_of(name, item, str(path)) for name, item in found.items()]
+
+
+def write_servers(path: Path, servers: list[Server]) -> None:
+    """Replace the file; nobody else can read it, as keys may be in it. Raises SettingsError."""
+    made = {server.name: _written(server) for server in servers}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.touch(mode=0o600)
+    write(path, json.dumps({"mcpServers": made}, indent=1, ensure_ascii=False) + "\n")
+
+
+def _written(server: Server) -> dict[str, Any]:
+    if server.url:
+        return {"url": server.url, **({"headers": dict(server.headers)} if server.headers else {})}
+    made: dict[str, Any] = {"command": server.command, "args": list(server.args)}
+    if server.env:
+        made["env"] = dict(server.env)
+    if server.cwd:
+        made["cwd"] = server.cwd
+    return made

@@ -1,0 +1,53 @@
+"""Tools of MCP servers as tools of a session."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chatterm.backends.backend import Tool
+from chatterm.tools.arguments import shown
+from chatterm.tools.mcp.client import Servers, ServerTool
+from chatterm.tools.tool import Effect, Plan, Running, Tone
+
+_OTHER = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class McpTool:
+    """One tool of one server. What the server says of it goes to the model, and is never taken for more than text."""
+
+    effect: Effect = "server"
+
+    def __init__(self, servers: Servers, server: str, told: ServerTool, name: str) -> None:
+        self._servers = servers
+        self._server = server
+        self._told = told
+        self.tool = Tool(name, f"Of the server {server}: {told.description}", told.parameters)
+
+    def plan(self, arguments: Mapping[str, Any]) -> Plan:
+        given = dict(arguments)
+        lines: list[tuple[str, Tone]] = [
+            (f"server: {self._server}", "muted"),
+            (f"tool: {self._told.name}", "muted"),
+        ]
+        lines += shown(given) or [("no arguments", "muted")]
+
+        def run(running: Running) -> str:
+            return self._servers.call(self._server, self._told.name, given, running)
+
+        subject = json.dumps(given, ensure_ascii=False, sort_keys=True)
+        return Plan(self.tool.name, "server", subject, tuple(lines), run)
+
+
+def planners(servers: Servers, server: str, running: Running | None = None) -> list[McpTool]:
+    """The tools of a server, which is started for that. Raises ToolError."""
+    found: dict[str, McpTool] = {}
+    for told in servers.tools(server, running):
+        plain = _OTHER.sub("_", told.name).strip("_") or "tool"
+        name = f"{server}__{plain}"[:64]
+        number = 2
+        while name in found:  # two that only differ in other characters
+            name = f"{server}__{plain}"[:60] + f"_{number}"
+            number += 1
+        found[name] = McpTool(servers, server, told, name)
+    return list(found.values())

@@ -1,0 +1,118 @@
+"""Who decides about a call: what was allowed before, or the person."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from chatterm.tools.rules import Rule, can_be_kept, read_rules, write_rules
+from chatterm.tools.tool import Effect, Plan
+
+Answer = Literal["no", "once", "session", "always"]
+
+MOST_UNASKED = 10
+"""Calls that run one after the other without a key press, whatever is allowed."""
+
+
+@dataclass(slots=True)
+class Policy:
+    """What may run without being asked for. One of a session; its methods do not ask anybody."""
+
+    path: Path | None = None
+    """The file of the rules; None: nothing is kept."""
+    session: list[Rule] = field(default_factory=list)
+    always: list[Rule] = field(default_factory=list)
+    unasked: int = 0
+    """Calls that ran since the latest key press."""
+
+    @classmethod
+    def of(cls, path: Path) -> "Policy":
+        """With the rules of this file. Raises SettingsError."""
+        return cls(path, always=read_rules(path))
+
+    def why_ask(self, plan: Plan) -> str:
+        """Why a person has to be asked about this call; "" where it was allowed before."""
+        if plan.dangers:
+            return "It needs a second look."
+        if not any(rule.covers(plan) for rule in (*self.session, *self.always)):
+            return "You have not allowed this yet."
+        if self.unasked >= MOST_UNASKED:
+            return f"{MOST_UNASKED} calls ran without a key press."
+        return ""
+
+    def ran(self) -> None:
+        """A call ran without being asked for."""
+        self.unasked += 1
+
+    def decided(self, plan: Plan, answer: Answer) -> None:
+        """A person has decided about a call. Raises SettingsError where that cannot be kept; it holds all the same."""
+        self.unasked = 0
+        if answer == "session" and can_be_kept(plan):
+            self.session.append(session_rule(plan))
+        elif answer == "always" and can_be_kept(plan):
+            rule = Rule(plan.tool, plan.subject)
+            self.always.append(rule)
+            if self.path is not None:
+                # Another terminal may have added some since.
+                write_rules(self.path, [*read_rules(self.path), rule])
+
+    def remove(self, rule: Rule) -> None:
+        """From now on this is asked for again. Raises SettingsError."""
+        self.session = [one for one in self.session if one != rule]
+        self.always = [one for one in self.always if one != rule]
+        if self.path is not None and rule in (kept := read_rules(self.path)):
+            write_rules(self.path, [one for one in kept if one != rule])
+
+
+def choices(plan: Plan) -> Sequence[Answer]:
+    """What a person can answer; the first one is the one that does nothing."""
+    if can_be_kept(plan):
+        return ("no", "once", "session", "always")
+    return ("no", "once")
+
+
+def choice_text(plan: Plan, answer: Answer) -> str:
+    """An answer as a person reads it."""
+    match answer:
+        case "no":
+            return "No, do not run it"
+        case "once":
+            return "Yes, this once"
+        case "session":
+            return f"Yes, and for this session: {_scope(plan)}"
+        case "always":
+            return f"Yes, always: {plan.tool} with exactly this {_SUBJECTS[plan.effect]}"
+
+
+def session_rule(plan: Plan) -> Rule:
+    """What "for this session" allows."""
+    if plan.effect == "read" or plan.effect == "server":
+        return Rule(plan.tool, "*")
+    if plan.effect == "fetch":
+        host = "/".join(plan.subject.split("/")[:3])
+        return Rule(plan.tool, f"{host}/*")
+    return Rule(plan.tool, plan.subject)
+
+
+def _scope(plan: Plan) -> str:
+    rule = session_rule(plan)
+    match plan.effect:
+        case "read":
+            return f"{plan.tool} anywhere in this folder"
+        case "server":
+            return f"{plan.tool} with any arguments"
+        case "fetch":
+            return f"{plan.tool} from {rule.pattern[:-2]}"
+        case "write":
+            return f"{plan.tool} to this file"
+        case "run":
+            return "exactly this command"
+
+
+_SUBJECTS: dict[Effect, str] = {
+    "read": "path",
+    "write": "file",
+    "run": "command",
+    "fetch": "address",
+    "server": "text",
+}

@@ -1,0 +1,74 @@
+"""Conversations in which a model calls tools: the turns as messages that chat templates know."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+from engine.conversation.recall import Calls
+from engine.conversation.turns import Answer, Turn
+
+_UNANSWERED = "This was not run."
+"""What a call is told of which nobody told a result: templates want one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a model knows of tools."""
+
+    functions: tuple[Mapping[str, Any], ...]
+    """Those that it may call, as templates know them; () for none."""
+    shown: frozenset[int]
+    """Special tokens around calls, which are text in an answer."""
+    read: Callable[[str], tuple[str, Calls]]
+    """The text of an answer without its calls, and these."""
+
+
+def has_calls(turns: Items[Turn], results: Items[str] = ()) -> bool:
+    """Whether these turns, and what comes after them, are more than messages and answers."""
+    return bool(results) or any(turn.results or turn.answer.calls for turn in turns)
+
+
+def messages_of(
+    system: str | None, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
+) -> tuple[list[dict[str, Any]], dict[int, Answer]]:
+    """The conversation as messages, and the answers whose ids are known by the index of their message.
+
+    At the end stands `text`, or what came of the last answer's calls; with neither, the last answer.
+    """
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    answers: dict[int, Answer] = {}
+    count = 0
+    open_calls: list[dict[str, Any]] = []
+
+    def tell(told: Items[str]) -> None:
+        for number, call in enumerate(open_calls):
+            said = told[number] if number < len(told) else _UNANSWERED
+            made = {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "name": call["function"]["name"],
+                "content": said,
+            }
+            messages.append(made)
+        open_calls.clear()
+
+    for turn in turns:
+        tell(turn.results)
+        if not turn.results:
+            messages.append({"role": "user", "content": turn.user})
+        message: dict[str, Any] = {"role": "assistant", "content": turn.answer.text}
+        for name, arguments in turn.answer.calls:
+            function = {"name": name, "arguments": arguments}
+            open_calls.append({"id": f"call{count:05}", "type": "function", "function": function})
+            count += 1
+        if open_calls:
+            message["tool_calls"] = list(open_calls)
+        if turn.answer.content_ids:
+            answers[len(messages)] = turn.answer
+        messages.append(message)
+    if results or text is not None:
+        tell(results)
+    if text is not None and not results:
+        messages.append({"role": "user", "content": text})
+    return messages, answers

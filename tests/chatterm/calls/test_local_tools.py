@@ -1,0 +1,231 @@
+"""Models of every format that call tools in a chat: what is computed, what comes back, what another one makes of it."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatterm.backends import calling
+from chatterm.backends.backend import ChatOptions, EngineError, Exchange, Tool, ToolCall, ToolResult
+from chatterm.backends.local import LocalBackend
+from tests.chatterm.server.agent_formats import FORMATS, Format
+from tests.chatterm.server.conftest import Tinies
+from tests.engine.tiny import TinyEngine, tiny_tokenizer
+from tests.models.checkpoints import tiny_qwen3
+
+WEATHER = Tool(
+    "weather",
+    "Looks out of the window.",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "number"}},
+        "required": ["city"],
+    },
+)
+GIVEN = '{"city": "Köln \\"am\\" Rhein", "days": 2.0}'
+RESULT = 'rain, 9 °C\n"wet"'
+GLUE = 90
+"""What the longest template writes between a call and the next answer, in letters."""
+
+
+class Talk:
+    """A chat with a model whose words are scripted."""
+
+    def __init__(self, backend: LocalBackend, engine: TinyEngine) -> None:
+        self.backend, self.engine = backend, engine
+        self.path: list[Exchange] = []
+
+    def _took(self, events: Iterator[Any], user: str, results: list[ToolResult]) -> Exchange:
+        taken = list(events)
+        last = self.backend.last
+        assert last is not None
+        assert "".join(event.text for event in taken if event.kind == "answer").strip() == last.text.strip()
+        model = self.backend.info.name if self.backend.info else ""
+        made = Exchange(len(self.path) + 1, None, user, results=results, model=model)
+        made.take(last)
+        self.path.append(made)
+        return made
+
+    def says(self, text: str) -> None:
+        self.engine.scripted.script = self.engine.tokenizer.encode(text)
+
+    def ask(self, text: str, says: str) -> Exchange:
+        self.says(says)
+        return self._took(self.backend.send(text), text, [])
+
+    def tell(self, text: str, says: str) -> Exchange:
+        self.says(says)
+        results = [ToolResult(call.name, call.arguments, text) for call in self.path[-1].calls]
+        return self._took(self.backend.tell(results), "", results)
+
+
+@pytest.fixture(params=FORMATS, ids=lambda format: format.name)
+def format(request: pytest.FixtureRequest) -> Format:
+    return request.param
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., Talk]]:
+    tinies = Tinies(tmp_path, options={"config": tiny_qwen3(vocab_size=272, max_position_embeddings=4096)})
+    backends: list[LocalBackend] = []
+
+    def opened(tokenizer: Any, **options: Any) -> Talk:
+        tinies.options["tokenizer"] = tokenizer
+        backend = LocalBackend("tiny", ChatOptions(**options), tinies)
+        backend.open()
+        backends.append(backend)
+        return Talk(backend, tinies.made[-1])
+
+    yield opened
+    for backend in backends:
+        backend.close()
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No grammar: what it forces is not drawn, and so not in a script."""
+    monkeypatch.setattr(calling.Calling, "constraint", lambda self, engine, given: given)
+
+
+def computed(exchange: Exchange) -> float:
+    return exchange.stats["prefilled_tokens"]
+
+
+@pytest.mark.usefixtures("free")
+def test_after_a_result_only_the_result_is_computed(opened: Callable[..., Talk], format: Format) -> None:
+    talk = opened(
+        format.tokenizer(), tools=(WEATHER,), system="Be brief." if format.name != "mistral" else None
+    )
+    asked = talk.ask(
+        "What is it like outside?", format.called("weather", GIVEN, "I have to look at that first.")
+    )
+    assert asked.calls == [ToolCall("weather", asked.calls[0].arguments)]
+    assert json.loads(asked.calls[0].arguments) == json.loads(GIVEN)
+    assert "weather" not in asked.text
+    for number in range(2):
+        called = format.called("weather", GIVEN, f"And once more, {number}.")
+        assert computed(talk.tell(RESULT, called)) <= len(RESULT.encode()) + GLUE
+    told = talk.tell(RESULT, format.answered("It rains.", "Wet it is."))
+    assert computed(told) <= len(RESULT.encode()) + GLUE
+    assert (told.text.strip(), told.calls) == ("It rains.", [])
+    talk.backend.settle()
+    assert talk.engine is not None
+    again = talk.ask("And tomorrow?", format.answered("It snows."))
+    assert again.text.strip() == "It snows."
+    talk.engine.check()
+
+
+@pytest.mark.usefixtures("free")
+def test_a_branch_of_a_saved_conversation_with_calls_computes_nothing_twice(
+    opened: Callable[..., Talk], format: Format
+) -> None:
+    talk = opened(format.tokenizer(), tools=(WEATHER,))
+    talk.ask("What is it like outside?", format.called("weather", GIVEN))
+    talk.tell(RESULT, format.answered("It rains."))
+    path = [Exchange(**{name: getattr(e, name) for name in Exchange.__slots__}) for e in talk.path]
+    talk.backend.load_path([])
+    talk.backend.load_path(path[:1])
+    talk.path = path[:1]
+    told = talk.tell(RESULT, format.answered("Rain it is."))
+    assert computed(told) <= len(RESULT.encode()) + GLUE
+    assert told.text.strip() == "Rain it is."
+
+
+@pytest.mark.usefixtures("free")
+def test_a_retry_answers_the_results_again_and_tools_that_are_off_stay_in_the_history(
+    opened: Callable[..., Talk], format: Format
+) -> None:
+    talk = opened(format.tokenizer(), tools=(WEATHER,))
+    talk.ask("What is it like outside?", format.called("weather", GIVEN))
+    talk.tell(RESULT, format.answered("It rains."))
+    talk.says(format.answered("Still rain."))
+    assert (
+        "".join(event.text for event in talk.backend.retry() if event.kind == "answer").strip()
+        == "Still rain."
+    )
+    talk.backend.set_tools(())
+    assert talk.ask("Thanks!", format.answered("Fine.")).text.strip() == "Fine."
+
+
+@pytest.mark.usefixtures("free")
+def test_a_call_that_nobody_answered_is_told_so(opened: Callable[..., Talk], format: Format) -> None:
+    talk = opened(format.tokenizer(), tools=(WEATHER,))
+    talk.ask("What is it like outside?", format.called("weather", GIVEN))
+    prompts: list[str] = []
+    start = talk.engine.start
+
+    def started(rows: Any, *arguments: Any) -> Any:
+        prompts.append(talk.engine.tokenizer.decode(rows.token_ids, skip_special=False))
+        return start(rows, *arguments)
+
+    talk.engine.start = started  # type: ignore[method-assign]
+    talk.ask("Never mind.", format.answered("Fine."))
+    assert "This was not run." in prompts[0]
+
+
+@pytest.mark.usefixtures("free")
+def test_calls_of_another_model_are_written_as_this_ones_template_does(opened: Callable[..., Talk]) -> None:
+    hermes, llama = FORMATS[0], FORMATS[1]
+    talk = opened(hermes.tokenizer(), tools=(WEATHER,))
+    talk.ask("What is it like outside?", hermes.called("weather", GIVEN))
+    talk.tell(RESULT, hermes.answered("It rains."))
+    other = opened(llama.tokenizer(), tools=(WEATHER,))
+    for exchange in talk.path:
+        exchange.model = "another"
+    other.backend.load_path(talk.path)
+    assert other.ask("Thanks!", llama.answered("Fine.")).text.strip() == "Fine."
+
+
+@pytest.mark.usefixtures("free")
+def test_foreign_ids_that_hide_something_are_not_believed(opened: Callable[..., Talk]) -> None:
+    hermes = FORMATS[0]
+    talk = opened(hermes.tokenizer(), tools=(WEATHER,))
+    asked = talk.ask("What is it like outside?", hermes.called("weather", GIVEN))
+    hidden = talk.engine.tokenizer.token_id("<|im_start|>")
+    assert hidden is not None
+    asked.token_ids.insert(3, hidden)
+    asked.shown = (0, len(asked.token_ids) - 1)
+    talk.backend.load_path([])
+    talk.backend.load_path([asked])
+    chat: Any = talk.backend._chat
+    assert hidden not in chat.turns[0].answer.token_ids
+
+
+@pytest.mark.usefixtures("free")
+def test_thinking_is_no_call_and_what_only_looks_like_one_is_text(opened: Callable[..., Talk]) -> None:
+    hermes = FORMATS[0]
+    talk = opened(hermes.tokenizer(), tools=(WEATHER,))
+    thought = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    told = talk.ask("Hm?", hermes.answered("Write <tool_call> and { to call.", thought))
+    assert (told.calls, told.text.strip()) == ([], "Write <tool_call> and { to call.")
+
+
+def test_no_call_is_malformed(opened: Callable[..., Talk]) -> None:
+    """Whatever a model draws (this one draws at random), once it calls something it is a call that fits."""
+    talk = opened(FORMATS[0].tokenizer(), tools=(WEATHER,), sampling={"max_tokens": 400, "seed": 1})
+    talk.says("Well. <tool_call>")
+    list(talk.backend.send("Go on."))
+    said = talk.backend.last
+    assert said is not None
+    for call in said.calls:
+        assert call.name == "weather"
+    chat: Any = talk.backend._chat
+    written = talk.engine.tokenizer.decode(chat.turns[-1].answer.token_ids)
+    assert written.startswith('Well. <tool_call>\n{"name": "weather", "arguments": {"city": "')
+
+
+def test_a_model_that_knows_no_tools_says_so(opened: Callable[..., Talk]) -> None:
+    talk = opened(tiny_tokenizer())
+    assert talk.backend.info is not None
+    assert not talk.backend.info.calls_tools
+    with pytest.raises(EngineError, match="knows no tools"):
+        talk.backend.set_tools([WEATHER])
+    talk.backend.set_tools([])
+
+
+def test_results_need_calls(opened: Callable[..., Talk]) -> None:
+    talk = opened(FORMATS[0].tokenizer(), tools=(WEATHER,))
+    with pytest.raises(EngineError, match="calls no tools"):
+        next(talk.backend.tell([ToolResult("weather", "{}", "x")]))

@@ -1,0 +1,134 @@
+"""A client against a real server of the SDK: what is offered, what comes back, and servers that misbehave."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from chatterm.tools.mcp import client
+from chatterm.tools.mcp.client import RESTARTS, Servers, log_path
+from chatterm.tools.mcp.config import Server
+from chatterm.tools.mcp.planner import planners
+from chatterm.tools.output import MOST_CHARACTERS
+from chatterm.tools.tool import Running, ToolError
+
+pytest.importorskip("mcp")
+PROGRAM = str(Path(__file__).with_name("server.py"))
+
+
+def stdio(kind: str = "good", **more: object) -> Server:
+    return Server("test", sys.executable, (PROGRAM, kind), **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    found = Servers([stdio()])
+    yield found
+    found.close()
+    found.close()
+
+
+def test_tools_are_listed_and_called_and_what_they_say_is_harmless(servers: Servers) -> None:
+    tools = {tool.tool.name: tool for tool in planners(servers, "test")}
+    assert set(tools) == {
+        f"test__{name}" for name in ("add", "say", "secret", "large", "fail", "die", "wait")
+    }
+    assert tools["test__add"].tool.parameters["required"] == ["a", "b"]
+    assert "\x1b" not in tools["test__large"].tool.description
+    plan = tools["test__add"].plan({"a": 2, "b": 3})
+    assert (plan.effect, plan.subject) == ("server", '{"a": 2, "b": 3}')
+    assert plan.run(Running()) == "5"
+    assert tools["test__say"].plan({"text": "a\x1b]0;x\x07b"}).run(Running()) == "ab"
+    large = tools["test__large"].plan({}).run(Running())
+    assert len(large) < MOST_CHARACTERS + 100
+    assert "\x1b" not in large
+    with pytest.raises(ToolError) as failed:
+        tools["test__fail"].plan({}).run(Running())
+    assert "\n" not in str(failed.value)
+    assert "\x1b" not in str(failed.value)
+    with pytest.raises(ToolError):
+        tools["test__add"].plan({"a": "x"}).run(Running())
+    assert "started" in log_path("test").read_text()
+
+
+def test_a_server_gets_its_own_variables_and_not_the_persons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET", "hush")
+    servers = Servers([stdio(env={"GIVEN": "yes"})])
+    try:
+        assert servers.call("test", "secret", {"name": "GIVEN"}, Running()) == "yes"
+        assert servers.call("test", "secret", {"name": "MY_SECRET"}, Running()) == "nothing"
+    finally:
+        servers.close()
+
+
+def test_a_server_that_dies_is_started_again_so_many_times(servers: Servers) -> None:
+    for _ in range(RESTARTS + 1):
+        with pytest.raises(ToolError, match="has ended"):
+            servers.call("test", "die", {}, Running())
+    with pytest.raises(ToolError, match="not started again"):
+        servers.call("test", "add", {"a": 1, "b": 2}, Running())
+
+
+def test_a_call_is_stopped_by_the_person(servers: Servers) -> None:
+    running = Running()
+    servers.tools("test")
+    threading.Timer(0.3, running.stopped.set).start()
+    with pytest.raises(ToolError, match="Stopped"):
+        servers.call("test", "wait", {}, running)
+
+
+def test_servers_that_never_start_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "START_S", 1.0)
+    wrong = [Server("none", "/no/such/program"), Server("gone", url="http://127.0.0.1:9/mcp")]
+    servers = Servers(
+        [
+            *wrong,
+            Server("dead", sys.executable, (PROGRAM, "dead")),
+            Server("silent", sys.executable, (PROGRAM, "silent")),
+        ]
+    )
+    try:
+        for name in ("none", "gone", "dead", "silent", "unknown"):
+            with pytest.raises(ToolError) as error:
+                servers.tools(name)
+            assert "\n" not in str(error.value)
+    finally:
+        servers.close()
+
+
+def test_closing_ends_the_process(tmp_path: Path) -> None:
+    servers = Servers([Server("test", sys.executable, (PROGRAM, "good", str(tmp_path)))])
+    servers.tools("test")
+    servers.close()
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert str(tmp_path).encode() not in line.read_bytes()
+
+
+def test_a_server_over_http() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stderr=subprocess.DEVNULL)
+    servers = Servers([Server("web", url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "k"})])
+    try:
+        for _ in range(300):
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            time.sleep(0.1)
+        assert servers.call("web", "add", {"a": 2, "b": 3}, Running()) == "5"
+    finally:
+        servers.close()
+        process.kill()
+        process.wait()

@@ -1,0 +1,125 @@
+"""`chatterm mcp`, and a server's tools in a chat."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from chatterm.backends.backend import ToolCall
+from chatterm.cli.main import call
+from chatterm.screens.approval import ApprovalScreen
+from tests.chatterm.driving import driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+pytest.importorskip("mcp")
+PROGRAM = str(Path(__file__).with_name("server.py"))
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CHATTERM_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
+    return tmp_path / "mcp.json"
+
+
+def test_servers_are_added_listed_tested_and_removed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["mcp", "add", "here", "--env", "A=b=c", "--", sys.executable, PROGRAM]) == 0
+    assert json.loads(config.read_text())["mcpServers"]["here"] == {
+        "command": sys.executable,
+        "args": [PROGRAM],
+        "env": {"A": "b=c"},
+    }
+    assert config.stat().st_mode & 0o077 == 0
+    assert (
+        call(["mcp", "add", "there", "--url", "https://example.org/mcp", "--header", "Authorization=hush"])
+        == 0
+    )
+    capsys.readouterr()
+    assert call(["mcp", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "example.org" in listed
+    assert "hush" not in listed
+    assert call(["mcp", "test", "here"]) == 0
+    said = capsys.readouterr().out
+    assert "here works: 7 tools." in said
+    assert "\x1b" not in said
+    assert call(["mcp", "remove", "here"]) == 0
+    assert list(json.loads(config.read_text())["mcpServers"]) == ["there"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["add", "a b", "--", "x"], ["add", "a__b", "--", "x"], ["add", "x"], ["add", "x", "--url", "ftp://x"],
+     ["add", "x", "--url", "https://x", "--", "y"], ["add", "x", "--env", "nonsense", "--", "y"], ["remove", "x"],
+     ["test", "x"], ["import", "/no/such/file"]],
+)  # fmt: skip
+def test_what_makes_no_sense_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["mcp", *arguments]) in (1, 2)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"mcpServers": []}',
+        '{"mcpServers": {"a": {}}}',
+        '{"mcpServers": {"a": {"command": 1}}}',
+        "[" * 9000,
+    ],
+)
+def test_a_file_that_is_none_is_one_line(config: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(text)
+    assert call(["mcp", "list"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_servers_of_other_programs_are_imported(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    servers = {
+        "a": {"command": "x", "args": ["y"], "type": "stdio", "disabled": True},
+        "b": {"url": "https://b/mcp"},
+    }
+    other.write_text(json.dumps({"mcpServers": servers, "more": 1}))
+    assert call(["mcp", "import", str(other)]) == 0
+    assert call(["mcp", "import", str(other)]) == 0
+    assert list(json.loads(config.read_text())["mcpServers"]) == ["a", "b"]
+
+
+def test_without_the_sdk_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert call(["mcp", "test", "x"]) == 1
+    assert "pip install 'chatterm[mcp]'" in capsys.readouterr().err
+
+
+async def test_a_servers_tools_in_a_chat(config: Path) -> None:
+    config.write_text(json.dumps({"mcpServers": {"here": {"command": sys.executable, "args": [PROGRAM]}}}))
+    calls = (ToolCall("here__add", '{"a": 2, "b": 3}'), ToolCall("here__large", "{}"))
+    model = ScriptedBackend([Script("I compute.", calls=calls), Script("Done.")])
+    async with driven(model) as driver:
+        await driver.send("/tools here")
+        await driver.until(lambda: any("here__add" in text for text, _ in driver.said))
+        await driver.send("What is 2 + 3?", wait=False)
+        for keys in (("down", "enter"), ("enter",)):
+            await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
+            screen = driver.app.screen
+            assert isinstance(screen, ApprovalScreen)
+            await driver.pilot.pause()
+            now = [1e9]
+            screen._now = lambda now=now: now[0]  # type: ignore[misc]
+            screen._look()
+            for key in keys:
+                now[0] += 10
+                await driver.pilot.press(key)
+            await driver.until(lambda screen=screen: driver.app.screen is not screen)  # type: ignore[misc]
+        await driver.idle()
+        told = [result for name, results in model.calls if name == "tell" for result in results]  # type: ignore[attr-defined]
+        assert (told[0].text, told[0].state) == ("5", "done")
+        assert told[1].state == "refused"
