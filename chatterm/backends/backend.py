@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from chatterm.backends.exchange import Exchange, Outcome
+from chatterm.backends.exchange import Compaction, Exchange, Outcome
 from engine.errors import ContextFullError, EngineError
 from engine.events import DraftCost, Figures, FinishReason, OffloadFigures, TokenEvent, TurnStats
 from engine.params import Constraint
@@ -22,6 +22,7 @@ __all__ = [
     "Attention",
     "Backend",
     "ChatOptions",
+    "Compaction",
     "ContextFullError",
     "DraftCost",
     "EngineError",

@@ -37,6 +37,16 @@ class Outcome:
         return replace(self, text=text, reasoning=reasoning, token_ids=list(self.token_ids[:-1]))
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What the model sees of everything up to an exchange, where that is not what was said."""
+
+    summary: str | None = None
+    """Stands for all of it but what is pinned; "": nothing does. None: it is all there."""
+    without_files: bool = False
+    """The attached files are left out."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """A message of the person and the answer to it: one node of a session's tree."""
@@ -67,6 +77,10 @@ class Exchange:
     """Of the random numbers: with the number of tokens it is the state of sampling."""
     ends_at: int | None = None
     """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+    is_pinned: bool = False
+    """No compaction changes it."""
+    compaction: Compaction | None = None
+    """Of everything up to this exchange, on each branch that it is on; what was said stays."""
 
     def take(self, answer: Outcome) -> None:
         """The answer is this one, whole or as far as it has come."""

@@ -16,6 +16,7 @@ from chatterm.cli.oneshot import close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
+from chatterm.conversation.compaction import COMPACTED
 from chatterm.conversation.figures import new_notes
 from chatterm.conversation.preset import Preset
 from chatterm.conversation.talk import Talk
@@ -33,12 +34,13 @@ LINE_LIMIT = 16 * 1024 * 1024
 _ENDINGS = {
     FinishReason.CANCELLED: "[stopped; /continue resumes it]",
     FinishReason.LENGTH: "[cut off at the token limit; /continue resumes it]",
-    FinishReason.CONTEXT_FULL: "[the context is full; use /undo or /reset to make room]",
+    FinishReason.CONTEXT_FULL: "[the context is full; /compact makes room]",
 }
 
 
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
+    *("compact", "pin"),
     *("cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
@@ -145,6 +147,10 @@ class Inline:
                 self._page.line(f"Undone: {one_line(self._talk.undo())}")
             case "redo":
                 self._page.line(f"Restored: {one_line(self._talk.redo())}")
+            case "compact":
+                self._compact(argument)
+            case "pin":
+                self._page.line(self._talk.pin(argument))
             case "reset":
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept
@@ -200,6 +206,12 @@ class Inline:
         for command in COMMANDS:
             if command.name in HERE:
                 self._page.line(f"  {command.usage}: {command.help}")
+
+    def _compact(self, argument: str) -> None:
+        if not argument:
+            raise EngineError("A summary is read before it is used, in the chat screen; /compact files, start and off work here.")
+        self._talk.compact(argument)
+        self._page.line(COMPACTED[argument])
 
     def _think(self, argument: str) -> None:
         if argument in ("show", "hide"):

@@ -141,6 +141,22 @@ COMMANDS: tuple[Command, ...] = (
         choices=("on", "off", "auto", "show", "hide"),
     ),
     Command(
+        "compact",
+        "[files|start|off]",
+        "Make room in the context: summarise the oldest messages, leave out files, start from here",
+        lambda a, text: a.compact(text),
+        {"alt+m": ""},
+        choices=("files", "start", "off"),
+    ),
+    Command(
+        "pin",
+        "[N]",
+        "Pin a message (default: the selected or last one): /compact leaves it whole; again unpins it",
+        lambda a, text: a.pin(text),
+        {"alt+p": ""},
+        ("unpin",),
+    ),
+    Command(
         "reset",
         "",
         "Start a new conversation; this one stays saved",

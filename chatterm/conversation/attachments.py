@@ -15,6 +15,8 @@ LARGEST = 1_000_000
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
 """What may stand behind a path and belong to the sentence."""
+_BLOCK = re.compile(r"\n\n([^\n]{1,200}):\n(`{3,})\w*\n.*?\n\2(?=\n\n|\Z)", re.DOTALL)
+"""What `_block` writes, behind a message."""
 _WORD = re.compile(r"\w{1,12}")
 _FILE_NAME = re.compile(
     r".*[^.]\.("
@@ -167,6 +169,30 @@ def read_text(path: Path, name: str) -> str:
     if "\0" in text:
         raise AttachmentError(f"{shown} is not a text file; only text (UTF-8) can be attached.")
     return cleaned(text)
+
+
+def files_of(message: str) -> list[str]:
+    """The names of the files whose content stands behind a message."""
+    return [match[1] for match in _blocks(message)]
+
+
+def without_files(message: str) -> str:
+    """A message with the names of its files, and without their content."""
+    found = _blocks(message)
+    if not found:
+        return message
+    left = "\n".join(f"({match[1]} was attached here; its content is left out.)" for match in found)
+    return f"{message[: found[0].start()]}\n\n{left}"
+
+
+def _blocks(message: str) -> list[re.Match[str]]:
+    """The blocks at the end of a message, each right behind the one before."""
+    found: list[re.Match[str]] = []
+    for match in _BLOCK.finditer(message):
+        if found and found[-1].end() != match.start():
+            found = []
+        found.append(match)
+    return found if found and found[-1].end() == len(message) else []
 
 
 def _block(name: str, text: str) -> str:

@@ -10,10 +10,11 @@ from time import monotonic
 from typing import Any
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
+from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, Outcome, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.seen import Held, sees_last, summarised
 from chatterm.conversation.shown import Shown
 from chatterm.conversation.turn import Turn, stats_of
 from chatterm.conversation.view import View
@@ -51,8 +52,7 @@ class Conversation:
         self.given_title = ""
         """That of the session, where it has one."""
         self._shown = Shown(self.tree)
-        self._held: list[int] | None = []
-        """The exchanges that the backend's history holds; None: nobody knows."""
+        self._held = Held(thread)
         self._seen: dict[tuple[int | None, str], int] = {}
         """By parent and message the answer that was looked at last."""
 
@@ -153,6 +153,10 @@ class Conversation:
         exchange = self.tree[self.tree.head]
         if exchange.finish_reason in ("eos", "stop"):
             raise EngineError("The answer is complete; /retry generates another one.")
+        if not sees_last(self.path):
+            raise EngineError(
+                "The model does not see this answer any more; /compact off shows it everything again."
+            )
         prompt, answer = self.entries_of(exchange)
         answer.footer = []
         self._hold(exchange.id)
@@ -217,11 +221,7 @@ class Conversation:
 
     def _hold(self, head: int | None) -> None:
         """Make the backend's history the branch that ends with `head`."""
-        path = self.tree.path(head)
-        ids = [exchange.id for exchange in path]
-        if ids != self._held:
-            self._held = ids
-            self._worker.submit(worker.LoadPath(tuple(path)))
+        self._held.hold(self.tree.path(head))
 
     def _refuse_while_busy(self) -> None:
         if self.turn is not None or self.waiting:
@@ -283,7 +283,7 @@ class Conversation:
     def _note(self, turn: Turn) -> None:
         """Save an answer that is over, and count its figures in."""
         if not turn.is_candidate:
-            self._held = [exchange.id for exchange in self.path]
+            self._held.note(self.path)
         self.keeper.save(turn.session, turn.exchange)
         self.ended = turn
         if turn.stats is not None:
@@ -299,7 +299,7 @@ class Conversation:
 
     def _fail(self, turn: Turn, now: float) -> None:
         if turn.has_begun or turn.is_resumed:
-            self._held = None  # who knows how much of it the history holds
+            self._held.forget()  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
             if not turn.is_dropped:
@@ -322,7 +322,7 @@ class Conversation:
             self._select(self.choice[0].exchange.id)
             self.show()
         elif was_head:
-            self._held = None
+            self._held.forget()
             self._go(turn.fallback)
 
     # --- branches ---
@@ -374,17 +374,18 @@ class Conversation:
             exchange = next((e for e in reversed(self.path) if len(self.tree.siblings(e.id)) > 1), None)
         if exchange is None or len(self.tree.siblings(exchange.id)) < 2:
             return self._step_ahead() if entry is None and side > 0 else None
-        answers, messages = self.tree.answers(exchange), self.tree.messages(exchange)
-        of_message = len(answers) < 2 or (isinstance(entry, UserEntry) and len(messages) > 1)
-        place = messages.index(exchange.user) if of_message else answers.index(exchange)
-        place = min(max(place + side, 0), len(messages if of_message else answers) - 1)
-        if of_message:
-            same = [e.id for e in self.tree.siblings(exchange.id) if e.user == messages[place]]
-            chosen = self._seen.get((exchange.parent, messages[place]), same[-1])
-        else:
-            chosen = answers[place].id
+        chosen, of_message = self._beside(exchange, side, isinstance(entry, UserEntry))
         self._go(self.tree.leaf(chosen))
         return self.entries_of(self.tree[chosen])[0 if of_message else 1]
+
+    def _beside(self, exchange: Exchange, side: int, of_message: bool) -> tuple[int, bool]:
+        """The alternative on that side, and whether it is one of the message."""
+        answers, messages = self.tree.answers(exchange), self.tree.messages(exchange)
+        if len(answers) > 1 and not (of_message and len(messages) > 1):
+            return answers[min(max(answers.index(exchange) + side, 0), len(answers) - 1)].id, False
+        message = messages[min(max(messages.index(exchange.user) + side, 0), len(messages) - 1)]
+        same = [other.id for other in self.tree.siblings(exchange.id) if other.user == message]
+        return self._seen.get((exchange.parent, message), same[-1]), True
 
     def _step_ahead(self) -> Entry | None:
         """Go to the end of what was taken back."""
@@ -408,6 +409,34 @@ class Conversation:
         for exchange in self.path:
             self._seen[exchange.parent, exchange.user] = exchange.id
 
+    # --- what the model sees ---
+
+    def try_compaction(self, exchange: Exchange, compaction: Compaction | None) -> None:
+        """Make the history what it would be with this: it is warmed while the person reads."""
+        if self.turn is None and not self.waiting:
+            tried = [replace(e, compaction=compaction) if e is exchange else e for e in self.path]
+            self._held.hold(tried)
+
+    def compact(self, compactions: Sequence[tuple[Exchange, Compaction | None]]) -> None:
+        """From now on the model sees what is before and with each of these exchanges like this."""
+        self._refuse_while_busy()
+        for exchange, compaction in compactions:
+            exchange.compaction = compaction
+        self._seen_anew([exchange for exchange, _ in compactions])
+
+    def pin(self, exchange: Exchange) -> bool:
+        """Pin a message with its answer, or unpin it; whether it is pinned now."""
+        self._refuse_while_busy()
+        exchange.is_pinned = not exchange.is_pinned
+        self._seen_anew([exchange])
+        return exchange.is_pinned
+
+    def _seen_anew(self, changed: Sequence[Exchange]) -> None:
+        for exchange in changed:
+            self.keeper.save(self.keeper.session, exchange)
+        self._hold(self.tree.head)
+        self.show()
+
     # --- sessions ---
 
     def clear(self) -> None:
@@ -417,7 +446,7 @@ class Conversation:
             self.take_back()
         self.keeper.leave()
         self._begin_with(Tree(), "")
-        self._held = []
+        self._held.note([])
         self._worker.submit(worker.Reset())
 
     def _drop(self) -> None:
@@ -434,17 +463,17 @@ class Conversation:
             self.take_back()
         self.keeper.session = session
         self._begin_with(tree, title)
-        self._held = None
+        self._held.forget()
         self._hold(tree.head)
 
     def hold_again(self) -> None:
         """Another model answers from now on: give it the history, unless a message has done so already."""
-        if self.turn is None and self._held is None:
+        if self.turn is None and not self._held.is_known:
             self._hold(self.tree.head)
 
     def forget(self) -> None:
         """The backend may hold anything."""
-        self._held = None
+        self._held.forget()
 
     def _begin_with(self, tree: Tree, title: str) -> None:
         self.tree, self.given_title = tree, title
@@ -459,9 +488,13 @@ class Conversation:
     def show(self) -> None:
         """Bring the screen up to the selected branch."""
         entries: list[Entry] = []
-        for exchange in self.path:
+        path = self.path
+        compacted = summarised(path)
+        for number, exchange in enumerate(path, 1):
             entries += self.entries_of(exchange)
             self._shown.mark(exchange)
+            if number == compacted:
+                entries.append(self._shown.compaction_of(path[:number]))
         if self.choice:  # they are shown elsewhere
-            entries.pop()
+            entries.remove(self.entries_of(path[-1])[1])
         self._view.show_path([*entries, *self.waiting])

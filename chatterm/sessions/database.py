@@ -5,10 +5,11 @@ import sqlite3
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from time import time
 from typing import Any, get_args
 
-from chatterm.backends.backend import Exchange, ThinkCache, ThinkMode
+from chatterm.backends.backend import Compaction, Exchange, ThinkCache, ThinkMode
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import extent
@@ -21,10 +22,10 @@ FIELDS = ("title", "model", "system", "think", "think_cache", "sampling")
 
 _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
-    "opening, user, text, reasoning, token_ids, seed, ends_at"
+    "opening, user, text, reasoning, token_ids, seed, ends_at, is_pinned, compaction"
 )
 _PUT = (
-    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 18)}) ON CONFLICT (session, id) DO UPDATE SET "
+    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 20)}) ON CONFLICT (session, id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
     + " WHERE created = excluded.created"
 )
@@ -154,6 +155,8 @@ class Database:
             _packed(exchange.token_ids),
             exchange.seed,
             exchange.ends_at,
+            exchange.is_pinned,
+            json.dumps(asdict(exchange.compaction)) if exchange.compaction is not None else None,
         )
         return self._execute(_PUT, values).rowcount > 0
 
@@ -303,6 +306,8 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         ids,
         seed,
         ends_at,
+        is_pinned,
+        compaction,
     ) = row
     return Exchange(
         id,
@@ -320,7 +325,18 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         thinking_s=thinking_s,
         seed=seed,
         ends_at=ends_at,
+        is_pinned=bool(is_pinned),
+        compaction=_compaction(compaction),
     )
+
+
+def _compaction(text: str | None) -> Compaction | None:
+    """What was stored; None for what is none."""
+    if text is None:
+        return None
+    found = _decoded(text)
+    summary, without = found.get("summary"), found.get("without_files")
+    return Compaction(summary if isinstance(summary, str) else None, without is True)
 
 
 def _decoded(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from chatterm.sessions.records import SessionError
 from chatterm.terminal.sanitize import one_line
 
-VERSION = 2
+VERSION = 3
 """The format that this program writes (PRAGMA user_version)."""
 LOCK_WAIT = 1.0
 """Seconds to wait for another process that is writing."""
@@ -45,6 +45,11 @@ _MIGRATIONS = (
         ids BLOB NOT NULL, text TEXT NOT NULL, reasoning TEXT NOT NULL, PRIMARY KEY (session, exchange, at),
         FOREIGN KEY (session, exchange) REFERENCES exchanges (session, id) ON DELETE CASCADE
     ) WITHOUT ROWID;
+    """,
+    # What the model sees where that is not what was said: JSON, or NULL.
+    """
+    ALTER TABLE exchanges ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE exchanges ADD COLUMN compaction TEXT;
     """,
 )
 

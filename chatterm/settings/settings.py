@@ -12,6 +12,7 @@ from chatterm.terminal.title import Notify
 
 Panel = Literal["auto", "show", "hide"]
 Glyphs = Literal["auto", "unicode", "ascii"]
+WhenFull = Literal["ask", "summarise", "stop"]
 ThinkDisplay = Literal["live", "open", "closed"]
 
 
@@ -121,6 +122,15 @@ class ComposerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """The conversation."""
+
+    when_full: WhenFull = "ask"
+    """When the context is nearly full: ask what shall make room, or have the model write a summary of the oldest
+    messages for you to read, or only say so (stop)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSettings:
     """Saved conversations."""
 
@@ -139,6 +149,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     composer: ComposerSettings = field(default_factory=ComposerSettings)
+    chat: ChatSettings = field(default_factory=ChatSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
 
 

@@ -18,7 +18,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from chatterm.conversation.entries import INDENT, AnswerEntry, Click, Entry, UserEntry
+from chatterm.conversation.entries import INDENT, AnswerEntry, Click, CompactionEntry, Entry, UserEntry
 from chatterm.conversation.find import Finder, Match
 from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
@@ -150,7 +150,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Show these messages. What stands above the first one that changes stays, notices included."""
         kept = matching = 0
         for entry in self.entries:
-            if isinstance(entry, UserEntry | AnswerEntry):
+            if isinstance(entry, UserEntry | AnswerEntry | CompactionEntry):
                 if matching == len(wanted) or wanted[matching] is not entry:
                     break
                 matching += 1

@@ -6,12 +6,13 @@ from chatterm.backends import worker
 from chatterm.backends.backend import EngineError, ModelChoice
 from chatterm.commands.reports import help_lines
 from chatterm.screens.chat.command_part import LOADING
+from chatterm.screens.chat.compacting import Compacting
 from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
 
 
-class ChatActions(MessageActions, SessionActions, Preferences):
+class ChatActions(MessageActions, SessionActions, Preferences, Compacting):
     def show_help(self) -> None:
         self.report("help", "Help", help_lines)
 

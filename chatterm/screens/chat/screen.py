@@ -167,6 +167,7 @@ class ChatScreen(MessageSelection):
         if self.keeper.problem != self._problem:
             self._say_problem()
         self.titling.tick(now)
+        self.actions.offer_summary(now)
         if not reports and turn is None:
             if now >= self._figures_after:  # idle work goes on
                 is_warming = self._show_live(now).is_warming
@@ -211,8 +212,12 @@ class ChatScreen(MessageSelection):
                 self.presence.answered(turn if self.conversation.turn is None else None, now)
                 self.titling.answered(now)
                 self.set_timer(_REST, self._tidy)
-            case worker.Failed(job, message):
+            case worker.Said(text):
+                self.actions.summary_grows(text)
+            case worker.Failed(job, message, is_full):
                 self._failed(job, message, now)
+                if is_full and isinstance(job, worker.Send | worker.Draw):
+                    self.actions.context_is_full()
             case worker.Done(job, value):
                 self._done(job, value)
         for note in new_notes(self.backend.figures(), self._noted):
@@ -242,6 +247,9 @@ class ChatScreen(MessageSelection):
                 self.conversation.forget()
                 if self.info is None:
                     return  # that was said already
+            case worker.Aside():
+                self.actions.summary_is_over(is_whole=False, problem=message)
+                return
             case worker.Count() | worker.Prepare() | worker.MakeTitle():
                 return  # sending it will say so
         self.say(message, "error")
@@ -255,6 +263,8 @@ class ChatScreen(MessageSelection):
                 self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
+            case worker.Aside():
+                self.actions.summary_is_over(is_whole=bool(value))
             case worker.MakeTitle() if value is False:
                 self.titling.refused()
             case worker.Catalogue():
