@@ -40,7 +40,7 @@ _ENDINGS = {
 
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
-    *("compact", "pin"),
+    *("compact", "pin", "preset"),
     *("cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
@@ -151,6 +151,8 @@ class Inline:
                 self._compact(argument)
             case "pin":
                 self._page.line(self._talk.pin(argument))
+            case "preset":
+                self._preset(argument)
             case "reset":
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept
@@ -173,6 +175,10 @@ class Inline:
                 raise Leave
             case "cache":
                 raise EngineError("The cache map needs the chat screen; /cache why works here.")
+            case other if command not in COMMANDS:
+                from chatterm.cli.inline_files import prompt_message
+
+                self._answer(self._talk.ask(prompt_message(other, argument)))
             case other:
                 raise EngineError(f"/{other} needs the chat screen: run chatterm without --inline.")
 
@@ -207,9 +213,22 @@ class Inline:
             if command.name in HERE:
                 self._page.line(f"  {command.usage}: {command.help}")
 
+    def _preset(self, argument: str) -> None:
+        from chatterm.cli.inline_files import use_preset
+        from chatterm.settings.presets import preset_names
+
+        if not argument:
+            self._page.line(f"Presets: {', '.join(preset_names()) or 'none yet'}.")
+            return
+        if model := use_preset(argument, self._backend, self._talk, self._settings.sampling):
+            self._model(model)
+        self._page.line(f"The preset {argument} applies from the next message on.")
+
     def _compact(self, argument: str) -> None:
         if not argument:
-            raise EngineError("A summary is read before it is used, in the chat screen; /compact files, start and off work here.")
+            raise EngineError(
+                "A summary is read first, in the chat screen; /compact files, start and off work here."
+            )
         self._talk.compact(argument)
         self._page.line(COMPACTED[argument])
 

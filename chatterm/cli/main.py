@@ -152,6 +152,7 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
     ] = False,
+    preset: options.Preset = None,
     system: options.System = None,
     theme: options.Theme = None,
     temperature: options.Temperature = None,
@@ -192,6 +193,10 @@ def run(
     chosen = options.chat_options(invocation)
     _check_theme(theme)
     options.check_model(model)
+    of_preset: set[str] = set()
+    if preset is not None:
+        chosen, preset_model, of_preset = options.with_preset(chosen, preset, invocation)
+        model = model or preset_model
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
@@ -225,7 +230,9 @@ def run(
         from chatterm.sessions.resume import find_session, resumed
 
         earlier = find_session(session)
-        given = {name: options.is_given(invocation, name) for name in ("think", "think_cache")}
+        given = {
+            name: options.is_given(invocation, name) or name in of_preset for name in ("think", "think_cache")
+        }
         chosen = resumed(chosen, earlier, **given)
         model = model or earlier.model or None
         resume["session"] = earlier.id
@@ -233,7 +240,9 @@ def run(
 
     preferences = options.preferences()
     stays = options.keep_alive_of(keep_alive, preferences, no_server)
-    decided = options.decided(invocation) | ({"system", "think", "think_cache"} if resume else set())
+    decided = (
+        options.decided(invocation) | of_preset | ({"system", "think", "think_cache"} if resume else set())
+    )
     chosen_sampling = dict(chosen.sampling)
     chosen = with_settings(chosen, preferences, decided)
     if parallel or answers > 1:

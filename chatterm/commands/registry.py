@@ -3,9 +3,13 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.actions import Actions
+
+if TYPE_CHECKING:
+    from chatterm.settings.prompts import PromptFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,12 @@ def _sampling() -> list[str]:
     from chatterm.commands.sampling import suggested
 
     return suggested()
+
+
+def _presets() -> list[str]:
+    from chatterm.settings.presets import WORDS, preset_names
+
+    return [*preset_names(), *(f"{word} " for word in WORDS)]
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -201,6 +211,15 @@ COMMANDS: tuple[Command, ...] = (
         ("models",),
     ),
     Command(
+        "preset",
+        "[NAME|save NAME|replace NAME]",
+        "List presets, use one, or save this conversation's settings as one",
+        lambda a, text: a.preset(text),
+        {"alt+d": ""},
+        is_free=True,
+        suggest=_presets,
+    ),
+    Command(
         "system",
         "[TEXT|none]",
         "Show or set the system prompt",
@@ -295,7 +314,22 @@ def is_command(text: str) -> bool:
 
 def find(name: str) -> Command | None:
     """The command of this name or alias."""
-    return next((command for command in COMMANDS if name in (command.name, *command.aliases)), None)
+    return next((command for command in all_commands() if name in (command.name, *command.aliases)), None)
+
+
+def all_commands() -> tuple[Command, ...]:
+    """The commands, and those that a person's own prompts are; one of those gives way to a command."""
+    from chatterm.settings.prompts import prompt_files
+
+    taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
+    return (*COMMANDS, *(_of_prompt(file) for file in prompt_files() if file.name not in taken))
+
+
+def _of_prompt(file: "PromptFile") -> Command:
+    def run(actions: Actions, argument: str) -> None:
+        actions.use_prompt(file.name, argument)
+
+    return Command(file.name, file.arguments, file.about or "Your prompt", run, takes_path=file.takes_file)
 
 
 def parse(text: str) -> tuple[Command, str]:
@@ -320,17 +354,17 @@ def parse(text: str) -> tuple[Command, str]:
 def completions(text: str) -> list[tuple[str, Command]]:
     """Names that what has been typed so far may become, while the name itself is being typed: first those of
     commands, then those by which other programs call the same."""
-    if not re.fullmatch(r"/[A-Za-z]*", text):
+    if not re.fullmatch(r"/([A-Za-z][\w-]*)?", text):
         return []
-    typed = text[1:].lower()
-    named = [(command.name, command) for command in COMMANDS if command.name.startswith(typed)]
-    aliases = [(alias, command) for command in COMMANDS for alias in command.aliases if typed]
+    typed, known = text[1:].lower(), all_commands()
+    named = [(command.name, command) for command in known if command.name.startswith(typed)]
+    aliases = [(alias, command) for command in known for alias in command.aliases if typed]
     return named + [(alias, command) for alias, command in aliases if alias.startswith(typed)]
 
 
 def choice_completions(text: str) -> list[str]:
     """Whole lines that `/name arg` may become, where there are arguments to offer."""
-    match = re.fullmatch(r"/([A-Za-z]+) (.*)", text)
+    match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None:
         return []
@@ -341,7 +375,7 @@ def choice_completions(text: str) -> list[str]:
 
 def path_start(text: str) -> int | None:
     """Where in a command line the name of the file that is being written starts; None where no file belongs."""
-    match = re.fullmatch(r"/([A-Za-z]+)(\s+)(.*)", text)
+    match = re.fullmatch(r"/([A-Za-z][\w-]*)(\s+)(.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None or not command.takes_path:
         return None

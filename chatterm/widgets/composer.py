@@ -291,6 +291,10 @@ class Composer(FoldingArea):
 
     # --- sending ---
 
+    def send_now(self) -> None:
+        """As Enter does."""
+        self._submit()
+
     def _submit(self) -> None:
         shown, recall = self.text, self.full_text
         if self.read_only or (shown == self._sent[0] and monotonic() - self._sent[1] < _BOUNCE):

@@ -27,6 +27,7 @@ from chatterm.screens.chat.selection import MessageSelection
 from chatterm.screens.chat.titling import Titling
 from chatterm.screens.chat.writing import Writing
 from chatterm.screens.paste import PasteScreen
+from chatterm.settings.prompts import clashes
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import sentences
@@ -134,6 +135,12 @@ class ChatScreen(MessageSelection):
         # The worker begins once the first frame is out: importing the engine would hold it up.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
         self.actions.restore()
+        taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
+        self.in_thread(partial(clashes, taken), self._say_clashes)
+
+    def _say_clashes(self, found: list[str]) -> None:
+        for text in found:
+            self.say(text, "error")
 
     def _begin_work(self) -> None:
         collect_rarely()
