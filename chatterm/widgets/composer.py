@@ -16,6 +16,7 @@ from chatterm.commands.registry import is_command
 from chatterm.conversation.attachments import (
     Attached,
     AttachmentError,
+    NeedsYesError,
     NoFileError,
     attach,
     mentions,
@@ -32,6 +33,8 @@ _DRAFT_EVERY = 0.5
 """Seconds from a change to the draft that is given away."""
 _READING = 5.0
 """Seconds that attached files may take to be read."""
+_FETCHING = 20.0
+"""Seconds that pages may take to be fetched."""
 _BOUNCE = 0.5
 """Seconds in which a second Enter sends nothing while the screen still has to take the text of the first."""
 _NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
@@ -58,11 +61,13 @@ class Composer(FoldingArea):
     class Problem(Message):
         """Something could not be done; `text` is one line for the person. What was written is still there."""
 
-        def __init__(self, text: str, *, doubted: str = "") -> None:
+        def __init__(self, text: str, *, doubted: str = "", asked: str = "") -> None:
             super().__init__()
             self.text = text
             self.doubted = doubted
             """What the composer shows, where it is sent as it is when Enter is pressed once more."""
+            self.asked = asked
+            """The same where what it mentions is attached then."""
 
     class Read(Message):
         """The files that a message attaches were read, or could not be."""
@@ -103,6 +108,8 @@ class Composer(FoldingArea):
         """The text that was sent last and is still here, and when that was."""
         self._doubted = ""
         """The text of which was said that something in it is no file."""
+        self._asked = ""
+        """The text of which was asked whether what it mentions shall be attached."""
         self._reading = 0
         """Number of the latest reading of attached files."""
         self._reading_timer: Timer | None = None
@@ -258,7 +265,9 @@ class Composer(FoldingArea):
 
             def look() -> None:
                 try:
-                    self.post_message(self.Looked(shown, attach(shown, working_folder(), as_text=True)))
+                    self.post_message(
+                        self.Looked(shown, attach(shown, working_folder(), as_text=True, fetches=False))
+                    )
                 except AttachmentError:
                     self.post_message(self.Looked(shown, None))
 
@@ -304,17 +313,24 @@ class Composer(FoldingArea):
             self._send(self.Submitted(recall, shown, recall))
             return
         self._reading += 1
-        number, pastes, as_text = self._reading, self.pastes.copy(), shown == self._doubted
+        number, pastes = self._reading, self.pastes.copy()
+        said_yes = shown == self._asked
+        as_text = shown == self._doubted or said_yes
         self.read_only = True
-        self._reading_timer = self.set_timer(_READING, self._give_up_reading)
+        self._reading_timer = self.set_timer(
+            _FETCHING if "@http" in shown else _READING, self._give_up_reading
+        )
 
         def read() -> None:
             result: Message
             try:
-                text = self._whole_message(pastes, attach(shown, working_folder(), as_text=as_text))
+                attached = attach(shown, working_folder(), as_text=as_text, said_yes=said_yes)
+                text = self._whole_message(pastes, attached)
                 result = self.Submitted(text, shown, recall)
             except NoFileError as error:
                 result = self.Problem(f"{error} Press Enter again to send it as text.", doubted=shown)
+            except NeedsYesError as error:
+                result = self.Problem(f"{error} Press Enter again to attach and send it.", asked=shown)
             except AttachmentError as error:
                 result = self.Problem(str(error))
             self.post_message(self.Read(number, result))
@@ -331,7 +347,7 @@ class Composer(FoldingArea):
     def _give_up_reading(self) -> None:
         if self.read_only:
             self._end_reading()
-            self.post_message(self.Problem("The attached files take too long to read; nothing was sent."))
+            self.post_message(self.Problem("What is attached takes too long to read; nothing was sent."))
 
     def _end_reading(self) -> None:
         self.read_only = False
@@ -342,7 +358,8 @@ class Composer(FoldingArea):
         if isinstance(message, self.Submitted):
             self._history.add(message.recall)
         elif isinstance(message, self.Problem):
-            self._doubted = message.doubted
+            self._doubted = message.doubted or self._doubted
+            self._asked = message.asked
         self.post_message(message)
 
     # --- another editor ---
