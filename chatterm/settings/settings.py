@@ -117,6 +117,8 @@ class ComposerSettings:
 
     history: int = 1000
     """How many sent messages Up and Down can recall; 0 keeps none."""
+    vim: bool = False
+    """Vim's keys: Esc leaves insert mode; from the next start on."""
     prepare_drafts: bool = True
     """Prewarm the message while you type, so that the answer starts at once."""
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual import events, on
 from textual.binding import Binding, BindingType
+from textual.document._document import Selection
 from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
@@ -28,6 +29,7 @@ from chatterm.widgets.completion import Completion, Suggestion
 from chatterm.widgets.folding import FoldingArea
 from chatterm.widgets.history import PromptHistory
 from chatterm.widgets.paste import Pastes
+from chatterm.widgets.vim import Vim
 
 _DRAFT_EVERY = 0.5
 """Seconds from a change to the draft that is given away."""
@@ -91,11 +93,14 @@ class Composer(FoldingArea):
         completion: Completion | None = None,
         history: int = 1000,
         on_draft: Callable[[str], None] | None = None,
+        vim: bool = False,
         id: str | None = None,
     ) -> None:
         self._attached: tuple[str, Attached] | None = None  # first: a line may be drawn at once
         """The latest text that mentions files, and these."""
         super().__init__(id=id, placeholder=_PLACEHOLDER)
+        self.vim = Vim() if vim else None
+        """Vim's keys, where they are wanted."""
         self._completion = completion
         """The list that follows what is typed; the composer moves and chooses in it."""
         self._history = PromptHistory(history)
@@ -154,11 +159,56 @@ class Composer(FoldingArea):
     # --- keys ---
 
     async def _on_key(self, event: events.Key) -> None:
-        if self._used(event.key) or await self._acted(event.key):
+        if self._vim_has(event) or self._used(event.key) or await self._acted(event.key):
             event.stop()
             event.prevent_default()
         else:
             await super()._on_key(event)
+
+    class ModeChanged(Message):
+        """Vim's mode is another one."""
+
+    @property
+    def vim_mode(self) -> str:
+        """As the status line says it; "" without vim's keys."""
+        if self.vim is None:
+            return ""
+        names = {"insert": "INSERT", "normal": "NORMAL", "visual": "VISUAL", "lines": "V-LINE"}
+        return f"{names[self.vim.mode]} {self.vim.pending}".strip()
+
+    def vim_takes(self, key: str) -> bool:
+        """Whether vim's keys mean something by `key`; then it is done."""
+        vim = self.vim
+        if vim is None or self.read_only or (vim.mode == "insert" and key != "escape"):
+            return False
+        text = self.text
+        vim.take(text, self._index(*self.cursor_location) if vim.selection is None else vim.now.at)
+        if not vim.press(key):
+            return False
+        if vim.now.text != text:
+            self.replace(vim.now.text, (0, 0), self.document.end, maintain_selection_offset=False)
+        at = self._location(vim.now.at, vim.now.text)
+        selected = vim.selection
+        if selected is None:
+            self.move_cursor(at)
+        else:
+            first, last = (self._location(place, vim.now.text) for place in selected)
+            self.selection = Selection(first, last) if vim.now.at >= vim.start else Selection(last, first)
+        self.post_message(self.ModeChanged())
+        return True
+
+    def _vim_has(self, event: events.Key) -> bool:
+        if self.vim is None or (
+            self._completion is not None and self._completion.display and self.vim.mode == "insert"
+        ):
+            return False
+        is_typed = event.character is not None and event.is_printable
+        return self.vim_takes(event.character or "" if is_typed else event.key)
+
+    def _location(self, at: int, text: str) -> tuple[int, int]:
+        """The row and column of a place in `text`."""
+        before = text[:at]
+        return before.count("\n"), len(before) - before.rfind("\n") - 1
 
     async def _acted(self, key: str) -> bool:
         """Do what a key is bound to at once. Left to bubble it would come after letters that were typed after it."""
@@ -222,8 +272,7 @@ class Composer(FoldingArea):
             self._completion.close()
         self.replace(suggestion.text, (0, 0), self.document.end, maintain_selection_offset=False)
         end = len(suggestion.text) if suggestion.cursor is None else suggestion.cursor
-        before = suggestion.text[:end]
-        self.move_cursor((before.count("\n"), len(before) - before.rfind("\n") - 1))
+        self.move_cursor(self._location(end, suggestion.text))
         if run and suggestion.complete:
             self._submit()
 

@@ -62,11 +62,15 @@ MESSAGE_KEYS = {
     "left": ("branch", "prev"),
     "right_square_bracket": ("branch", "next"),
     "right": ("branch", "next"),
+    "left_curly_bracket": ("select", "prev"),
+    "right_curly_bracket": ("select", "next"),
     "t": ("expand", ""),
     "enter": ("expand", ""),
     "space": ("expand", ""),
 }
 """Keys while a message is selected: a command and its argument."""
+EDGE_KEYS = {"g": -1, "G": 1}
+"""Keys that lead to the first line and to the last."""
 _HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "t thinking")
 
 
@@ -93,7 +97,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(key, f"screen.run_command({name!r}, {argument!r})", show=False)
         for key, (name, argument) in MESSAGE_KEYS.items()
-    ]
+    ] + [Binding(key, f"screen.edge({step})", show=False) for key, step in EDGE_KEYS.items()]
 
     has_news = reactive(False, repaint=False)
     """Text has come below what is read."""

@@ -113,6 +113,7 @@ class ChatScreen(MessageSelection):
                     completion=completion,
                     history=self.settings.composer.history,
                     on_draft=self.writing.keep_draft,
+                    vim=self.settings.composer.vim,
                     id="composer",
                 )
                 yield StatusLine(id="status")
@@ -129,6 +130,7 @@ class ChatScreen(MessageSelection):
         self.welcome = self.query_one(Welcome)
         self.transcript.display = False
         self.composer.focus()
+        self._vim_mode()
         self._show_live(monotonic())
         self.submit(worker.Open())
         self.set_interval(_FRAME, self._frame)
@@ -330,6 +332,10 @@ class ChatScreen(MessageSelection):
         self.composer.choose(message.suggestion)
         self.composer.focus()
 
+    @on(Composer.ModeChanged)
+    def _vim_mode(self) -> None:
+        self.status.show_mode(self.composer.vim_mode)
+
     @on(Composer.Problem)
     def _composer_problem(self, message: Composer.Problem) -> None:
         self.say(message.text, "error")
@@ -368,6 +374,8 @@ class ChatScreen(MessageSelection):
             self.finding.close()
         elif self.transcript.selected is not None:
             self.back_to_composer()
+        elif self.focused is self.composer and self.composer.vim_takes("escape"):
+            pass
         elif talk.turn is not None:
             talk.stop()
         elif talk.waiting:
