@@ -3,7 +3,7 @@
 import io
 import logging
 
-from chatterm.conversation.attachments import AttachmentError
+from chatterm.conversation.attachment_errors import AttachmentError
 from chatterm.terminal.sanitize import cleaned, one_line
 
 _PAGES = 300

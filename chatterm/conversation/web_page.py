@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from time import monotonic
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from chatterm.conversation.attachments import AttachmentError, NeedsYesError
+from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
 from chatterm.conversation.pdf import pdf_text
 from chatterm.terminal.sanitize import cleaned, one_line
 from models.units import bytes_text

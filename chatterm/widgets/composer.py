@@ -14,15 +14,8 @@ from textual.widgets import TextArea
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import is_command
-from chatterm.conversation.attachments import (
-    Attached,
-    AttachmentError,
-    NeedsYesError,
-    NoFileError,
-    attach,
-    mentions,
-    working_folder,
-)
+from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError, NoFileError
+from chatterm.conversation.attachments import Attached, attach, mentions, working_folder
 from chatterm.markdown.lines import shortened
 from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion

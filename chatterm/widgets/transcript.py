@@ -95,9 +95,9 @@ class Transcript(ScrollView, Painter, can_focus=True):
     ALLOW_SELECT = True
     FOCUS_ON_CLICK = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key, f"screen.run_command({name!r}, {argument!r})", show=False)
-        for key, (name, argument) in MESSAGE_KEYS.items()
-    ] + [Binding(key, f"screen.edge({step})", show=False) for key, step in EDGE_KEYS.items()]
+        *(Binding(k, f"screen.run_command({n!r}, {a!r})", show=False) for k, (n, a) in MESSAGE_KEYS.items()),
+        *(Binding(key, f"screen.edge({step})", show=False) for key, step in EDGE_KEYS.items()),
+    ]
 
     has_news = reactive(False, repaint=False)
     """Text has come below what is read."""

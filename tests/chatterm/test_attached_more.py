@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.conversation import web_page
-from chatterm.conversation.attachments import AttachmentError, NeedsYesError, attach
+from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
+from chatterm.conversation.attachments import attach
 from chatterm.conversation.folder import folder_files
 from chatterm.conversation.ignored import files_below, is_ignored, rules_of
 from chatterm.conversation.web_page import page_text, readable

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatterm.conversation.attachments import (
-    Attached,
-    AttachmentError,
-    NoFileError,
-    attach,
-    mentions,
-    read_text,
-    working_folder,
-)
+from chatterm.conversation.attachment_errors import AttachmentError, NoFileError
+from chatterm.conversation.attachments import Attached, attach, mentions, read_text, working_folder
 from chatterm.widgets.path_completion import found_paths, path_token
 
 WRITTEN = st.text(alphabet='@"/.~ab\n \\,é\t', max_size=40)
