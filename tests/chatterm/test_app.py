@@ -105,7 +105,7 @@ async def test_nothing_is_sent_for_nothing() -> None:
     ("reason", "said"),
     [
         (FinishReason.LENGTH, "cut off at the token limit"),
-        (FinishReason.CONTEXT_FULL, "the context is full: /reset, /undo"),
+        (FinishReason.CONTEXT_FULL, "the context is full; /compact makes room"),
         (FinishReason.CANCELLED, "stopped"),
     ],
 )
