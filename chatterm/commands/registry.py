@@ -153,7 +153,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "compact",
         "[files|start|off]",
-        "Make room in the context: summarise the oldest messages, leave out files, start from here",
+        "Make room: a summary, no files, or start from here",
         lambda a, text: a.compact(text),
         {"alt+m": ""},
         choices=("files", "start", "off"),
@@ -161,7 +161,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "pin",
         "[N]",
-        "Pin a message (default: the selected or last one): /compact leaves it whole; again unpins it",
+        "Pin a message, so that /compact leaves it whole; or unpin it",
         lambda a, text: a.pin(text),
         {"alt+p": ""},
         ("unpin",),
@@ -212,8 +212,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "preset",
-        "[NAME|save NAME|replace NAME]",
-        "List presets, use one, or save this conversation's settings as one",
+        "[NAME|save NAME]",
+        "List presets, use one, or save these settings as one",
         lambda a, text: a.preset(text),
         {"alt+d": ""},
         is_free=True,
