@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from chatterm.backends.exchange import Exchange, Outcome, Tool, ToolCall, ToolResult
+from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
 from engine.errors import ContextFullError, EngineError
 from engine.events import DraftCost, Figures, FinishReason, OffloadFigures, TokenEvent, TurnStats
 from engine.params import Constraint
@@ -23,6 +23,7 @@ __all__ = [
     "Attention",
     "Backend",
     "ChatOptions",
+    "Compaction",
     "ContextFullError",
     "DraftCost",
     "EngineError",

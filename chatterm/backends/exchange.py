@@ -76,6 +76,16 @@ class Outcome:
         return replace(self, text=text, reasoning=reasoning, token_ids=list(self.token_ids[:-1]))
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What the model sees of everything up to an exchange, where that is not what was said."""
+
+    summary: str | None = None
+    """Stands for all of it but what is pinned; "": nothing does. None: it is all there."""
+    without_files: bool = False
+    """The attached files are left out."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """A message of the person and the answer to it: one node of a session's tree."""
@@ -110,6 +120,10 @@ class Exchange:
     """What the answer asks for."""
     results: list[ToolResult] = field(default_factory=list)
     """Where nobody wrote the message: what came of the calls of the exchange before. `user` says it in words."""
+    is_pinned: bool = False
+    """No compaction changes it."""
+    compaction: Compaction | None = None
+    """Of everything up to this exchange, on each branch that it is on; what was said stays."""
 
     def take(self, answer: Outcome) -> None:
         """The answer is this one, whole or as far as it has come."""

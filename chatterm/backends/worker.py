@@ -15,13 +15,16 @@ from typing import Any
 
 from chatterm.backends.backend import (
     Backend,
+    ContextFullError,
     EngineError,
     Exchange,
+    FinishReason,
     ModelError,
     ModelInfo,
     Outcome,
     Part,
     Progress,
+    Request,
     ThinkCache,
     ThinkMode,
     TokenEvent,
@@ -165,6 +168,13 @@ class MakeTitle:
     answer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Answer something that is no part of the conversation; whatever is asked for next ends it."""
+
+    request: Request
+
+
 Job = (
     Open
     | Switch
@@ -185,6 +195,7 @@ Job = (
     | Prepare
     | Count
     | MakeTitle
+    | Aside
     | ListModels
     | Catalogue
 )
@@ -239,9 +250,18 @@ class Failed:
     job: Job
     message: str
     """One line."""
+    is_full: bool = False
+    """It does not fit into the context."""
 
 
-Report = Loading | Loaded | Begun | Token | Answered | Done | Failed
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an aside says so far; it is over with Done or Failed."""
+
+    text: str
+
+
+Report = Loading | Loaded | Begun | Token | Answered | Done | Failed | Said
 
 
 class _Closing(BaseException):
@@ -265,6 +285,8 @@ class Worker:
         self._but: int | None = None
         """The candidate that is not to stop."""
         self._abandoning = threading.Event()
+        self._aside: Job | None = None
+        """The aside that was asked for last; None once something else was."""
         self._drafts: dict[type[Job], Job] = {}
         """The latest jobs about a draft: earlier ones that still wait are about a text that is gone."""
         # A daemon: a load that cannot be interrupted must not keep the terminal.
@@ -281,7 +303,16 @@ class Worker:
             self._stopping.clear()
         if isinstance(job, Prepare | Count):
             self._drafts[type(job)] = job
+        self.stop_aside()
+        if isinstance(job, Aside):
+            self._aside = job
         self._jobs.put(job)
+
+    def stop_aside(self) -> None:
+        """Nobody waits for what is said aside any more."""
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            self._backend.stop()
 
     def stop(self, but: int | None = None) -> None:
         """End the answer submitted last, also where it has not begun; of candidates all, or all `but` one."""
@@ -327,7 +358,9 @@ class Worker:
             except _Abandoned:
                 self._reports.append(Failed(job, "Loading was stopped; what was downloaded is kept."))
             except (EngineError, ModelError) as error:
-                self._reports.append(Failed(job, one_line(in_chat(error))))
+                is_full = isinstance(error, ContextFullError)
+                said = str(error) if isinstance(job, Aside) else in_chat(error)
+                self._reports.append(Failed(job, one_line(said), is_full))
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
                 self._reports.append(Failed(job, said))
@@ -376,6 +409,8 @@ class Worker:
                 value = backend.count(draft)
             case MakeTitle(question, answer):
                 value = not self._jobs.empty() or backend.begin_title(question, answer)
+            case Aside(request):
+                value = self._say_aside(job, request)
             case ListModels():
                 value = backend.models()
             case Catalogue():
@@ -429,6 +464,30 @@ class Worker:
             raise problem
         if self._jobs.empty():
             self._backend.settle()
+
+    def _say_aside(self, job: Job, request: Request) -> bool:
+        """Whether it was said to its end."""
+        if self._aside is not job:
+            return False
+        text = ""
+        reason: FinishReason | None = None
+        try:
+            for _, part in self._backend.answers([request]):
+                if isinstance(part, EngineError | ModelError):
+                    raise part
+                if isinstance(part, TokenEvent):
+                    text += part.text if part.kind == "answer" else ""
+                    self._reports.append(Said(text))
+                else:
+                    reason = part.finish_reason
+                if self._closing.is_set():
+                    raise _Closing
+                if self._aside is not job:
+                    self._backend.stop()  # it was asked before the backend had begun
+        finally:
+            if self._aside is job:
+                self._aside = None
+        return reason in (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)
 
     def _on_progress(self, progress: Progress) -> None:
         if self._closing.is_set():

@@ -16,6 +16,7 @@ from chatterm.cli.oneshot import close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
+from chatterm.conversation.compaction import COMPACTED
 from chatterm.conversation.figures import new_notes
 from chatterm.conversation.preset import Preset
 from chatterm.conversation.talk import Talk
@@ -33,12 +34,13 @@ LINE_LIMIT = 16 * 1024 * 1024
 _ENDINGS = {
     FinishReason.CANCELLED: "[stopped; /continue resumes it]",
     FinishReason.LENGTH: "[cut off at the token limit; /continue resumes it]",
-    FinishReason.CONTEXT_FULL: "[the context is full; use /undo or /reset to make room]",
+    FinishReason.CONTEXT_FULL: "[the context is full; /compact makes room]",
 }
 
 
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
+    *("compact", "pin", "preset"),
     *("cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
@@ -145,6 +147,12 @@ class Inline:
                 self._page.line(f"Undone: {one_line(self._talk.undo())}")
             case "redo":
                 self._page.line(f"Restored: {one_line(self._talk.redo())}")
+            case "compact":
+                self._compact(argument)
+            case "pin":
+                self._page.line(self._talk.pin(argument))
+            case "preset":
+                self._preset(argument)
             case "reset":
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept
@@ -169,6 +177,10 @@ class Inline:
                 raise Leave
             case "cache":
                 raise EngineError("The cache map needs the chat screen; /cache why works here.")
+            case other if command not in COMMANDS:
+                from chatterm.cli.inline_files import prompt_message
+
+                self._answer(self._talk.ask(prompt_message(other, argument)))
             case other:
                 raise EngineError(f"/{other} needs the chat screen: run chatterm without --inline.")
 
@@ -202,6 +214,25 @@ class Inline:
         for command in COMMANDS:
             if command.name in HERE:
                 self._page.line(f"  {command.usage}: {command.help}")
+
+    def _preset(self, argument: str) -> None:
+        from chatterm.cli.inline_files import use_preset
+        from chatterm.settings.presets import preset_names
+
+        if not argument:
+            self._page.line(f"Presets: {', '.join(preset_names()) or 'none yet'}.")
+            return
+        if model := use_preset(argument, self._backend, self._talk, self._settings.sampling):
+            self._model(model)
+        self._page.line(f"The preset {argument} applies from the next message on.")
+
+    def _compact(self, argument: str) -> None:
+        if not argument:
+            raise EngineError(
+                "A summary is read first, in the chat screen; /compact files, start and off work here."
+            )
+        self._talk.compact(argument)
+        self._page.line(COMPACTED[argument])
 
     def _think(self, argument: str) -> None:
         if argument in ("show", "hide"):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
@@ -15,7 +15,7 @@ from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
 from chatterm.cli.mcp import mcp_app
-from chatterm.cli.options import check_utf8
+from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
@@ -156,6 +156,7 @@ def run(
     ] = False,
     tools: options.Tools = None,
     allow_changes: options.AllowChanges = False,
+    preset: options.Preset = None,
     system: options.System = None,
     theme: options.Theme = None,
     temperature: options.Temperature = None,
@@ -202,6 +203,10 @@ def run(
         raise WrongUsage("--tools is for one conversation with -p; in the chat, /tools switches tools on.")
     if allow_changes and tools is None:
         raise WrongUsage("--allow-changes is about --tools; add --tools NAMES.")
+    of_preset: set[str] = set()
+    if preset is not None:
+        chosen, preset_model, of_preset = options.with_preset(chosen, preset, invocation)
+        model = model or preset_model
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
@@ -235,7 +240,9 @@ def run(
         from chatterm.sessions.resume import find_session, resumed
 
         earlier = find_session(session)
-        given = {name: options.is_given(invocation, name) for name in ("think", "think_cache")}
+        given = {
+            name: options.is_given(invocation, name) or name in of_preset for name in ("think", "think_cache")
+        }
         chosen = resumed(chosen, earlier, **given)
         model = model or earlier.model or None
         resume["session"] = earlier.id
@@ -243,7 +250,9 @@ def run(
 
     preferences = options.preferences()
     stays = options.keep_alive_of(keep_alive, preferences, no_server)
-    decided = options.decided(invocation) | ({"system", "think", "think_cache"} if resume else set())
+    decided = (
+        options.decided(invocation) | of_preset | ({"system", "think", "think_cache"} if resume else set())
+    )
     chosen_sampling = dict(chosen.sampling)
     chosen = with_settings(chosen, preferences, decided)
     if parallel or answers > 1:
@@ -319,37 +328,6 @@ def _check_alone(answers: int, **flags: bool) -> None:
 def _is_terminal() -> bool:
     """Whether a person can be asked something."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-
-
-def checked_texts(prompts: Sequence[str]) -> list[str]:
-    """What was given with -p. Raises WrongUsage."""
-    for text in prompts:
-        if not text.strip():
-            raise WrongUsage("The prompt is empty; add some text.")
-        check_utf8(text)
-    return list(prompts)
-
-
-def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None, each: bool = False) -> list[str]:
-    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage.
-
-    What is piped stands before the first prompt, or before `each`.
-    """
-    from chatterm.cli.oneshot import InputError, join_prompts, read_input
-
-    checked_texts(prompts)
-    if stdin is None:
-        # None where there is no standard input at all, as under some schedulers.
-        if sys.stdin is None or sys.stdin.isatty():
-            return list(prompts)
-        stdin = cast("BinaryIO", sys.stdin.buffer)
-    try:
-        turns = join_prompts(read_input(stdin), prompts, each)
-    except InputError as error:
-        raise WrongUsage(str(error)) from error
-    if not turns:
-        raise WrongUsage("The prompt is empty: standard input had no text; add -p TEXT.")
-    return turns
 
 
 app.command()(batch)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -50,6 +50,14 @@ AllowChanges = Annotated[
     bool,
     typer.Option(
         "--allow-changes", help="Let tools named by --tools write files, run commands and ask MCP servers."
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Model, system prompt and sampling of this preset (/preset lists them).",
+        show_default=False,
     ),
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")]
@@ -273,6 +281,24 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         tune=not given["no_tune"],
         sampling=checked_sampling(sampling),
     )
+
+
+def with_preset(
+    chosen: "ChatOptions", name: str, invocation: typer.Context
+) -> "tuple[ChatOptions, str | None, set[str]]":
+    """`chosen` with what the preset states and the command line does not; its model, and the fields it decides.
+
+    Raises SettingsError.
+    """
+    from chatterm.settings.presets import load_preset
+
+    preset = load_preset(name)
+    stated = {"system": preset.system, "think": preset.think}
+    fields: dict[str, Any] = {
+        k: v for k, v in stated.items() if v is not None and not is_given(invocation, k)
+    }
+    sampling = {**preset.sampling, **chosen.sampling}
+    return replace(chosen, **fields, sampling=sampling), preset.model, set(fields)
 
 
 @contextmanager

@@ -3,9 +3,13 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.actions import Actions
+
+if TYPE_CHECKING:
+    from chatterm.settings.prompts import PromptFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ def _tool_groups() -> list[str]:
     return ["on", "off", "read", "search", "write", "run", "fetch", "all"]
 
 
+def _presets() -> list[str]:
+    from chatterm.settings.presets import WORDS, preset_names
+
+    return [*preset_names(), *(f"{word} " for word in WORDS)]
+
+
 COMMANDS: tuple[Command, ...] = (
     Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
     Command(
@@ -92,7 +102,7 @@ COMMANDS: tuple[Command, ...] = (
         "MODEL",
         "Answer again together with another model, side by side, to choose from",
         lambda a, text: a.compare(text),
-        {"alt+m": None},
+        {"alt+v": None},
     ),
     Command(
         "edit",
@@ -152,6 +162,22 @@ COMMANDS: tuple[Command, ...] = (
         choices=("on", "off", "auto", "show", "hide"),
     ),
     Command(
+        "compact",
+        "[files|start|off]",
+        "Make room: a summary, no files, or start from here",
+        lambda a, text: a.compact(text),
+        {"alt+m": ""},
+        choices=("files", "start", "off"),
+    ),
+    Command(
+        "pin",
+        "[N]",
+        "Pin a message, so that /compact leaves it whole; or unpin it",
+        lambda a, text: a.pin(text),
+        {"alt+p": ""},
+        ("unpin",),
+    ),
+    Command(
         "reset",
         "",
         "Start a new conversation; this one stays saved",
@@ -194,6 +220,15 @@ COMMANDS: tuple[Command, ...] = (
         lambda a, text: a.model(text),
         {"f5": ""},
         ("models",),
+    ),
+    Command(
+        "preset",
+        "[NAME|save NAME]",
+        "List presets, use one, or save these settings as one",
+        lambda a, text: a.preset(text),
+        {"alt+d": ""},
+        is_free=True,
+        suggest=_presets,
     ),
     Command(
         "system",
@@ -300,7 +335,22 @@ def is_command(text: str) -> bool:
 
 def find(name: str) -> Command | None:
     """The command of this name or alias."""
-    return next((command for command in COMMANDS if name in (command.name, *command.aliases)), None)
+    return next((command for command in all_commands() if name in (command.name, *command.aliases)), None)
+
+
+def all_commands() -> tuple[Command, ...]:
+    """The commands, and those that a person's own prompts are; one of those gives way to a command."""
+    from chatterm.settings.prompts import prompt_files
+
+    taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
+    return (*COMMANDS, *(_of_prompt(file) for file in prompt_files() if file.name not in taken))
+
+
+def _of_prompt(file: "PromptFile") -> Command:
+    def run(actions: Actions, argument: str) -> None:
+        actions.use_prompt(file.name, argument)
+
+    return Command(file.name, file.arguments, file.about or "Your prompt", run, takes_path=file.takes_file)
 
 
 def parse(text: str) -> tuple[Command, str]:
@@ -325,17 +375,17 @@ def parse(text: str) -> tuple[Command, str]:
 def completions(text: str) -> list[tuple[str, Command]]:
     """Names that what has been typed so far may become, while the name itself is being typed: first those of
     commands, then those by which other programs call the same."""
-    if not re.fullmatch(r"/[A-Za-z]*", text):
+    if not re.fullmatch(r"/([A-Za-z][\w-]*)?", text):
         return []
-    typed = text[1:].lower()
-    named = [(command.name, command) for command in COMMANDS if command.name.startswith(typed)]
-    aliases = [(alias, command) for command in COMMANDS for alias in command.aliases if typed]
+    typed, known = text[1:].lower(), all_commands()
+    named = [(command.name, command) for command in known if command.name.startswith(typed)]
+    aliases = [(alias, command) for command in known for alias in command.aliases if typed]
     return named + [(alias, command) for alias, command in aliases if alias.startswith(typed)]
 
 
 def choice_completions(text: str) -> list[str]:
     """Whole lines that `/name arg` may become, where there are arguments to offer."""
-    match = re.fullmatch(r"/([A-Za-z]+) (.*)", text)
+    match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None:
         return []
@@ -346,7 +396,7 @@ def choice_completions(text: str) -> list[str]:
 
 def path_start(text: str) -> int | None:
     """Where in a command line the name of the file that is being written starts; None where no file belongs."""
-    match = re.fullmatch(r"/([A-Za-z]+)(\s+)(.*)", text)
+    match = re.fullmatch(r"/([A-Za-z][\w-]*)(\s+)(.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None or not command.takes_path:
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from chatterm.backends.backend import ModelInfo, ThinkMode
-from chatterm.commands.registry import COMMANDS, KEYS
+from chatterm.commands.registry import COMMANDS, KEYS, all_commands
 from chatterm.commands.sampling import InForce
 from chatterm.markdown.lines import Line, cells, line_cells, wrap
 from chatterm.settings.settings import SamplingSettings
@@ -41,6 +41,8 @@ def help_lines(width: int) -> list[Line]:
         rows = [[usage, f"{text} ({key})" if key else text] for usage, key, text in rows]
     columns = [column] if narrow else [column, keys]
     lines = [*_described("Commands", rows, width, columns), []]
+    if own := [[c.usage, c.help] for c in all_commands()[len(COMMANDS) :]]:
+        lines += [*_described("Your prompts", own, width, [column]), []]
     plain = [[key, text] for key, text in KEYS]
     return lines + _described("Keys", plain, width, [min(max(cells(key) for key, _ in KEYS) + 2, column)])
 

@@ -1,4 +1,5 @@
-"""`@path` in a message attaches a text file: its content follows the message in a fenced block."""
+"""`@path` in a message attaches a text file, a PDF, the files of a folder (`@path/`) or a page (`@https://...`): the
+text of each follows the message in a fenced block."""
 
 import re
 import stat
@@ -6,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatterm.backends.backend import EngineError
-from chatterm.terminal.sanitize import cleaned, one_line
-from models.units import bytes_text
+from chatterm.conversation.attached_file import read_text
+from chatterm.conversation.attachment_errors import NeedsYesError, NoFileError
+from chatterm.terminal.sanitize import one_line
 
-LARGEST = 1_000_000
-"""Bytes of a file that is attached."""
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
 """What may stand behind a path and belong to the sentence."""
+_BLOCK = re.compile(r"\n\n([^\n]{1,200}):\n(`{3,})\w*\n.*?\n\2(?=\n\n|\Z)", re.DOTALL)
+"""What `_block` writes, behind a message."""
 _WORD = re.compile(r"\w{1,12}")
 _FILE_NAME = re.compile(
     r".*[^.]\.("
@@ -25,14 +26,6 @@ _FILE_NAME = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """How names of files end: `@app.route` and `@example.com` are none."""
-
-
-class AttachmentError(EngineError):
-    """A file that cannot be attached."""
-
-
-class NoFileError(AttachmentError):
-    """Something that looks like a file and is none. It can be sent as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +56,21 @@ def mentions(text: str) -> Iterator[Mention]:
         yield Mention(match.start(), match.end(), match[1] or match[2], match[1] is not None)
 
 
-def attach(shown: str, folder: Path, *, as_text: bool = False) -> Attached:
-    """`shown` and the files that it mentions. It looks at the disk: not for the screen's thread.
+def attach(
+    shown: str, folder: Path, *, as_text: bool = False, said_yes: bool = True, fetches: bool = True
+) -> Attached:
+    """`shown` and the files that it mentions. It looks at the disk, and `fetches` pages: not for the screen's thread.
 
-    What is no file stays text, and where it looks like one only `as_text`. Raises AttachmentError.
+    What is no file stays text, and where it looks like one only `as_text`. Raises AttachmentError; NeedsYesError for
+    a folder, and for an address of this machine or its network, unless the person `said_yes`.
     """
     parts: list[str] = []
     blocks: dict[str, str] = {}
     places: list[tuple[int, int]] = []
     place = 0
     for mention in mentions(shown):
+        if not fetches and _address(mention):
+            continue
         name = _meant(mention, folder)
         if name is None:
             if not as_text and (problem := _looks_wrong(mention, folder)):
@@ -82,7 +80,7 @@ def attach(shown: str, folder: Path, *, as_text: bool = False) -> Attached:
         place = mention.start + 1 + len(name) + 2 * mention.quoted
         places.append((mention.start, place))
         if name not in blocks:
-            blocks[name] = _block(name, read_text(located(folder, name), name))
+            blocks[name] = _content(name, located(folder, name), said_yes)
     if not blocks:
         return Attached(shown)
     message = "".join([*parts, shown[place:]]).rstrip()
@@ -106,7 +104,11 @@ def working_folder() -> Path:
 
 
 def _meant(mention: Mention, folder: Path) -> str | None:
-    """The path of a file as it was written, without the sentence around it; None: there is no such file."""
+    """A file, a folder or an address as it was written, without the sentence around it; None: there is none."""
+    if address := _address(mention):
+        return address
+    if (name := next((n for n in _readings(mention) if n.endswith("/")), None)) is not None:
+        return name if _kind(located(folder, name)) == "folder" else None
     return next((n for n in _readings(mention) if _kind(located(folder, n)) == "file"), None)
 
 
@@ -123,7 +125,8 @@ def _looks_wrong(mention: Mention, folder: Path) -> str:
     """What to say of a mention that is no file but looks like a path; "" for `@somebody`, `@decorator` and the like."""
     for name in _readings(mention):
         if any(c.isalnum() for c in name) and _kind(located(folder, name)) == "folder":
-            return f"{one_line(name, limit=200)} is a folder; only files can be attached."
+            shown = one_line(name, limit=200)
+            return f"{shown} is a folder; write @{shown}/ to attach the files in it."
     *_, name = _readings(mention)
     path = located(folder, name)
     is_path = mention.quoted or name.startswith(("./", "../", "/", "~/"))
@@ -141,32 +144,51 @@ def _kind(path: Path) -> str:
         return ""
 
 
-def read_text(path: Path, name: str) -> str:
-    """The text of a file; `name` is how errors call it. Raises AttachmentError."""
-    shown = one_line(name, limit=200)
-    try:
-        info = path.stat()
-        if stat.S_ISDIR(info.st_mode):
-            raise AttachmentError(f"{shown} is a folder; attach a file in it.")
-        if not stat.S_ISREG(info.st_mode):
-            raise AttachmentError(f"{shown} is not a regular file; only text files can be attached.")
-        if info.st_size > LARGEST:
-            raise AttachmentError(
-                f"{shown} has {bytes_text(info.st_size)}; at most {bytes_text(LARGEST)} can be attached."
-            )
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise AttachmentError(f"{shown} cannot be read: {error.strerror or error}.") from error
-    if len(data) > LARGEST:
-        raise AttachmentError(f"{shown} is longer than {bytes_text(LARGEST)}; it cannot be attached.")
-    try:
-        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise AttachmentError(f"{shown} is not a text file; only text (UTF-8) can be attached.")
-    return cleaned(text)
+def _address(mention: Mention) -> str:
+    """The address of a page, without the sentence around it; "" for none."""
+    if not mention.path.startswith(("http://", "https://")):
+        return ""
+    return mention.path if mention.quoted else mention.path.rstrip(_AFTER)
+
+
+def _content(name: str, path: Path, said_yes: bool) -> str:
+    """What is attached for a name: blocks. Raises AttachmentError."""
+    if name.startswith(("http://", "https://")):
+        from chatterm.conversation.web_page import page_text
+
+        return _block(name, page_text(name, may_be_private=said_yes))
+    if not name.endswith("/"):
+        return _block(name, read_text(path, name))
+    from chatterm.conversation.folder import folder_files
+
+    files = folder_files(path, name)
+    if not said_yes:
+        raise NeedsYesError(files.preview)
+    return "\n\n".join(_block(file, text) for file, text in files.texts.items())
+
+
+def files_of(message: str) -> list[str]:
+    """The names of the files whose content stands behind a message."""
+    return [match[1] for match in _blocks(message)]
+
+
+def without_files(message: str) -> str:
+    """A message with the names of its files, and without their content."""
+    found = _blocks(message)
+    if not found:
+        return message
+    left = "\n".join(f"({match[1]} was attached here; its content is left out.)" for match in found)
+    return f"{message[: found[0].start()]}\n\n{left}"
+
+
+def _blocks(message: str) -> list[re.Match[str]]:
+    """The blocks at the end of a message, each right behind the one before."""
+    found: list[re.Match[str]] = []
+    for match in _BLOCK.finditer(message):
+        if found and found[-1].end() != match.start():
+            found = []
+        found.append(match)
+    return found if found and found[-1].end() == len(message) else []
 
 
 def _block(name: str, text: str) -> str:

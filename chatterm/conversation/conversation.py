@@ -3,100 +3,45 @@
 It turns what the person wants into jobs for the worker and knows no widget: the screen is a `View`.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 from time import monotonic
 from typing import Any
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult, TurnStats
-from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
+from chatterm.backends.backend import (
+    Backend,
+    EngineError,
+    Exchange,
+    Outcome,
+    ToolResult,
+)
+from chatterm.conversation.branching import Branching
+from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper, info_of
-from chatterm.conversation.shown import Shown, labels
+from chatterm.conversation.seen import Held, sees_last
+from chatterm.conversation.shown import Shown
 from chatterm.conversation.tool_entry import ToolsEntry
-from chatterm.conversation.turn import Turn, stats_of
+from chatterm.conversation.turn import Turn
 from chatterm.conversation.view import View
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 
-_BUSY = "An answer is running; Esc stops it."
 
-
-class Conversation:
+class Conversation(Branching):
     """Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
 
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, view: View) -> None:
-        self._backend = backend
+        super().__init__(backend, keeper, view, Held(thread))
         self._worker = thread
-        self._view = view
-        self.keeper = keeper
-        self.tree = Tree()
-        self.turn: Turn | None = None
-        """The answer that runs; of several the one in front."""
-        self.choice: list[Turn] = []
-        """Candidates among which the person is to choose; some may run. [] where there is nothing to choose."""
         self._running: dict[int, Turn] = {}
         """What runs, by the worker's number of it."""
-        self.waiting: deque[UserEntry] = deque()
-        self.acting: ToolsEntry | None = None
-        """The calls of the last answer, while they are asked for and done."""
-        self.ended: Turn | None = None
-        """The latest turn that is over, for its figures."""
         self.stats = SessionStats()
         self.process = SessionStats()
         """Sums over every session since the program began."""
-        self.show_thinking: bool | None = None
         self.sampling: dict[str, Any] = {}
         """What was chosen for this session."""
-        self.given_title = ""
-        """That of the session, where it has one."""
-        self._shown = Shown(self.tree)
-        self._held: list[int] | None = []
-        """The exchanges that the backend's history holds; None: nobody knows."""
-        self._seen: dict[tuple[int | None, str], int] = {}
-        """By parent and message the answer that was looked at last."""
-
-    # --- what there is ---
-
-    @property
-    def path(self) -> list[Exchange]:
-        """The selected branch."""
-        return self.tree.path(self.tree.head)
-
-    @property
-    def title(self) -> str:
-        """That of the session, else the first words; "" before it begins."""
-        first = next(iter(self.path), None)
-        return self.given_title or (title_of(first.user) if first is not None else "")
-
-    def exchange_of(self, entry: Entry) -> Exchange | None:
-        """The exchange on the selected branch that an entry belongs to."""
-        return self._shown.exchange_of(entry)
-
-    def entries_of(self, exchange: Exchange) -> tuple[UserEntry, AnswerEntry]:
-        """How an exchange is shown."""
-        return self._shown.entries_of(exchange, show_thinking=self.show_thinking)
-
-    @property
-    def last_answer(self) -> Exchange | None:
-        """The last one of the selected branch, where the model that is loaded gave it."""
-        info, head = self._backend.info, self.tree.head
-        names = (self._backend.model, info.name if info is not None else "")
-        return self.tree[head] if head is not None and self.tree[head].model in names else None
-
-    @property
-    def ended_here(self) -> Turn | None:
-        """The latest turn that is over, while it is that of the last answer."""
-        return self.ended if self.ended is not None and self.ended.exchange is self.last_answer else None
-
-    @property
-    def saved_stats(self) -> TurnStats | None:
-        """The figures that are saved with the last answer."""
-        return stats_of(self.last_answer) if self.last_answer is not None else None
 
     # --- sending ---
 
@@ -185,6 +130,10 @@ class Conversation:
         exchange = self.tree[self.tree.head]
         if exchange.finish_reason in ("eos", "stop"):
             raise EngineError("The answer is complete; /retry generates another one.")
+        if not sees_last(self.path):
+            raise EngineError(
+                "The model does not see this answer any more; /compact off shows it everything again."
+            )
         prompt, answer = self.entries_of(exchange)
         answer.footer = []
         self._hold(exchange.id)
@@ -252,23 +201,6 @@ class Conversation:
         if not self.is_busy:
             self._hold(self.tree.head if exchange is None else exchange.parent)
 
-    def _hold(self, head: int | None) -> None:
-        """Make the backend's history the branch that ends with `head`."""
-        path = self.tree.path(head)
-        ids = [exchange.id for exchange in path]
-        if ids != self._held:
-            self._held = ids
-            self._worker.submit(worker.LoadPath(tuple(path)))
-
-    @property
-    def is_busy(self) -> bool:
-        """Something is answered, a tool is asked for or runs, or a message waits."""
-        return self.turn is not None or self.acting is not None or bool(self.waiting)
-
-    def _refuse_while_busy(self) -> None:
-        if self.is_busy:
-            raise EngineError(_BUSY)
-
     # --- the answer ---
 
     def tick(self, now: float) -> bool:
@@ -326,7 +258,7 @@ class Conversation:
     def _note(self, turn: Turn) -> None:
         """Save an answer that is over, and count its figures in."""
         if not turn.is_candidate:
-            self._held = [exchange.id for exchange in self.path]
+            self._held.note(self.path)
         self.keeper.save(turn.session, turn.exchange)
         self.ended = turn
         if turn.stats is not None:
@@ -342,7 +274,7 @@ class Conversation:
 
     def _fail(self, turn: Turn, now: float) -> None:
         if turn.has_begun or turn.is_resumed or turn.exchange.results:
-            self._held = None  # who knows how much of it the history holds
+            self._held.forget()  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
             if not turn.is_dropped:
@@ -365,91 +297,8 @@ class Conversation:
             self._select(self.choice[0].exchange.id)
             self.show()
         elif was_head:
-            self._held = None
+            self._held.forget()
             self._go(turn.fallback)
-
-    # --- branches ---
-
-    def undo(self) -> bool:
-        """Take the last message back into the composer; its branch stays. False when there is none."""
-        if self.waiting:
-            self.take_back()
-        elif self.acting is not None:
-            raise EngineError(_BUSY)
-        elif self.turn is not None:
-            self.turn.is_undone = True
-            self.stop()
-        elif self.tree.head is None:
-            return False
-        else:
-            last = self.tree.asked(self.tree[self.tree.head])
-            self.ended = None
-            self._go(last.parent)
-            self._view.give_back(last.user)
-        return True
-
-    @property
-    def undone(self) -> list[Exchange]:
-        """What was taken back and can be shown again, next first."""
-        return self.tree.ahead(self.tree.head)
-
-    def redo(self) -> str | None:
-        """Show the message again that was taken back last; its text. None where there is none."""
-        self._refuse_while_busy()
-        if not (undone := self.undone):
-            return None
-        self._go([undone[0], *takewhile(lambda exchange: exchange.results, undone[1:])][-1].id)
-        return undone[0].user
-
-    def take_back(self) -> None:
-        """The message that waits, into the composer."""
-        entry = self.waiting.pop()
-        self.show()
-        self._view.give_back(entry.text)
-
-    def step(self, entry: Entry | None, side: int) -> Entry | None:
-        """Go to the alternative before (-1) or after (1) a message, of the last one that has any for None.
-
-        The entry that stands at the same place then; None when there is no other branch.
-        """
-        self._refuse_while_busy()
-        exchange = self.exchange_of(entry) if entry is not None else None
-        if exchange is None:
-            exchange = next((e for e in reversed(self.path) if len(self.tree.siblings(e.id)) > 1), None)
-        if exchange is None or len(self.tree.siblings(exchange.id)) < 2:
-            return self._step_ahead() if entry is None and side > 0 else None
-        answers, messages = self.tree.answers(exchange), self.tree.messages(exchange)
-        of_message = len(answers) < 2 or (isinstance(entry, UserEntry) and len(messages) > 1)
-        place = messages.index(exchange.user) if of_message else answers.index(exchange)
-        place = min(max(place + side, 0), len(messages if of_message else answers) - 1)
-        if of_message:
-            same = [e.id for e in self.tree.siblings(exchange.id) if e.user == messages[place]]
-            chosen = self._seen.get((exchange.parent, messages[place]), same[-1])
-        else:
-            chosen = answers[place].id
-        self._go(self.tree.leaf(chosen))
-        return self.entries_of(self.tree[chosen])[0 if of_message else 1]
-
-    def _step_ahead(self) -> Entry | None:
-        """Go to the end of what was taken back."""
-        if not (undone := self.undone):
-            return None
-        self._go(undone[-1].id)
-        return self.entries_of(undone[0])[0]
-
-    def _go(self, head: int | None) -> None:
-        self._select(head)
-        self._hold(head)
-        self.show()
-
-    def _select(self, head: int | None) -> None:
-        self.tree.select(head)
-        self._looked()
-        self.keeper.head(head)
-
-    def _looked(self) -> None:
-        for exchange in self.path:
-            self._seen[exchange.parent, exchange.user] = exchange.id
 
     # --- sessions ---
 
@@ -460,7 +309,7 @@ class Conversation:
             self.take_back()
         self.keeper.leave()
         self._begin_with(Tree(), "")
-        self._held = []
+        self._held.note([])
         self._worker.submit(worker.Reset())
 
     def _drop(self) -> None:
@@ -477,17 +326,17 @@ class Conversation:
             self.take_back()
         self.keeper.session = session
         self._begin_with(tree, title)
-        self._held = None
+        self._held.forget()
         self._hold(tree.head)
 
     def hold_again(self) -> None:
         """Another model answers from now on: give it the history, unless a message has done so already."""
-        if self.turn is None and self._held is None:
+        if self.turn is None and not self._held.is_known:
             self._hold(self.tree.head)
 
     def forget(self) -> None:
         """The backend may hold anything."""
-        self._held = None
+        self._held.forget()
 
     def _begin_with(self, tree: Tree, title: str) -> None:
         self.tree, self.given_title = tree, title
@@ -496,18 +345,3 @@ class Conversation:
         self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
         self._looked()
         self.show()
-
-    # --- what is shown ---
-
-    def show(self) -> None:
-        """Bring the screen up to the selected branch."""
-        entries: list[Entry] = []
-        path = self.path
-        names = labels(exchange.model for exchange in path)
-        for exchange in path:
-            entries += self.entries_of(exchange)
-            self._shown.mark(exchange, names.get(exchange.model, "") if len(names) > 1 else "")
-        if self.choice:  # they are shown elsewhere
-            entries.pop()
-        acting = [self.acting] if self.acting is not None else []
-        self._view.show_path([*entries, *acting, *self.waiting])

@@ -19,6 +19,7 @@ _LONG, _LONG_LINES = 8_000, 60
 _LONG_HEAD, _LONG_HEAD_LINES = 2_000, 12
 """How much of it is shown then."""
 _EDITED = "✎ you are editing this message below"
+_PINNED = "◆ pinned"
 _MARGIN: Line = [(" " * INDENT, "")]
 
 Branch = tuple[int, int]
@@ -114,6 +115,8 @@ class UserEntry(Entry):
         self.note = ""
         """Said dimly below it: that it waits, for instance."""
         self.branch: Branch = (1, 1)
+        self.is_pinned = False
+        """The model sees it whatever is compacted."""
         self.is_edited = False
         """It stands in the composer, to be asked anew."""
         self._is_open = False
@@ -145,7 +148,8 @@ class UserEntry(Entry):
             sections.append(Section([[(rest or "▾ show less", "fold")]], bar))
         if self.is_edited:
             sections.append(Section(wrap([(_EDITED, "edited")], width - INDENT), bar))
-        below = [*_branch_runs(self.branch), *([(self.note, "muted")] if self.note else [])]
+        pinned: Line = [(_PINNED, "edited"), (" ", "")] if self.is_pinned else []
+        below = [*_branch_runs(self.branch), *pinned, *([(self.note, "muted")] if self.note else [])]
         if below:
             sections.append(Section([below], _MARGIN))
         return sections
@@ -267,6 +271,37 @@ class NoticeEntry(Entry):
         rows = self.text.split("\n")
         lines = [line for row in rows for line in wrap([(row, "notice")], width - INDENT)]
         return [Section(lines[:1], [("· ", "notice-mark")]), Section(lines[1:], _MARGIN)]
+
+
+class CompactionEntry(Entry):
+    """Stands where the model sees a summary, or nothing, of all that is above. A click shows the summary."""
+
+    def __init__(self, summary: str, count: int, pinned: int) -> None:
+        """`count` exchanges are above it, of which so many are pinned."""
+        super().__init__()
+        self.shown = (cleaned(summary), count, pinned)
+        self._is_open = False
+
+    def click(self, row: int, column: int) -> Click:
+        if self.shown[0]:
+            self._is_open = not self._is_open
+            self.changed()
+        return Click("fold")
+
+    def build(self, width: int) -> list[Section]:
+        summary, count, pinned = self.shown
+        room = width - INDENT
+        mark = ("▾ " if self._is_open else "▸ ") if summary else "◇ "
+        what = "a summary" if summary else "nothing"
+        left = f", but for {counted(pinned, 'pinned message')}" if pinned else ""
+        head = f"{mark}The model sees {what} of the {counted(count, 'message')} above{left}"
+        rule = "─" * max(room - cells(head) - 1, 0)
+        sections = [Section([[(elided(head, room), "thinking-head"), (" ", ""), (rule, "rule")]], _MARGIN)]
+        if self._is_open:
+            rows = summary.split("\n")
+            lines = [line for row in rows for line in wrap([(row, "thinking")], room - 2)]
+            sections.append(Section(lines, [*_MARGIN, ("│ ", "rule")]))
+        return sections
 
 
 def _folded(text: str) -> tuple[str, str]:

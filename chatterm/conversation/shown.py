@@ -1,10 +1,10 @@
 """How the exchanges of a session are shown: a message and an answer each, which know which alternative they are."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from chatterm.backends.backend import Exchange
-from chatterm.conversation.entries import AnswerEntry, Branch, Entry, UserEntry
+from chatterm.conversation.entries import AnswerEntry, Branch, CompactionEntry, Entry, UserEntry
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import answer_of
 from chatterm.sessions.tree import Tree
@@ -17,6 +17,7 @@ class Shown:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._pairs: dict[int, tuple[UserEntry, AnswerEntry]] = {}
+        self._compactions: dict[int, CompactionEntry] = {}
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """The exchange on the selected branch that an entry belongs to."""
@@ -41,6 +42,16 @@ class Shown:
     def drop(self, exchange: Exchange) -> None:
         self._pairs.pop(exchange.id, None)
 
+    def compaction_of(self, path: Sequence[Exchange]) -> CompactionEntry:
+        """What stands behind the last of these exchanges, for which a summary stands."""
+        compaction = path[-1].compaction
+        assert compaction is not None
+        fresh = CompactionEntry(compaction.summary or "", len(path), sum(e.is_pinned for e in path))
+        known = self._compactions.get(path[-1].id)
+        if known is None or known.shown != fresh.shown:
+            known = self._compactions[path[-1].id] = fresh
+        return known
+
     def mark(self, exchange: Exchange, model: str = "") -> None:
         """The entries of an exchange say which of how many alternatives they are, and that `model` gave the answer."""
         prompt, answer = self._pairs[exchange.id]
@@ -54,6 +65,9 @@ class Shown:
             of_answers = (answers.index(exchange) + 1, len(answers))
         _set_branch(prompt, messages)
         _set_branch(answer, of_answers)
+        if prompt.is_pinned != exchange.is_pinned:
+            prompt.is_pinned = exchange.is_pinned
+            prompt.changed()
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,9 @@ from chatterm.backends.backend import (
     TokenEvent,
     ToolResult,
 )
+from chatterm.conversation.compaction import PINNED, nth
 from chatterm.conversation.keeper import info_of
+from chatterm.conversation.seen import compacted, seen, sees_last
 from chatterm.sessions.called import results_text
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
@@ -58,7 +60,7 @@ class Talk:
     def begin(self) -> None:
         """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
         if self.tree.head is not None:
-            self._backend.load_path(self.path)
+            self._backend.load_path(seen(self.path))
 
     def ask(self, text: str) -> Generator[TokenEvent, None, None]:
         """Send a message. When it is refused, nothing has changed."""
@@ -71,12 +73,16 @@ class Talk:
     def retry(self) -> Generator[TokenEvent, None, None]:
         """Answer the last message once more; the answer that is there stays as another branch."""
         last = self._last("There is no message to answer again; send one first.")
-        self._backend.load_path(self.tree.path(last.parent))
+        self._backend.load_path(seen(self.tree.path(last.parent)))
         return self._new(last.parent, last.user, last.results)
 
     def resume(self) -> Generator[TokenEvent, None, None]:
         """Go on with the last answer from where it ended."""
         last = self._last("There is no answer to continue; send a message first.")
+        if not sees_last(self.path):
+            raise EngineError(
+                "The model does not see this answer any more; /compact off shows it everything again."
+            )
         return self._run(last, self._backend.resume())
 
     def undo(self) -> str:
@@ -92,6 +98,29 @@ class Talk:
             raise EngineError("There is nothing to redo.")
         self._go(ahead[0].id)
         return ahead[0].user
+
+    def compact(self, what: str) -> None:
+        """What the model sees from now on: nothing of what was said (`start`), no files (`files`), all (`off`)."""
+        last = self._last("There is nothing to compact yet.")
+        changed = [last]
+        if what == "off":
+            changed = [exchange for exchange in self.path if exchange.compaction is not None]
+            for exchange in changed:
+                exchange.compaction = None
+        else:
+            last.compaction = compacted(last, what)
+        for exchange in changed:
+            self._save(exchange, None)
+        self._go(last.id)
+
+    def pin(self, which: str) -> str:
+        """Pin the n-th message (default: the last), or unpin it; what to say of it."""
+        exchange = nth(self.path, which or "-1")
+        exchange.is_pinned = not exchange.is_pinned
+        head = self.tree.head
+        self._save(exchange, None)
+        self._go(head)
+        return PINNED[exchange.is_pinned]
 
     def reset(self) -> None:
         """Begin a new conversation; this one stays saved."""
@@ -171,7 +200,7 @@ class Talk:
         self.tree.select(head)
         if self._store is not None and self.session is not None:
             self._store.head(self.session, head)
-        self._backend.load_path(self.path)
+        self._backend.load_path(seen(self.path))
 
     def _open_session(self) -> None:
         backend = self._backend

@@ -15,7 +15,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _REASONS = {
     FinishReason.CANCELLED: "stopped; /continue resumes it",
     FinishReason.LENGTH: "cut off at the token limit; /continue resumes it",
-    FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
+    FinishReason.CONTEXT_FULL: "the context is full; /compact makes room",
 }
 
 _OF_ANSWER = ("generated_tokens", "reasoning_tokens", "decode_s")

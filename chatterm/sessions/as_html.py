@@ -8,7 +8,7 @@ from html import escape
 from markdown_it import MarkdownIt
 
 from chatterm.backends.backend import Exchange
-from chatterm.sessions.as_markdown import ENDINGS, thinking_head
+from chatterm.sessions.as_markdown import ENDINGS, notes_of, thinking_head
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
@@ -70,6 +70,7 @@ def _exchange(exchange: Exchange) -> str:
     parts.append(_markdown().render(visible(exchange.text)))
     if exchange.finish_reason in ENDINGS:
         parts.append(f'<p class="ending">({_text(ENDINGS[exchange.finish_reason])})</p>')
+    parts += [f'<p class="ending">({_text(note)})</p>' for note in notes_of(exchange)]
     return "\n".join([*parts, "</section>"])
 
 

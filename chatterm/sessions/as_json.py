@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any, TypeGuard, get_args
 
-from chatterm.backends.backend import EngineError, Exchange, FinishReason, ThinkCache, ThinkMode
+from chatterm.backends.backend import Compaction, EngineError, Exchange, FinishReason, ThinkCache, ThinkMode
 from chatterm.sessions.called import checked_called
 from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import SessionError, SessionInfo
@@ -197,6 +197,19 @@ def _exchange(reader: _Reader) -> Exchange:
         ends_at=reader.take("ends_at", None, valid_whole, "a whole number or null"),
         calls=calls,
         results=results,
+        is_pinned=reader.take("is_pinned", False, lambda v: isinstance(v, bool), "true or false"),
+        compaction=_compaction(reader),
+    )
+
+
+def _compaction(reader: _Reader) -> Compaction | None:
+    found = reader.take("compaction", None, lambda v: v is None or isinstance(v, dict), "an object or null")
+    if found is None:
+        return None
+    inner = _Reader(f"{reader.where}: compaction", found)
+    return Compaction(
+        inner.take("summary", None, lambda v: v is None or isinstance(v, str), "text or null"),
+        inner.take("without_files", False, lambda v: isinstance(v, bool), "true or false"),
     )
 
 

@@ -36,7 +36,20 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
             parts.append(exchange.text)
         if exchange.finish_reason in ENDINGS:
             parts.append(f"*({ENDINGS[exchange.finish_reason]})*")
+        parts += [f"*({note})*" for note in notes_of(exchange)]
     return visible("\n\n".join(part.strip("\n") for part in parts)) + "\n"
+
+
+def notes_of(exchange: Exchange) -> list[str]:
+    """What the model saw differently from here on."""
+    compaction, notes = exchange.compaction, []
+    if compaction is not None and compaction.summary is not None:
+        summary = one_line(compaction.summary)
+        seen = f"this summary of what is above: {summary}" if summary else "nothing of what is above"
+        notes.append(f"from here on the model sees {seen}")
+    if compaction is not None and compaction.without_files:
+        notes.append("from here on the model sees only the names of files attached above")
+    return [*notes, *(["pinned: the model sees this message whole"] if exchange.is_pinned else [])]
 
 
 def thinking_head(exchange: Exchange) -> str:

@@ -5,10 +5,11 @@ import sqlite3
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from time import time
 from typing import Any, get_args
 
-from chatterm.backends.backend import Exchange, ThinkCache, ThinkMode
+from chatterm.backends.backend import Compaction, Exchange, ThinkCache, ThinkMode
 from chatterm.backends.exchange import NO_TOKEN
 from chatterm.sessions.called import called_of, called_text
 from chatterm.sessions.journal import Piece, Running
@@ -23,10 +24,10 @@ FIELDS = ("title", "model", "system", "think", "think_cache", "sampling")
 
 _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
-    "opening, user, text, reasoning, token_ids, seed, ends_at, called"
+    "opening, user, text, reasoning, token_ids, seed, ends_at, called, is_pinned, compaction"
 )
 _PUT = (
-    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 19)}) ON CONFLICT (session, id) DO UPDATE SET "
+    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 21)}) ON CONFLICT (session, id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
     + " WHERE created = excluded.created"
 )
@@ -157,6 +158,8 @@ class Database:
             exchange.seed,
             exchange.ends_at,
             called_text(exchange),
+            exchange.is_pinned,
+            json.dumps(asdict(exchange.compaction)) if exchange.compaction is not None else None,
         )
         return self._execute(_PUT, values).rowcount > 0
 
@@ -309,6 +312,8 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         seed,
         ends_at,
         called,
+        is_pinned,
+        compaction,
     ) = row
     calls, results = called_of(called)
     return Exchange(
@@ -329,7 +334,18 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         ends_at=ends_at,
         calls=calls,
         results=results,
+        is_pinned=bool(is_pinned),
+        compaction=_compaction(compaction),
     )
+
+
+def _compaction(text: str | None) -> Compaction | None:
+    """What was stored; None for what is none."""
+    if text is None:
+        return None
+    found = _decoded(text)
+    summary, without = found.get("summary"), found.get("without_files")
+    return Compaction(summary if isinstance(summary, str) else None, without is True)
 
 
 def _decoded(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from chatterm.sessions.records import SessionError
 from chatterm.terminal.sanitize import one_line
 
-VERSION = 3
+VERSION = 4
 """The format that this program writes (PRAGMA user_version)."""
 LOCK_WAIT = 1.0
 """Seconds to wait for another process that is writing."""
@@ -49,6 +49,11 @@ _MIGRATIONS = (
     # Calls of tools and what came of them (chatterm/sessions/called.py).
     """
     ALTER TABLE exchanges ADD COLUMN called TEXT NOT NULL DEFAULT '';
+    """,
+    # What the model sees where that is not what was said: JSON, or NULL.
+    """
+    ALTER TABLE exchanges ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE exchanges ADD COLUMN compaction TEXT;
     """,
 )
 

@@ -13,6 +13,7 @@ from chatterm.terminal.title import Notify
 
 Panel = Literal["auto", "show", "hide"]
 Glyphs = Literal["auto", "unicode", "ascii"]
+WhenFull = Literal["ask", "summarise", "stop"]
 ThinkDisplay = Literal["live", "open", "closed"]
 
 
@@ -117,8 +118,19 @@ class ComposerSettings:
 
     history: int = 1000
     """How many sent messages Up and Down can recall; 0 keeps none."""
+    vim: bool = False
+    """Vim's keys: Esc leaves insert mode; from the next start on."""
     prepare_drafts: bool = True
     """Prewarm the message while you type, so that the answer starts at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """The conversation."""
+
+    when_full: WhenFull = "ask"
+    """When the context is nearly full: ask what shall make room, or have the model write a summary of the oldest
+    messages for you to read, or only say so (stop)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +152,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     composer: ComposerSettings = field(default_factory=ComposerSettings)
+    chat: ChatSettings = field(default_factory=ChatSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
     remotes: Mapping[str, Remote] = field(default_factory=dict)
     """Servers by name: the tables [remotes.NAME]."""

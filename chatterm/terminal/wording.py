@@ -14,6 +14,6 @@ def sentences(*parts: str) -> str:
 def in_chat(error: Exception) -> str:
     """What an error says to somebody who can type commands; the engine knows of none."""
     if isinstance(error, ContextFullError):
-        way_out = "/undo removes the last message, /reset starts a new conversation"
+        way_out = "/compact makes room, /reset starts a new conversation"
         return sentences(str(error), way_out)
     return str(error)

@@ -7,31 +7,29 @@ from typing import ClassVar
 
 from textual import events, on
 from textual.binding import Binding, BindingType
+from textual.document._document import Selection
 from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import is_command
-from chatterm.conversation.attachments import (
-    Attached,
-    AttachmentError,
-    NoFileError,
-    attach,
-    mentions,
-    working_folder,
-)
+from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError, NoFileError
+from chatterm.conversation.attachments import Attached, attach, mentions, working_folder
 from chatterm.markdown.lines import shortened
 from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
 from chatterm.widgets.folding import FoldingArea
 from chatterm.widgets.history import PromptHistory
 from chatterm.widgets.paste import Pastes
+from chatterm.widgets.vim import Vim
 
 _DRAFT_EVERY = 0.5
 """Seconds from a change to the draft that is given away."""
 _READING = 5.0
 """Seconds that attached files may take to be read."""
+_FETCHING = 20.0
+"""Seconds that pages may take to be fetched."""
 _BOUNCE = 0.5
 """Seconds in which a second Enter sends nothing while the screen still has to take the text of the first."""
 _NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
@@ -58,11 +56,13 @@ class Composer(FoldingArea):
     class Problem(Message):
         """Something could not be done; `text` is one line for the person. What was written is still there."""
 
-        def __init__(self, text: str, *, doubted: str = "") -> None:
+        def __init__(self, text: str, *, doubted: str = "", asked: str = "") -> None:
             super().__init__()
             self.text = text
             self.doubted = doubted
             """What the composer shows, where it is sent as it is when Enter is pressed once more."""
+            self.asked = asked
+            """The same where what it mentions is attached then."""
 
     class Read(Message):
         """The files that a message attaches were read, or could not be."""
@@ -86,11 +86,14 @@ class Composer(FoldingArea):
         completion: Completion | None = None,
         history: int = 1000,
         on_draft: Callable[[str], None] | None = None,
+        vim: bool = False,
         id: str | None = None,
     ) -> None:
         self._attached: tuple[str, Attached] | None = None  # first: a line may be drawn at once
         """The latest text that mentions files, and these."""
         super().__init__(id=id, placeholder=_PLACEHOLDER)
+        self.vim = Vim() if vim else None
+        """Vim's keys, where they are wanted."""
         self._completion = completion
         """The list that follows what is typed; the composer moves and chooses in it."""
         self._history = PromptHistory(history)
@@ -103,6 +106,8 @@ class Composer(FoldingArea):
         """The text that was sent last and is still here, and when that was."""
         self._doubted = ""
         """The text of which was said that something in it is no file."""
+        self._asked = ""
+        """The text of which was asked whether what it mentions shall be attached."""
         self._reading = 0
         """Number of the latest reading of attached files."""
         self._reading_timer: Timer | None = None
@@ -147,11 +152,56 @@ class Composer(FoldingArea):
     # --- keys ---
 
     async def _on_key(self, event: events.Key) -> None:
-        if self._used(event.key) or await self._acted(event.key):
+        if self._vim_has(event) or self._used(event.key) or await self._acted(event.key):
             event.stop()
             event.prevent_default()
         else:
             await super()._on_key(event)
+
+    class ModeChanged(Message):
+        """Vim's mode is another one."""
+
+    @property
+    def vim_mode(self) -> str:
+        """As the status line says it; "" without vim's keys."""
+        if self.vim is None:
+            return ""
+        names = {"insert": "INSERT", "normal": "NORMAL", "visual": "VISUAL", "lines": "V-LINE"}
+        return f"{names[self.vim.mode]} {self.vim.pending}".strip()
+
+    def vim_takes(self, key: str) -> bool:
+        """Whether vim's keys mean something by `key`; then it is done."""
+        vim = self.vim
+        if vim is None or self.read_only or (vim.mode == "insert" and key != "escape"):
+            return False
+        text = self.text
+        vim.take(text, self._index(*self.cursor_location) if vim.selection is None else vim.now.at)
+        if not vim.press(key):
+            return False
+        if vim.now.text != text:
+            self.replace(vim.now.text, (0, 0), self.document.end, maintain_selection_offset=False)
+        at = self._location(vim.now.at, vim.now.text)
+        selected = vim.selection
+        if selected is None:
+            self.move_cursor(at)
+        else:
+            first, last = (self._location(place, vim.now.text) for place in selected)
+            self.selection = Selection(first, last) if vim.now.at >= vim.start else Selection(last, first)
+        self.post_message(self.ModeChanged())
+        return True
+
+    def _vim_has(self, event: events.Key) -> bool:
+        if self.vim is None or (
+            self._completion is not None and self._completion.display and self.vim.mode == "insert"
+        ):
+            return False
+        is_typed = event.character is not None and event.is_printable
+        return self.vim_takes(event.character or "" if is_typed else event.key)
+
+    def _location(self, at: int, text: str) -> tuple[int, int]:
+        """The row and column of a place in `text`."""
+        before = text[:at]
+        return before.count("\n"), len(before) - before.rfind("\n") - 1
 
     async def _acted(self, key: str) -> bool:
         """Do what a key is bound to at once. Left to bubble it would come after letters that were typed after it."""
@@ -215,8 +265,7 @@ class Composer(FoldingArea):
             self._completion.close()
         self.replace(suggestion.text, (0, 0), self.document.end, maintain_selection_offset=False)
         end = len(suggestion.text) if suggestion.cursor is None else suggestion.cursor
-        before = suggestion.text[:end]
-        self.move_cursor((before.count("\n"), len(before) - before.rfind("\n") - 1))
+        self.move_cursor(self._location(end, suggestion.text))
         if run and suggestion.complete:
             self._submit()
 
@@ -258,7 +307,9 @@ class Composer(FoldingArea):
 
             def look() -> None:
                 try:
-                    self.post_message(self.Looked(shown, attach(shown, working_folder(), as_text=True)))
+                    self.post_message(
+                        self.Looked(shown, attach(shown, working_folder(), as_text=True, fetches=False))
+                    )
                 except AttachmentError:
                     self.post_message(self.Looked(shown, None))
 
@@ -291,6 +342,10 @@ class Composer(FoldingArea):
 
     # --- sending ---
 
+    def send_now(self) -> None:
+        """As Enter does."""
+        self._submit()
+
     def _submit(self) -> None:
         shown, recall = self.text, self.full_text
         if self.read_only or (shown == self._sent[0] and monotonic() - self._sent[1] < _BOUNCE):
@@ -300,17 +355,24 @@ class Composer(FoldingArea):
             self._send(self.Submitted(recall, shown, recall))
             return
         self._reading += 1
-        number, pastes, as_text = self._reading, self.pastes.copy(), shown == self._doubted
+        number, pastes = self._reading, self.pastes.copy()
+        said_yes = shown == self._asked
+        as_text = shown == self._doubted or said_yes
         self.read_only = True
-        self._reading_timer = self.set_timer(_READING, self._give_up_reading)
+        self._reading_timer = self.set_timer(
+            _FETCHING if "@http" in shown else _READING, self._give_up_reading
+        )
 
         def read() -> None:
             result: Message
             try:
-                text = self._whole_message(pastes, attach(shown, working_folder(), as_text=as_text))
+                attached = attach(shown, working_folder(), as_text=as_text, said_yes=said_yes)
+                text = self._whole_message(pastes, attached)
                 result = self.Submitted(text, shown, recall)
             except NoFileError as error:
                 result = self.Problem(f"{error} Press Enter again to send it as text.", doubted=shown)
+            except NeedsYesError as error:
+                result = self.Problem(f"{error} Press Enter again to attach and send it.", asked=shown)
             except AttachmentError as error:
                 result = self.Problem(str(error))
             self.post_message(self.Read(number, result))
@@ -327,7 +389,7 @@ class Composer(FoldingArea):
     def _give_up_reading(self) -> None:
         if self.read_only:
             self._end_reading()
-            self.post_message(self.Problem("The attached files take too long to read; nothing was sent."))
+            self.post_message(self.Problem("What is attached takes too long to read; nothing was sent."))
 
     def _end_reading(self) -> None:
         self.read_only = False
@@ -338,7 +400,8 @@ class Composer(FoldingArea):
         if isinstance(message, self.Submitted):
             self._history.add(message.recall)
         elif isinstance(message, self.Problem):
-            self._doubted = message.doubted
+            self._doubted = message.doubted or self._doubted
+            self._asked = message.asked
         self.post_message(message)
 
     # --- another editor ---

@@ -88,8 +88,8 @@ def note_lines(live: Live, cost: DraftCost | None, width: int) -> list[Line]:
         return []
     style = context_style(live.used / live.context)
     text = f"The context is {live.used / live.context:.0%} full, {counted(max(left, 0), 'token')} left. "
-    ways = "/undo removes the last message, /reset starts over, a larger --context gives more room."
-    return wrap([(text, style), (ways + " Nothing is dropped silently.", "muted")], width)
+    ways = "/compact makes room, /undo removes the last message, /reset starts over. Nothing is dropped silently."
+    return wrap([(text, style), (ways, "muted")], width)
 
 
 def _cost_lines(live: Live, cost: DraftCost, width: int) -> list[Line]:
@@ -103,7 +103,7 @@ def _cost_lines(live: Live, cost: DraftCost, width: int) -> list[Line]:
         parts.append(f"{reused:,} cached")
     if cost.free <= 0:
         over = f"This message does not fit: {counted(max(-cost.free, 1), 'token')} too many. Shorten it, or "
-        ways = "use /undo, /reset or a larger --context to make room. Nothing is dropped silently."
+        ways = "make room with /compact. Nothing is dropped silently."
         return wrap([(over, "error"), (ways, "muted")], width)
     end: Line = [(f"leaves {count_text(cost.free)} of {count_text(live.context)}", "muted")]
     meter = context_bar(live, 12, cost.tokens)

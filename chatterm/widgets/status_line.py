@@ -28,6 +28,12 @@ class StatusLine(Canvas):
         self._live: Live | None = None
         self._hint = ""
         self._keys_only = False
+        self._mode = ""
+
+    def show_mode(self, mode: str) -> None:
+        """The mode of vim's keys; "" without these."""
+        self._mode = mode
+        self.refresh()
 
     def show(self, live: Live) -> None:
         if live != self._live:
@@ -45,6 +51,13 @@ class StatusLine(Canvas):
         self.refresh()
 
     def build(self, width: int) -> list[Line]:
+        if not self._mode:
+            return self._lines(width)
+        mode: Line = [(self._mode, "accent"), ("  ", "")]
+        room = max(width - line_cells(mode), 1)
+        return [[*mode, *line] for line in self._lines(room)]
+
+    def _lines(self, width: int) -> list[Line]:
         if self._hint:
             return [[(shortened(self._hint, width), "warning")]]
         if self._live is None or self._keys_only:

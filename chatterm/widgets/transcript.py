@@ -18,7 +18,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from chatterm.conversation.entries import INDENT, AnswerEntry, Click, Entry, UserEntry
+from chatterm.conversation.entries import INDENT, AnswerEntry, Click, CompactionEntry, Entry, UserEntry
 from chatterm.conversation.find import Finder, Match
 from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
@@ -62,11 +62,15 @@ MESSAGE_KEYS = {
     "left": ("branch", "prev"),
     "right_square_bracket": ("branch", "next"),
     "right": ("branch", "next"),
+    "left_curly_bracket": ("select", "prev"),
+    "right_curly_bracket": ("select", "next"),
     "t": ("expand", ""),
     "enter": ("expand", ""),
     "space": ("expand", ""),
 }
 """Keys while a message is selected: a command and its argument."""
+EDGE_KEYS = {"g": -1, "G": 1}
+"""Keys that lead to the first line and to the last."""
 _HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "t thinking")
 
 
@@ -91,8 +95,8 @@ class Transcript(ScrollView, Painter, can_focus=True):
     ALLOW_SELECT = True
     FOCUS_ON_CLICK = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key, f"screen.run_command({name!r}, {argument!r})", show=False)
-        for key, (name, argument) in MESSAGE_KEYS.items()
+        *(Binding(k, f"screen.run_command({n!r}, {a!r})", show=False) for k, (n, a) in MESSAGE_KEYS.items()),
+        *(Binding(key, f"screen.edge({step})", show=False) for key, step in EDGE_KEYS.items()),
     ]
 
     has_news = reactive(False, repaint=False)
@@ -150,7 +154,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Show these messages. What stands above the first one that changes stays, notices included."""
         kept = matching = 0
         for entry in self.entries:
-            if isinstance(entry, UserEntry | AnswerEntry):
+            if isinstance(entry, UserEntry | AnswerEntry | CompactionEntry):
                 if matching == len(wanted) or wanted[matching] is not entry:
                     break
                 matching += 1

@@ -222,6 +222,7 @@ class ScriptedBackend:
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
         """The last message is answered with the next script; `calls` notes the requests."""
+        self._stop.clear()
         running: dict[int, Iterator[Part | None]] = {}
         source = enumerate(requests)
         while True:

@@ -105,7 +105,7 @@ async def test_nothing_is_sent_for_nothing() -> None:
     ("reason", "said"),
     [
         (FinishReason.LENGTH, "cut off at the token limit"),
-        (FinishReason.CONTEXT_FULL, "the context is full: /reset, /undo"),
+        (FinishReason.CONTEXT_FULL, "the context is full; /compact makes room"),
         (FinishReason.CANCELLED, "stopped"),
     ],
 )
@@ -395,7 +395,7 @@ async def test_a_switch_that_fails_keeps_the_model() -> None:
 
 async def test_stats_and_help() -> None:
     backend = ScriptedBackend([Script("a b c d", cached=30, prompt=42), Script("e", cached=50, prompt=60)])
-    async with driven(backend, size=(100, 60)) as driver:
+    async with driven(backend, size=(100, 64)) as driver:
         await driver.send("1")
         await driver.send("2")
         await driver.send("/stats")

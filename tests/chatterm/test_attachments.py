@@ -7,15 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatterm.conversation.attachments import (
-    Attached,
-    AttachmentError,
-    NoFileError,
-    attach,
-    mentions,
-    read_text,
-    working_folder,
-)
+from chatterm.conversation.attachment_errors import AttachmentError, NoFileError
+from chatterm.conversation.attachments import Attached, attach, mentions, read_text, working_folder
 from chatterm.widgets.path_completion import found_paths, path_token
 
 WRITTEN = st.text(alphabet='@"/.~ab\n \\,é\t', max_size=40)
@@ -84,13 +77,13 @@ def test_one_letter_is_a_name_where_there_is_such_a_file(folder: Path, text: str
 @pytest.mark.parametrize(
     "text",
     [
-        "@missing.txt", "@missing.txt.", "@MISSING.MD?", "@b", "@b/", "@b,", "@b/missing", "@docs/missing.md",
+        "@missing.txt", "@missing.txt.", "@MISSING.MD?", "@b", "@b,", "@b/missing", "@docs/missing.md",
         "@./x", "@../x", "@/x/y", "@~/no/such", '@"a b"', "and @missing.py too",
     ],
 )  # fmt: skip
 def test_what_looks_like_a_file_is_asked_about_once(folder: Path, text: str) -> None:
     with pytest.raises(
-        NoFileError, match=r"^(There is no file .+\.|b/? is a folder; only files can be attached\.)$"
+        NoFileError, match=r"^(There is no file .+\.|b is a folder; write @b/ to attach the files in it\.)$"
     ):
         attach(text, folder)
     assert attach(text, folder, as_text=True) == Attached(text)

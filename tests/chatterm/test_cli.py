@@ -21,7 +21,8 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.cli.main import call, checked_prompts
+from chatterm.cli.main import call
+from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage
 from chatterm.commands.registry import COMMANDS
 from chatterm.sessions.store import Store

@@ -338,7 +338,7 @@ async def test_what_looks_like_a_file_and_is_none_is_sent_at_the_second_enter(fo
             ("sum up @missing.txt", "There is no file missing.txt. Press Enter again to send it as text."),
             (
                 "look into @src.",
-                "src is a folder; only files can be attached. Press Enter again to send it as text.",
+                "src is a folder; write @src/ to attach the files in it. Press Enter again to send it as text.",
             ),
         ):
             writer.composer.put(text)
@@ -392,11 +392,14 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("see @image.png", "image.png is not a text file; only text (UTF-8) can be attached."),
+        (
+            "see @image.png",
+            "image.png is a picture, and the models here read text only; describe it in words.",
+        ),
         ("see @big.txt", "big.txt has 1.1 MB; at most 1.0 MB can be attached."),
         ("see @./missing.txt", "There is no file ./missing.txt. Press Enter again to send it as text."),
         ("see @sub/missing.txt", "There is no file sub/missing.txt. Press Enter again to send it as text."),
-        ("see @sub/", "sub/ is a folder; only files can be attached. Press Enter again to send it as text."),
+        ("see @sub/", "sub/ has no text files to attach."),
         ("see @pipe", "pipe is not a regular file; only text files can be attached."),
         ("see @latin", "latin is not a text file; only text (UTF-8) can be attached."),
     ],

@@ -30,7 +30,7 @@ def test_no_sentence_runs_into_another(parts: list[str]) -> None:
 
 def test_only_a_chat_is_told_of_its_commands() -> None:
     full = ContextFullError("It does not fit", needed=9, available=8)
-    assert "/undo" in in_chat(full)
+    assert "/compact" in in_chat(full)
     assert in_chat(EngineError("No.")) == "No."
 
 

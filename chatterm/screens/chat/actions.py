@@ -8,6 +8,7 @@ from chatterm.backends import worker
 from chatterm.backends.backend import EngineError, ModelChoice
 from chatterm.commands.reports import help_lines
 from chatterm.screens.chat.command_part import LOADING
+from chatterm.screens.chat.compacting import Compacting
 from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from chatterm.screens.models import ModelPicker
 
 
-class ChatActions(MessageActions, SessionActions, Preferences, ToolActions):
+class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Compacting):
     _picker: "ModelPicker | None" = None
     _looks = 0
     """Looks for servers that are not over."""

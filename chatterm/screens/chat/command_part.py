@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from chatterm.backends import worker
-from chatterm.backends.backend import EngineError, Exchange
+from chatterm.backends.backend import Exchange
+from chatterm.conversation.compaction import nth
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line
 from chatterm.screens.chat.base import ChatBase
@@ -50,18 +51,7 @@ class CommandPart(ScreenPart):
 
     def nth_exchange(self, number: str) -> Exchange:
         """The n-th of the selected branch, from 1, or from the end when negative."""
-        path = self.conversation.path
-        try:
-            index = int(number)
-        except ValueError:
-            raise EngineError(
-                f"{number!r} is not a number; messages are numbered from 1, or from the end with -1."
-            ) from None
-        if not path:
-            raise EngineError("There is no message yet.")
-        if not index or not -len(path) <= index <= len(path):
-            raise EngineError(f"There is no message {index}; the conversation has {len(path)}.")
-        return path[index - 1 if index > 0 else index]
+        return nth(self.conversation.path, number)
 
     def answer_of(self, exchange: Exchange) -> AnswerEntry:
         return self.conversation.entries_of(exchange)[1]

@@ -203,6 +203,14 @@ class MessageActions(CommandPart):
             raise EngineError(_NO_ANSWER)
         self.copy_text(to_markdown(self.conversation.info(), path))
 
+    def use_prompt(self, name: str, argument: str) -> None:
+        from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
+
+        def send(text: str) -> None:
+            self.writing.send_for(filled_in(name, text, argument))
+
+        self.screen.in_thread(partial(prompt_text, prompts_folder() / f"{name}.md"), send)
+
     def _refuse_without_model(self) -> None:
         if self.screen.is_loading:
             raise EngineError(LOADING)

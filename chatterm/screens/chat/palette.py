@@ -4,7 +4,7 @@ from functools import partial
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from chatterm.commands.registry import COMMANDS, Command
+from chatterm.commands.registry import Command, all_commands
 from chatterm.screens.chat.screen import ChatScreen
 
 
@@ -12,12 +12,12 @@ class SlashCommands(Provider):
     """Choosing a command runs it; one that wants an argument is written into the composer instead."""
 
     async def discover(self) -> Hits:
-        for command in COMMANDS:
+        for command in all_commands():
             yield DiscoveryHit(command.usage, self._chosen(command), help=_help(command))
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for command in COMMANDS:
+        for command in all_commands():
             score = max(matcher.match(command.usage), matcher.match(command.help))
             if score > 0:
                 shown = matcher.highlight(command.usage)

@@ -1,17 +1,22 @@
 """Commands about what a person prefers: system prompt, thinking, sampling, colours, the settings file."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.commands.reports import no_thinking, thinking_text
+from chatterm.commands.sampling import value_text
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line, wrap
-from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.command_part import LOADING, CommandPart
 from chatterm.screens.look import LookApp
 from chatterm.settings.reading import load_settings
 from chatterm.settings.settings import Settings
-from chatterm.terminal.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned, one_line
+
+if TYPE_CHECKING:
+    from chatterm.settings.presets import SavedPreset
 
 
 class Preferences(CommandPart):
@@ -71,6 +76,45 @@ class Preferences(CommandPart):
             self.screen.keeper.update(sampling=changed)
         self.screen.say(lines[0])
 
+    def preset(self, text: str) -> None:
+        from chatterm.settings.presets import WORDS, load_preset, preset_names, save_preset
+
+        word, _, name = text.partition(" ")
+        if not text:
+            self.report("preset", "Presets", partial(_preset_lines, preset_names()))
+        elif word in WORDS:
+            if not name.strip():
+                raise EngineError(f"/preset {word} needs a name.")
+            save = partial(save_preset, name.strip(), self._present(), replace=word == "replace")
+            self.screen.in_thread(save, lambda path: self.screen.say(f"Saved to {path}."))
+        else:
+            self.screen.in_thread(partial(load_preset, text), partial(self._use_preset, text))
+
+    def _present(self) -> "SavedPreset":
+        from chatterm.settings.presets import SavedPreset
+
+        backend = self.screen.backend
+        return SavedPreset(backend.model, backend.system, backend.think, dict(self.conversation.sampling))
+
+    def _use_preset(self, name: str, preset: "SavedPreset") -> None:
+        """What it states holds for this conversation from the next message on."""
+        screen = self.screen
+        other_model = preset.model is not None and preset.model != screen.backend.model
+        if other_model and screen.is_loading:
+            raise EngineError(LOADING)
+        if preset.system is not None:
+            screen.submit(worker.SetSystem(preset.system))
+            screen.keeper.update(system=preset.system)
+        if preset.think is not None:
+            screen.submit(worker.SetThink(preset.think))
+            screen.keeper.update(think=preset.think)
+        if preset.sampling:
+            self.use_sampling(dict(preset.sampling))
+            screen.keeper.update(sampling=dict(preset.sampling))
+        if other_model:
+            screen.switch_model(preset.model or "")
+        screen.say(f"The preset {name} applies from the next message on.")
+
     # --- of the person ---
 
     def theme(self, name: str) -> None:
@@ -121,6 +165,26 @@ class Preferences(CommandPart):
                 self.show_thinking(settings.screen.thinking_open)
             case "sampling", _:
                 self.use_sampling(self.conversation.sampling)
+
+
+def _preset_lines(names: list[str], width: int) -> list[Line]:
+    from chatterm.settings.presets import load_preset, presets_folder
+
+    ways = (
+        f"/preset NAME uses one, /preset save NAME saves this conversation's settings in {presets_folder()}."
+    )
+    lines = [*wrap([(ways, "muted")], width), []]
+    for name in names:
+        try:
+            found = load_preset(name)
+        except EngineError as error:
+            lines += wrap([(f"{name}  ", "accent"), (str(error), "error")], width)
+            continue
+        parts = [part for part in (found.model, f"thinking {found.think}" if found.think else "") if part]
+        parts += [f"{key} {value_text(value)}" for key, value in found.sampling.items()]
+        parts += [one_line(found.system, 80)] if found.system else []
+        lines += wrap([(f"{name}  ", "accent"), (" · ".join(parts), "")], width)
+    return lines if names else [*lines, [("There is none yet.", "")]]
 
 
 def _text_lines(text: str, width: int) -> list[Line]:

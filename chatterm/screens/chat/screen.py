@@ -28,6 +28,7 @@ from chatterm.screens.chat.titling import Titling
 from chatterm.screens.chat.tooling import Tooling
 from chatterm.screens.chat.writing import Writing
 from chatterm.screens.paste import PasteScreen
+from chatterm.settings.prompts import clashes
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import sentences
@@ -115,6 +116,7 @@ class ChatScreen(MessageSelection):
                     completion=completion,
                     history=self.settings.composer.history,
                     on_draft=self.writing.keep_draft,
+                    vim=self.settings.composer.vim,
                     id="composer",
                 )
                 yield StatusLine(id="status")
@@ -131,12 +133,19 @@ class ChatScreen(MessageSelection):
         self.welcome = self.query_one(Welcome)
         self.transcript.display = False
         self.composer.focus()
+        self._vim_mode()
         self._show_live(monotonic())
         self.submit(worker.Open())
         self.set_interval(_FRAME, self._frame)
         # The worker begins once the first frame is out: importing the engine would hold it up.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
         self.actions.restore()
+        taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
+        self.in_thread(partial(clashes, taken), self._say_clashes)
+
+    def _say_clashes(self, found: list[str]) -> None:
+        for text in found:
+            self.say(text, "error")
 
     def _begin_work(self) -> None:
         collect_rarely()
@@ -171,6 +180,7 @@ class ChatScreen(MessageSelection):
         if self.keeper.problem != self._problem:
             self._say_problem()
         self.titling.tick(now)
+        self.actions.offer_summary(now)
         if not reports and turn is None:
             if now >= self._figures_after:  # idle work goes on
                 is_warming = self._show_live(now).is_warming
@@ -217,8 +227,12 @@ class ChatScreen(MessageSelection):
                 if turn is not None and not turn.is_stopping and not turn.is_undone:
                     self.tooling.begin()
                 self.set_timer(_REST, self._tidy)
-            case worker.Failed(job, message):
+            case worker.Said(text):
+                self.actions.summary_grows(text)
+            case worker.Failed(job, message, is_full):
                 self._failed(job, message, now)
+                if is_full and isinstance(job, worker.Send | worker.Draw):
+                    self.actions.context_is_full()
             case worker.Done(job, value):
                 self._done(job, value)
         for note in new_notes(self.backend.notes(), self._noted):
@@ -248,6 +262,9 @@ class ChatScreen(MessageSelection):
                 self.conversation.forget()
                 if self.info is None:
                     return  # that was said already
+            case worker.Aside():
+                self.actions.summary_is_over(is_whole=False, problem=message)
+                return
             case worker.Count() | worker.Prepare() | worker.MakeTitle():
                 return  # sending it will say so
         self.say(message, "error")
@@ -261,6 +278,8 @@ class ChatScreen(MessageSelection):
                 self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
+            case worker.Aside():
+                self.actions.summary_is_over(is_whole=bool(value))
             case worker.MakeTitle() if value is False:
                 self.titling.refused()
             case worker.Catalogue():
@@ -319,6 +338,10 @@ class ChatScreen(MessageSelection):
         self.composer.choose(message.suggestion)
         self.composer.focus()
 
+    @on(Composer.ModeChanged)
+    def _vim_mode(self) -> None:
+        self.status.show_mode(self.composer.vim_mode)
+
     @on(Composer.Problem)
     def _composer_problem(self, message: Composer.Problem) -> None:
         self.say(message.text, "error")
@@ -357,6 +380,8 @@ class ChatScreen(MessageSelection):
             self.finding.close()
         elif self.transcript.selected is not None:
             self.back_to_composer()
+        elif self.focused is self.composer and self.composer.vim_takes("escape"):
+            pass
         elif talk.turn is not None:
             talk.stop()
         elif talk.acting is not None:

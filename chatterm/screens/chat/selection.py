@@ -7,7 +7,7 @@ from textual import events
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.base import ChatBase
-from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript
+from chatterm.widgets.transcript import EDGE_KEYS, MESSAGE_KEYS, Transcript
 
 
 class MessageSelection(ChatBase):
@@ -20,6 +20,9 @@ class MessageSelection(ChatBase):
         if action == "jump_down":
             at_end = self.composer.cursor_location == self.composer.document.end
             return self.is_mounted and self.transcript.has_news and at_end
+        if action == "run_command" and parameters == ("retry", "") and self.is_mounted:
+            vim = self.composer.vim  # Ctrl+R is vim's redo there
+            return vim is None or vim.mode == "insert" or self.focused is not self.composer
         return super().check_action(action, parameters)
 
     def action_jump_down(self) -> None:
@@ -45,7 +48,9 @@ class MessageSelection(ChatBase):
 
     def on_key(self, event: events.Key) -> None:
         """A key that means nothing to the selected message goes on in the composer."""
-        known = event.key in MESSAGE_KEYS or event.character is None or not event.is_printable
+        known = (
+            event.key in {**MESSAGE_KEYS, **EDGE_KEYS} or event.character is None or not event.is_printable
+        )
         if self.focused is self.transcript and not known:
             event.stop()
             self.back_to_composer()

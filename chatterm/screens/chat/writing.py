@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from chatterm.backends.backend import Exchange
+from chatterm.backends.backend import EngineError, Exchange
 from chatterm.commands.registry import Command, is_command, parse
 from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
@@ -41,6 +41,16 @@ class Writing(ScreenPart):
             self.conversation.send(text.strip("\n"), note=f"waits for {waits}" if waits else "")
             if not waits:
                 self.conversation.next(screen.model_name)
+            if self._shelved and not screen.composer.text:
+                self._unshelve()
+
+    def send_for(self, text: str) -> None:
+        """Send `text` as if it stood in the composer; what stands there comes back."""
+        if not text.strip():
+            raise EngineError("The prompt is empty; write something into its file.")
+        self._shelve()
+        self.screen.composer.put(f" {text}" if is_command(text) else text)
+        self.screen.composer.send_now()
 
     def _command(self, text: str) -> None:
         command, argument = parse(text)

@@ -1,0 +1,34 @@
+"""What a chat without a screen makes of a person's own files: presets and prompts."""
+
+from chatterm.backends.backend import Backend
+from chatterm.conversation.attachments import attach, working_folder
+from chatterm.conversation.talk import Talk
+from chatterm.settings.presets import load_preset
+from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
+from chatterm.settings.settings import SamplingSettings
+
+
+def prompt_message(name: str, argument: str) -> str:
+    """What the prompt of this name asks. Raises SettingsError and AttachmentError (one line)."""
+    text = filled_in(name, prompt_text(prompts_folder() / f"{name}.md"), argument)
+    attached = attach(text, working_folder())
+    return "\n\n".join([attached.message, *attached.blocks])
+
+
+def use_preset(name: str, backend: Backend, talk: Talk, settings: SamplingSettings) -> str | None:
+    """The conversation goes on with what the preset states; the model to switch to, if it states another.
+
+    Raises SettingsError (one line).
+    """
+    preset = load_preset(name)
+    if preset.system is not None:
+        backend.set_system(preset.system)
+        talk.update(system=preset.system)
+    if preset.think is not None:
+        backend.set_think(preset.think)
+        talk.update(think=preset.think)
+    if preset.sampling:
+        talk.sampling = dict(preset.sampling)
+        backend.set_sampling({**settings.given(), **preset.sampling})
+        talk.update(sampling=talk.sampling)
+    return preset.model if preset.model != backend.model else None

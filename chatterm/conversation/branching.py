@@ -1,0 +1,229 @@
+"""The tree of a conversation and the ways through it: one branch is selected, shown, and held by the backend."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
+from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.seen import Held, summarised
+from chatterm.conversation.shown import Shown, labels
+from chatterm.conversation.tool_entry import ToolsEntry
+from chatterm.conversation.turn import Turn, stats_of
+from chatterm.conversation.view import View
+from chatterm.sessions.titles import title_of
+from chatterm.sessions.tree import Tree
+
+_BUSY = "An answer is running; Esc stops it."
+
+
+class Branching:
+    """What a conversation has and shows. Methods that cannot do what is asked raise EngineError and change nothing."""
+
+    def __init__(self, backend: Backend, keeper: Keeper, view: View, held: Held) -> None:
+        self._backend = backend
+        self._view = view
+        self.keeper = keeper
+        self.tree = Tree()
+        self.turn: Turn | None = None
+        """The answer that runs; of several the one in front."""
+        self.choice: list[Turn] = []
+        """Candidates among which the person is to choose; some may run. [] where there is nothing to choose."""
+        self.waiting: deque[UserEntry] = deque()
+        self.acting: ToolsEntry | None = None
+        """The calls of the last answer, while they are asked for and done."""
+        self.ended: Turn | None = None
+        """The latest turn that is over, for its figures."""
+        self.show_thinking: bool | None = None
+        self.given_title = ""
+        """That of the session, where it has one."""
+        self._shown = Shown(self.tree)
+        self._held = held
+        self._seen: dict[tuple[int | None, str], int] = {}
+        """By parent and message the answer that was looked at last."""
+
+    def stop(self) -> None:
+        """End what runs."""
+        raise NotImplementedError
+
+    # --- what there is ---
+
+    @property
+    def path(self) -> list[Exchange]:
+        """The selected branch."""
+        return self.tree.path(self.tree.head)
+
+    @property
+    def title(self) -> str:
+        """That of the session, else the first words; "" before it begins."""
+        first = next(iter(self.path), None)
+        return self.given_title or (title_of(first.user) if first is not None else "")
+
+    def exchange_of(self, entry: Entry) -> Exchange | None:
+        """The exchange on the selected branch that an entry belongs to."""
+        return self._shown.exchange_of(entry)
+
+    def entries_of(self, exchange: Exchange) -> tuple[UserEntry, AnswerEntry]:
+        """How an exchange is shown."""
+        return self._shown.entries_of(exchange, show_thinking=self.show_thinking)
+
+    @property
+    def last_answer(self) -> Exchange | None:
+        """The last one of the selected branch, where the model that is loaded gave it."""
+        info, head = self._backend.info, self.tree.head
+        names = (self._backend.model, info.name if info is not None else "")
+        return self.tree[head] if head is not None and self.tree[head].model in names else None
+
+    @property
+    def ended_here(self) -> Turn | None:
+        """The latest turn that is over, while it is that of the last answer."""
+        return self.ended if self.ended is not None and self.ended.exchange is self.last_answer else None
+
+    @property
+    def saved_stats(self) -> TurnStats | None:
+        """The figures that are saved with the last answer."""
+        return stats_of(self.last_answer) if self.last_answer is not None else None
+
+    def _hold(self, head: int | None) -> None:
+        """Make the backend's history the branch that ends with `head`."""
+        self._held.hold(self.tree.path(head))
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is answered, a tool is asked for or runs, or a message waits."""
+        return self.turn is not None or self.acting is not None or bool(self.waiting)
+
+    def _refuse_while_busy(self) -> None:
+        if self.is_busy:
+            raise EngineError(_BUSY)
+
+    # --- branches ---
+
+    def undo(self) -> bool:
+        """Take the last message back into the composer; its branch stays. False when there is none."""
+        if self.waiting:
+            self.take_back()
+        elif self.acting is not None:
+            raise EngineError(_BUSY)
+        elif self.turn is not None:
+            self.turn.is_undone = True
+            self.stop()
+        elif self.tree.head is None:
+            return False
+        else:
+            last = self.tree.asked(self.tree[self.tree.head])
+            self.ended = None
+            self._go(last.parent)
+            self._view.give_back(last.user)
+        return True
+
+    @property
+    def undone(self) -> list[Exchange]:
+        """What was taken back and can be shown again, next first."""
+        return self.tree.ahead(self.tree.head)
+
+    def redo(self) -> str | None:
+        """Show the message again that was taken back last; its text. None where there is none."""
+        self._refuse_while_busy()
+        if not (undone := self.undone):
+            return None
+        self._go([undone[0], *takewhile(lambda exchange: exchange.results, undone[1:])][-1].id)
+        return undone[0].user
+
+    def take_back(self) -> None:
+        """The message that waits, into the composer."""
+        entry = self.waiting.pop()
+        self.show()
+        self._view.give_back(entry.text)
+
+    def step(self, entry: Entry | None, side: int) -> Entry | None:
+        """Go to the alternative before (-1) or after (1) a message, of the last one that has any for None.
+
+        The entry that stands at the same place then; None when there is no other branch.
+        """
+        self._refuse_while_busy()
+        exchange = self.exchange_of(entry) if entry is not None else None
+        if exchange is None:
+            exchange = next((e for e in reversed(self.path) if len(self.tree.siblings(e.id)) > 1), None)
+        if exchange is None or len(self.tree.siblings(exchange.id)) < 2:
+            return self._step_ahead() if entry is None and side > 0 else None
+        chosen, of_message = self._beside(exchange, side, isinstance(entry, UserEntry))
+        self._go(self.tree.leaf(chosen))
+        return self.entries_of(self.tree[chosen])[0 if of_message else 1]
+
+    def _beside(self, exchange: Exchange, side: int, of_message: bool) -> tuple[int, bool]:
+        """The alternative on that side, and whether it is one of the message."""
+        answers, messages = self.tree.answers(exchange), self.tree.messages(exchange)
+        if len(answers) > 1 and not (of_message and len(messages) > 1):
+            return answers[min(max(answers.index(exchange) + side, 0), len(answers) - 1)].id, False
+        message = messages[min(max(messages.index(exchange.user) + side, 0), len(messages) - 1)]
+        same = [other.id for other in self.tree.siblings(exchange.id) if other.user == message]
+        return self._seen.get((exchange.parent, message), same[-1]), True
+
+    def _step_ahead(self) -> Entry | None:
+        """Go to the end of what was taken back."""
+        if not (undone := self.undone):
+            return None
+        self._go(undone[-1].id)
+        return self.entries_of(undone[0])[0]
+
+    def _go(self, head: int | None) -> None:
+        self._select(head)
+        self._hold(head)
+        self.show()
+
+    def _select(self, head: int | None) -> None:
+        self.tree.select(head)
+        self._looked()
+        self.keeper.head(head)
+
+    def _looked(self) -> None:
+        for exchange in self.path:
+            self._seen[exchange.parent, exchange.user] = exchange.id
+
+    # --- what the model sees ---
+
+    def try_compaction(self, exchange: Exchange, compaction: Compaction | None) -> None:
+        """Make the history what it would be with this: it is warmed while the person reads."""
+        if self.turn is None and not self.waiting:
+            tried = [replace(e, compaction=compaction) if e is exchange else e for e in self.path]
+            self._held.hold(tried)
+
+    def compact(self, compactions: Sequence[tuple[Exchange, Compaction | None]]) -> None:
+        """From now on the model sees what is before and with each of these exchanges like this."""
+        self._refuse_while_busy()
+        for exchange, compaction in compactions:
+            exchange.compaction = compaction
+        self._seen_anew([exchange for exchange, _ in compactions])
+
+    def pin(self, exchange: Exchange) -> bool:
+        """Pin a message with its answer, or unpin it; whether it is pinned now."""
+        self._refuse_while_busy()
+        exchange.is_pinned = not exchange.is_pinned
+        self._seen_anew([exchange])
+        return exchange.is_pinned
+
+    def _seen_anew(self, changed: Sequence[Exchange]) -> None:
+        for exchange in changed:
+            self.keeper.save(self.keeper.session, exchange)
+        self._hold(self.tree.head)
+        self.show()
+
+    # --- what is shown ---
+
+    def show(self) -> None:
+        """Bring the screen up to the selected branch."""
+        entries: list[Entry] = []
+        path = self.path
+        names, compacted = labels(exchange.model for exchange in path), summarised(path)
+        for number, exchange in enumerate(path, 1):
+            entries += self.entries_of(exchange)
+            self._shown.mark(exchange, names.get(exchange.model, "") if len(names) > 1 else "")
+            if number == compacted:
+                entries.append(self._shown.compaction_of(path[:number]))
+        if self.choice:  # they are shown elsewhere
+            entries.remove(self.entries_of(path[-1])[1])
+        acting = [self.acting] if self.acting is not None else []
+        self._view.show_path([*entries, *acting, *self.waiting])

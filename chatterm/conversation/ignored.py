@@ -1,0 +1,107 @@
+"""Which files of a folder are worth reading: not what .gitignore files name, and not what nobody wrote by hand."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ALWAYS = frozenset(
+    ["node_modules", "__pycache__", "venv", "target", "dist", "build", "package-lock.json", "uv.lock"]
+)
+"""Names that are left out, besides hidden ones."""
+_LARGEST = 100_000
+"""Bytes of a .gitignore that are read."""
+
+Names = tuple[str, ...]
+"""A path from the repository's folder on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of a .gitignore."""
+
+    folder: Names
+    """Where the file stands. What it says is about what lies below."""
+    parts: Names
+    """The pattern, name by name; `**` are any number of names."""
+    is_kept: bool
+    """`!pattern`: what it names is not ignored."""
+    folders_only: bool
+
+    def fits(self, path: Names, is_folder: bool) -> bool:
+        if path[: len(self.folder)] != self.folder or (self.folders_only and not is_folder):
+            return False
+        names = path[len(self.folder) :]
+        reached = {0}  # how many names the parts so far may stand for
+        for part in self.parts:
+            if part == "**":
+                reached = set(range(min(reached), len(names) + 1)) if reached else reached
+            else:
+                reached = {at + 1 for at in reached if at < len(names) and fnmatchcase(names[at], part)}
+        return len(names) in reached
+
+
+def rules_of(text: str, folder: Names) -> list[Rule]:
+    """What a .gitignore in `folder` says."""
+    found = []
+    for line in text.splitlines():
+        line = re.sub(r"(?<!\\)\s+$", "", line)
+        is_kept = line.startswith("!")
+        pattern = line[is_kept:].rstrip("/")
+        if not pattern or line.startswith("#"):
+            continue
+        parts = [re.sub(r"\\(.)", _literal, part) for part in pattern.removeprefix("/").split("/")]
+        start = () if "/" in pattern else ("**",)
+        found.append(Rule(folder, (*start, *parts), is_kept, line.endswith("/")))
+    return found
+
+
+def _literal(match: re.Match[str]) -> str:
+    """A character that stood behind a backslash, as fnmatch writes it."""
+    return f"[{match[1]}]" if match[1] in "*?[" else match[1]
+
+
+def is_ignored(path: Names, is_folder: bool, rules: Sequence[Rule]) -> bool:
+    """Whether it is ignored; the last rule that fits counts."""
+    return next((not rule.is_kept for rule in reversed(rules) if rule.fits(path, is_folder)), False)
+
+
+def files_below(top: Path, most: int) -> Iterator[Path]:
+    """The files below a folder that are worth reading, by name. Links are not followed; `most` names are looked at."""
+    here = top.resolve()
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    inside = here.relative_to(root).parts
+    rules: list[Rule] = []
+    for depth in range(len(inside)):
+        rules += rules_of(_text(root.joinpath(*inside[:depth]) / ".gitignore"), inside[:depth])
+    yield from _below(top, inside, rules, [most])
+
+
+def _below(folder: Path, names: Names, rules: list[Rule], left: list[int]) -> Iterator[Path]:
+    rules = [*rules, *rules_of(_text(folder / ".gitignore"), names)]
+    try:
+        entries = sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name))
+    except OSError:
+        return
+    for path in entries:
+        left[0] -= 1
+        if left[0] < 0:
+            return
+        if path.name.startswith(".") or path.name in ALWAYS or path.is_symlink():
+            continue
+        is_folder = path.is_dir()
+        if is_ignored((*names, path.name), is_folder, rules):
+            continue
+        if is_folder:
+            yield from _below(path, (*names, path.name), rules, left)
+        elif path.is_file():
+            yield path
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LARGEST).decode("utf-8", "replace")
+    except OSError:
+        return ""

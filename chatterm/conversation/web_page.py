@@ -1,0 +1,197 @@
+"""A page of the web as text, for a person who attaches its address. What comes is bounded, and never obeyed."""
+
+import http.client
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from time import monotonic
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
+from chatterm.conversation.pdf import pdf_text
+from chatterm.terminal.sanitize import cleaned, one_line
+from models.units import bytes_text
+
+LARGEST = 5_000_000
+"""Bytes of a page."""
+_SECONDS = 15.0
+"""That all of it may take."""
+_REDIRECTS = 5
+_AGENT = "chatterm (a person attached this address)"
+_QUIET = frozenset("script style noscript template svg nav header footer aside form button iframe".split())  # noqa: SIM905
+_BREAKS = frozenset(
+    "p div section article main li ul ol tr table h1 h2 h3 h4 h5 h6 br pre blockquote dt dd hr".split()  # noqa: SIM905
+)
+
+
+def page_text(address: str, *, may_be_private: bool = False) -> str:
+    """The readable text of a page. Waits for the network, for some seconds at most.
+
+    Raises NeedsYesError for an address of this machine or its network where that is not allowed yet, AttachmentError
+    (one line) for all else that goes wrong.
+    """
+    deadline = monotonic() + _SECONDS
+    shown = one_line(address, 200)
+    private = ""
+    for hop in range(_REDIRECTS + 1):
+        parts = _checked(address, shown)
+        where = _resolved(parts, shown)
+        if any(not ipaddress.ip_address(ip.split("%")[0]).is_global for ip in where):
+            if hop and parts.netloc != private:
+                there = one_line(parts.hostname or "", 100)
+                raise AttachmentError(
+                    f"{shown} leads to {there}, on this machine or its network; attach that itself if you mean it."
+                )
+            if not may_be_private:
+                raise NeedsYesError(f"{shown} is on this machine or its network.")
+            private = parts.netloc
+        try:
+            with _asked(parts, where[0], deadline) as answer:
+                if answer.status in (301, 302, 303, 307, 308) and (target := answer.headers.get("Location")):
+                    address = urljoin(address, target)
+                    continue
+                if answer.status != 200:
+                    raise AttachmentError(f"{shown} answers {answer.status} {one_line(answer.reason, 60)}.")
+                kind = answer.headers.get_content_type()
+                charset = answer.headers.get_content_charset() or "utf-8"
+                return _text_of(_body(answer, deadline, shown), kind, charset, shown)
+        except (OSError, http.client.HTTPException) as error:
+            why = "it takes too long" if isinstance(error, TimeoutError) else one_line(str(error), 120)
+            raise AttachmentError(f"{shown} cannot be fetched: {why or type(error).__name__}.") from error
+    raise AttachmentError(f"{shown} redirects more than {_REDIRECTS} times.")
+
+
+def _checked(address: str, shown: str) -> SplitResult:
+    try:
+        parts = urlsplit(address)
+        is_fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_fine = False
+    if not is_fine or parts.username or parts.password:
+        raise AttachmentError(
+            f"{shown} cannot be attached; an address begins with http or https and has no password."
+        )
+    return parts
+
+
+def _resolved(parts: SplitResult, shown: str) -> list[str]:
+    """The IP addresses of its host."""
+    assert parts.hostname is not None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AttachmentError(f"{shown}: there is no host {one_line(parts.hostname, 100)}.") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+@contextmanager
+def _asked(parts: SplitResult, ip: str, deadline: float) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a GET. It goes to the address that was checked, whatever the name means a moment later."""
+    assert parts.hostname is not None
+    timeout = max(deadline - monotonic(), 0.1)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
+    try:
+        plain = socket.create_connection((ip, port), timeout)
+        connection.sock = plain
+        if parts.scheme == "https":
+            connection.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=parts.hostname)
+        path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (
+            "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else ""
+        )
+        connection.request(
+            "GET", path, headers={"User-Agent": _AGENT, "Accept": "text/html, text/*, application/pdf"}
+        )
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def _body(answer: http.client.HTTPResponse, deadline: float, shown: str) -> bytes:
+    parts, size = [], 0
+    while chunk := answer.read1(1 << 16):
+        size += len(chunk)
+        if size > LARGEST:
+            raise AttachmentError(f"{shown} has more than {bytes_text(LARGEST)}; it cannot be attached.")
+        if monotonic() > deadline:
+            raise TimeoutError
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _text_of(data: bytes, kind: str, charset: str, shown: str) -> str:
+    if kind == "application/pdf":
+        return pdf_text(data, shown)
+    if not (kind.startswith("text/") or kind.endswith(("json", "xml", "javascript"))):
+        raise AttachmentError(f"{shown} is {one_line(kind, 60)}; only text and PDF can be attached.")
+    try:
+        text = data.decode(charset, "replace")
+    except LookupError:
+        text = data.decode("utf-8", "replace")
+    text = readable(text) if kind in ("text/html", "application/xhtml+xml") else text
+    if not text.strip():
+        raise AttachmentError(f"{shown} has no text that could be read; it may need a browser.")
+    return cleaned(text)
+
+
+def readable(page: str) -> str:
+    """The text of an HTML page: that of its <main> or <article> where it has one, without menus and scripts."""
+    reader = _Reader()
+    reader.feed(page)
+    reader.close()
+    main = _tidy(reader.main)
+    return main if len(main) >= 200 else _tidy(reader.all)
+
+
+def _tidy(parts: list[str]) -> str:
+    lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
+    text: list[str] = []
+    for line in lines:
+        if line or (text and text[-1]):
+            text.append(line)
+    return "\n".join(text).strip()
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.all: list[str] = []
+        self.main: list[str] = []
+        self._quiet: list[str] = []
+        self._inside = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _QUIET:
+            self._quiet.append(tag)
+        self._inside += tag in ("main", "article")
+        if tag in _BREAKS:
+            mark = (
+                "#" * int(tag[1]) + " "
+                if tag[0] == "h" and tag[1:].isdigit()
+                else "- "
+                if tag == "li"
+                else ""
+            )
+            self._say(f"\n{mark}")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._quiet:
+            while self._quiet.pop() != tag:
+                pass
+        if tag in ("main", "article"):
+            self._inside = max(self._inside - 1, 0)
+        if tag in _BREAKS:
+            self._say("\n")
+
+    def handle_data(self, data: str) -> None:
+        self._say(data)
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self.all.append(text)
+            if self._inside:
+                self.main.append(text)

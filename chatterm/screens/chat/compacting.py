@@ -1,0 +1,150 @@
+"""When the context is nearly full: /compact, /pin, and the summary that the model makes in idle time."""
+
+from chatterm.backends import worker
+from chatterm.backends.backend import Compaction, EngineError, Exchange
+from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request
+from chatterm.conversation.seen import compacted, summarised
+from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.compact import CompactScreen, Draft
+from chatterm.terminal.sanitize import cleaned
+from chatterm.widgets.meter import FULL
+from models.units import counted
+
+_PAUSE = 2.0
+"""Seconds of quiet before a summary is begun."""
+_ATTEMPTS = 3
+
+
+class Compacting(CommandPart):
+    _draft: Draft | None = None
+    """The summary that is being made or was made last."""
+    _next_at = 0.0
+    _attempts = 0
+    _for: int | None = None
+    """The last exchange when the attempts were made."""
+
+    def compact(self, what: str) -> None:
+        room, path = self._room(), self.conversation.path
+        if not path:
+            raise EngineError("There is nothing to compact yet.")
+        if not self.screen.is_idle:
+            raise EngineError(
+                "Wait until the answer is finished, or press Esc to stop it; then /compact makes room."
+            )
+        if what == "off":
+            self._show_again()
+        elif what:
+            self._use(path[-1], compacted(path[-1], what), COMPACTED[what])
+        else:
+            room.check_pinned()
+            self.screen.app.push_screen(CompactScreen(room, self._draft_for(room), self))
+
+    def pin(self, which: str) -> None:
+        exchange = self.nth_exchange(which) if which else self.chosen_exchange()
+        if exchange is None:
+            raise EngineError("There is no message to pin yet.")
+        self.screen.say(PINNED[self.conversation.pin(exchange)])
+
+    def context_is_full(self) -> None:
+        """A message was refused because it does not fit: the person chooses what makes room."""
+        if self.screen.settings.chat.when_full != "stop" and self.screen.app.screen is self.screen:
+            self.compact("")
+
+    # --- what the screen of /compact does ---
+
+    def summarise(self, count: int) -> Draft:
+        """Have the model sum up the first `count` exchanges."""
+        room = self._room()
+        self._draft = Draft(room.path[count - 1].id, count)
+        self.screen.submit(worker.Aside(summary_request(room, count)))
+        return self._draft
+
+    def stop_summary(self) -> None:
+        self.screen.worker_thread.stop_aside()
+
+    def read(self, count: int, text: str) -> None:
+        """The person reads this summary: the history with it is warmed."""
+        self.conversation.try_compaction(self.conversation.path[count - 1], Compaction(text.strip()))
+
+    def leave(self) -> None:
+        """Nothing was chosen."""
+        self.stop_summary()
+        self.conversation.aim(None)
+
+    def use_summary(self, count: int, text: str) -> None:
+        """Raises EngineError where that makes no room."""
+        room = self._room()
+        compaction = checked_summary(room, count, cleaned(text))
+        self._draft = None
+        said = (
+            f"The model sees a summary of the first {counted(count, 'message')}; /compact off changes that."
+        )
+        self._use(room.path[count - 1], compaction, said)
+
+    def use(self, kind: str) -> None:
+        last = self.conversation.path[-1]
+        if kind == "again":
+            self._show_again()
+        else:
+            self._use(last, compacted(last, kind), COMPACTED[kind])
+
+    def _show_again(self) -> None:
+        changed = [exchange for exchange in self.conversation.path if exchange.compaction is not None]
+        if not changed:
+            raise EngineError("The model sees everything already.")
+        self.conversation.compact([(exchange, None) for exchange in changed])
+        self.screen.say(COMPACTED["off"])
+
+    def _use(self, exchange: Exchange, compaction: Compaction, said: str) -> None:
+        self.conversation.compact([(exchange, compaction)])
+        self.screen.say(said)
+        self.transcript.follow()
+
+    # --- the summary ---
+
+    def summary_grows(self, text: str) -> None:
+        if self._draft is not None:
+            self._draft.text = cleaned(text)
+
+    def summary_is_over(self, *, is_whole: bool, problem: str = "") -> None:
+        draft = self._draft
+        if draft is None or draft.is_over:
+            return
+        draft.is_over, draft.is_whole, draft.problem = True, is_whole, problem
+        if is_whole and draft.text.strip() and self.screen.app.screen is self.screen:
+            counted_messages = counted(draft.count, "message")
+            self.screen.say(
+                f"A summary of the first {counted_messages} is ready to be read: /compact shows it."
+            )
+
+    def offer_summary(self, now: float) -> None:
+        """Have a summary made while nobody does anything, where that is wanted."""
+        screen = self.screen
+        if screen.settings.chat.when_full != "summarise" or not screen.is_idle or now < self._next_at:
+            return
+        self._next_at = now + _PAUSE
+        room = self._room()
+        head = self.conversation.tree.head
+        if head != self._for:
+            self._for, self._attempts = head, 0
+            return
+        if room.used < FULL * room.context or not room.least_count or self._attempts == _ATTEMPTS:
+            return
+        typing = screen.composer.text.strip() or screen.app.screen is not screen
+        if not typing and self._draft_for(room) is None:
+            self._attempts += 1
+            self.summarise(room.default_count)
+
+    def _draft_for(self, room: Room) -> Draft | None:
+        """The summary that was made of this branch as it is, or is being made."""
+        draft = self._draft
+        if draft is None or draft.count > len(room.path) or draft.is_failed:
+            return None
+        fits = room.path[draft.count - 1].id == draft.exchange and summarised(room.path) < draft.count
+        return draft if fits else None
+
+    def _room(self) -> Room:
+        screen = self.screen
+        info = screen.info
+        context = info.context_length if info is not None else 0
+        return Room(self.conversation.path, screen.backend.system or "", screen.backend.used_tokens, context)

@@ -1,0 +1,118 @@
+"""Presets: a model, a system prompt and sampling under one name, each in a TOML file beside the settings."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from chatterm.backends.backend import ThinkMode
+from chatterm.settings.file import write
+from chatterm.settings.paths import config_path
+from chatterm.settings.reading import problem_with
+from chatterm.settings.settings import SamplingSettings, SettingsError
+from chatterm.settings.toml import not_toml, read_source, statement_lines, toml_value
+from chatterm.terminal.sanitize import one_line
+
+WORDS = ("save", "replace")
+"""What `/preset` understands before a name."""
+_NAME = re.compile(r"[\w][\w.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPreset:
+    """What a file states; what it does not is left as it is."""
+
+    model: str | None = None
+    system: str | None = None
+    think: ThinkMode | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def presets_folder() -> Path:
+    return config_path().parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """Of the files that are there; nobody has looked into them."""
+    try:
+        return sorted(path.stem for path in presets_folder().glob("*.toml") if _NAME.fullmatch(path.stem))
+    except OSError:
+        return []
+
+
+def load_preset(name: str) -> SavedPreset:
+    """Raises SettingsError (one line) where there is no such preset or something in its file is wrong."""
+    known = preset_names()
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        listed = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
+        here = listed if known else f"write one to {presets_folder()}, or use /preset save NAME."
+        raise SettingsError(f"There is no preset {one_line(name, 60)!r}; {here}")
+    path = presets_folder() / f"{name}.toml"
+    return parse_preset(read_source(path), path)
+
+
+def parse_preset(source: str, path: Path) -> SavedPreset:
+    """What `source` states; `path` is named where it is wrong. Raises SettingsError."""
+    try:
+        tables = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise not_toml(path, source, error) from error
+    sampling = tables.get("sampling", {})
+    for keys, problem in _problems(tables, sampling):
+        lines = statement_lines(source, keys) or (0, 0)
+        raise SettingsError(f"{path}, line {lines[0] + 1}: {problem}")
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in sampling.items()}
+    return SavedPreset(tables.get("model"), tables.get("system"), tables.get("think"), values)
+
+
+def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[str, ...], str]]:
+    """What is wrong, and at which key."""
+    known = [part.name for part in fields(SavedPreset)]
+    found: list[tuple[tuple[str, ...], str]]
+    found = [((name,), _unknown(name, known)) for name in tables if name not in known]
+    if not isinstance(sampling, dict):
+        return [*found, (("sampling",), "sampling is a table: write [sampling] and its settings below it.")]
+    for name in ("model", "system"):
+        value = tables.get(name, "x")
+        if not isinstance(value, str) or not value.strip():
+            found.append(((name,), f"{name} is {one_line(repr(value), 60)}; it must be text in quotes."))
+    if "think" in tables and (problem := problem_with("model", "think", tables["think"])):
+        found.append((("think",), problem))
+    names = [part.name for part in fields(SamplingSettings)]
+    for name, value in sampling.items():
+        problem = problem_with("sampling", name, value) if name in names else _unknown(name, names)
+        if problem:
+            found.append((("sampling", name), problem))
+    return found
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
+    return f"unknown setting {one_line(name, 60)}; {hint}"
+
+
+def save_preset(name: str, preset: SavedPreset, *, replace: bool = False) -> Path:
+    """Write it; where. Raises SettingsError for a name that is none, and where the file is there already."""
+    if not _NAME.fullmatch(name) or name in WORDS:
+        raise SettingsError(f"{one_line(name, 60)!r} cannot name a preset; use letters, digits, - and _.")
+    path = presets_folder() / f"{name}.toml"
+    if path.exists() and not replace:
+        raise SettingsError(f"There is a preset {name} already; /preset replace {name} writes over it.")
+    lines = [
+        f"{key} = {toml_value(value)}"
+        for key in ("model", "system", "think")
+        if (value := getattr(preset, key)) is not None
+    ]
+    if preset.sampling:
+        lines += [
+            "",
+            "[sampling]",
+            *(f"{key} = {toml_value(value)}" for key, value in preset.sampling.items()),
+        ]
+    write(path, "\n".join(lines) + "\n")
+    return path

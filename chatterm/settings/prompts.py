@@ -1,0 +1,114 @@
+"""Prompts of a person's own: each file `prompts/NAME.md` beside the settings is the slash command /NAME."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from chatterm.settings.paths import config_path
+from chatterm.settings.settings import SettingsError
+from chatterm.terminal.sanitize import cleaned, one_line
+
+LARGEST = 100_000
+"""Bytes of a prompt."""
+_MOST = 200
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_SLOT = re.compile(r"\$(\$|\*|FILE\b|[1-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    name: str
+    path: Path
+    about: str
+    """Its first line."""
+    takes_file: bool
+    arguments: str
+    """What stands behind the command."""
+
+
+def prompts_folder() -> Path:
+    return config_path().parent / "prompts"
+
+
+def prompt_files() -> tuple[PromptFile, ...]:
+    """Those that are there and can be commands, by name."""
+    folder = prompts_folder()
+    try:
+        return _read_folder(folder, folder.stat().st_mtime_ns)
+    except OSError:
+        return ()
+
+
+@lru_cache(maxsize=4)
+def _read_folder(folder: Path, changed: int) -> tuple[PromptFile, ...]:
+    """`changed` is when files came or went: until then nothing is read again."""
+    found = []
+    for path in sorted(folder.glob("*.md"))[:_MOST]:
+        if not _NAME.fullmatch(path.stem):
+            continue
+        try:
+            text = prompt_text(path)
+        except SettingsError:
+            text = ""
+        slots = {match[1] for match in _SLOT.finditer(text)} - {"$"}
+        numbers = max((int(slot) for slot in slots if slot.isdigit()), default=0)
+        words = ["FILE"] if "FILE" in slots else ["WORD"] * numbers
+        about = one_line(next((line for line in text.split("\n") if line.strip()), ""), 100).lstrip("# ")
+        found.append(PromptFile(path.stem, path, about, "FILE" in slots, " ".join(words) or "[TEXT]"))
+    return tuple(found)
+
+
+def prompt_text(path: Path) -> str:
+    """Raises SettingsError (one line) where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise SettingsError(f"{path} has more than {LARGEST:,} bytes; make it shorter.")
+        return cleaned(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
+
+
+def filled_in(name: str, text: str, argument: str) -> str:
+    """A prompt with what was written behind its command: $1 to $9 are its words, $* is all of it, $FILE attaches the
+    file that it names, $$ is a dollar sign. Without any of them it follows the prompt.
+
+    Raises SettingsError (one line) where a word is missing.
+    """
+    try:
+        words = shlex.split(argument)
+    except ValueError:
+        words = argument.split()
+
+    def value(match: re.Match[str]) -> str:
+        slot = match[1]
+        if slot in ("$", "*"):
+            return "$" if slot == "$" else argument
+        number = 1 if slot == "FILE" else int(slot)
+        if number > len(words):
+            what = (
+                "the name of a file" if slot == "FILE" else f"{number} words, of which ${number} is the last"
+            )
+            raise SettingsError(f"/{name} needs {what}.")
+        word = words[number - 1]
+        if slot != "FILE":
+            return word
+        path = word.removeprefix("@")
+        return f'@"{path}"' if " " in path else f"@{path}"
+
+    slots = [match[1] for match in _SLOT.finditer(text) if match[1] != "$"]
+    filled = _SLOT.sub(value, text).strip("\n")
+    return f"{filled}\n\n{argument}" if argument and not slots else filled
+
+
+def clashes(taken: set[str]) -> list[str]:
+    """What is wrong with files whose commands there are already: one line each."""
+    found = [file for file in prompt_files() if file.name in taken]
+    return [
+        f"{file.path}: /{file.name} is a command of chatterm; give the file another name." for file in found
+    ]
