@@ -127,7 +127,8 @@ class FusedDecoder:
         most = given.active.shape[0]
         # Few rows choose experts of their own; many meet in them, and their products are made in groups.
         packed = any(weight.planes is not None for weight in network.parts(Weight))
-        alike = packed or _largest(spec) * 2 * size <= FUSED_MOST
+        self._small = _largest(spec) * 2 * size <= FUSED_MOST
+        alike = packed or self._small
         self._fused = FUSED if alike and not has_experts(spec) else FEW
         few = min(most, self._fused)
 
@@ -314,7 +315,7 @@ class FusedDecoder:
     ) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
-        shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine)
+        shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
         step = AttentionInput(
             heads,
             layer.head_norm,

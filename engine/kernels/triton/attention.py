@@ -234,6 +234,7 @@ def attention_kernel(
     v_scales=None,
     ROW: tl.constexpr = 0,
     FP8: tl.constexpr = False,
+    START: tl.constexpr = "at once",
 ):
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
@@ -256,7 +257,12 @@ def attention_kernel(
 
     ROW: the cache has quantised rows of so many bytes, see `kv_rows.py`; the new row, too, is attended to as it is
     stored.
+
+    START: when the next kernel may start, and begin to copy its weights: "at once", when the places of the sequence are
+    "looked up", or when this kernel has "waited".
     """
+    if START == "at once":
+        gdc_launch_dependents(PDL)
     head = gl.program_id(0)
     chunk = gl.program_id(1)
     batch = gl.program_id(2)
@@ -279,11 +285,14 @@ def attention_kernel(
     idle = first > row
     if SOME:
         idle = idle | (row < begin) | (row >= end)
-    gdc_launch_dependents(PDL)  # not sooner: what it copies would come before what is looked up here
+    if START == "looked up":
+        gdc_launch_dependents(PDL)
     if idle:
         gdc_wait(
             PDL
         )  # where some programs ended before others began to wait, a step took up to a tenth longer
+        if START == "waited":
+            gdc_launch_dependents(PDL)
         return
     position = gl.load(counters + 2 * slot + 1)
     table = tables + slot.to(tl.int64) * table_stride
@@ -342,6 +351,8 @@ def attention_kernel(
                 other_weights += (_line(norm_weight + at, others, columns, D, DIM),)
     # What was loaded so far are weights and rows of earlier steps.
     gdc_wait(PDL)
+    if START == "waited":
+        gdc_launch_dependents(PDL)
     new_v = _line(heads + (HQ + HKV + head) * DIM, columns, columns, D, DIM)
     lines, other_lines, placed = (), (), ()
     for g in tl.static_range(GROUP + 1):

@@ -245,6 +245,7 @@ def linear_kernel(
     fold is left out. A program computes TILES * 16 / FOLDS outputs, half as many where GATED; its WARPS warps share
     the columns. AHEAD: spans of weights that are copied before the first is multiplied.
     """
+    gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
     MMA: tl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
@@ -272,7 +273,6 @@ def linear_kernel(
     for i in tl.static_range(STAGES):
         _copy_weights(held, weights, column, first + output, i, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE)
         async_copy.commit_group()
-    gdc_launch_dependents(PDL)  # not sooner: its weights would be copied before these
     scales = ()
     if NORM:
         for fold in tl.static_range(FOLDS):
