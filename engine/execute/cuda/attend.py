@@ -92,8 +92,8 @@ def rotation(spec: Attention) -> dict[str, Any]:
 def choose_start(shape: AttentionShape, rows: int) -> str:
     """When the kernel after the attention may start (see `attention_kernel`), as was fastest on an H200.
 
-    "at once", "looked up" and "waited", in microseconds a step: one token of Qwen3-0.6B 564, 552, 550, in Q4_0 538, 532,
-    486; eight tokens 731, 727, 735; one of 8B 4,273, 4,251, 4,236, in Q4_0 2,254, 2,250, 2,264. With heads of 64
+    "at once", "looked up" and "waited", in microseconds a step: one token of Qwen3-0.6B 564, 552, 550, in Q4_0 538,
+    532, 486; eight tokens 731, 727, 735; one of 8B 4,273, 4,251, 4,236, in Q4_0 2,254, 2,250, 2,264. With heads of 64
     (Llama-3.2-1B) the others cost 1%.
     """
     if shape.dim < 128:
