@@ -81,7 +81,9 @@ async def test_a_file_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await driver.idle()
         await driver.send("and @image.png", wait=False)
         await driver.until(lambda: driver.errors)
-        assert driver.errors == ["image.png is not a text file; only text (UTF-8) can be attached."]
+        assert driver.errors == [
+            "image.png is a picture, and the models here read text only; describe it in words."
+        ]
         assert driver.composer.text == "and @image.png"
 
 

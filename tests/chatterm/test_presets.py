@@ -140,7 +140,7 @@ async def test_prompts_are_commands_that_complete_and_are_listed(
     assert choice_completions("/review x") == []
     backend = ScriptedBackend()
     async with driven(backend) as driver:
-        await driver.shows("/help is a")
+        await driver.until(lambda: "/help is a command of chatterm" in " ".join(driver.text().split()))
         await driver.send("/review notes.md")
         await driver.until(lambda: driver.answers)
         sent = next(text for name, text in backend.calls if name == "send")

@@ -17,7 +17,7 @@ import pytest
 
 from chatterm.backends import attach, local
 from chatterm.backends.attach import Attached, Stays, attached, greeted
-from chatterm.backends.backend import ChatOptions, EngineError, Exchange, Message, Request
+from chatterm.backends.backend import ChatOptions, EngineError, Exchange, Message, Request, Tool
 from chatterm.backends.wire import ENGINE_OPTIONS, Status
 from chatterm.channel.runtime import ServerRunsError
 from chatterm.cli.main import call
@@ -458,6 +458,7 @@ def test_every_option_of_a_conversation_arrives(served: Served) -> None:
         think_cache="mask",
         sampling={"stop": ("a", "b"), "seed": 3, "logit_bias": {5: 1.5}},
         constraint=Constraint("regex", "[ab]{3}"),
+        tools=(Tool("look", "Looks.", {"type": "object"}),),
     )
     own = [part.name for part in fields(ChatOptions) if part.name not in (*ENGINE_OPTIONS, "streams")]
     assert all(getattr(options, name) != getattr(ChatOptions(), name) for name in own)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.calls.parser import Text
 from chatterm.server.http.answers import AnswerState, Finished, Totals
 from chatterm.server.http.gathered import GatheringTransport
 from chatterm.server.http.openai.chat import ChatRenderer
 from chatterm.server.http.web import ChunkingConnection
 from chatterm.server.service import Usage
-from chatterm.server.tool_calls import Text
 
 ASKED = b"%b / HTTP/%b\r\nhost: here\r\n\r\n"
 
