@@ -238,7 +238,7 @@ class CompactScreen(ModalScreen[None]):
         note = wrap(self._note, width) if self._note else []
         if self._is_choosing:
             way = self.query_one(WayList).chosen
-            used = f"{count_text(room.used)} of {count_text(room.context)} tokens are used. "
+            used = f"Tokens used: {count_text(room.used)} of {count_text(room.context)}. "
             more = "← → more or fewer messages. " if way is not None and way.kind == "summary" else ""
             about = way.about + " " if way is not None else ""
             stays = "Every message stays here, and /compact off shows the model all of them again."

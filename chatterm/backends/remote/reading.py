@@ -92,7 +92,7 @@ class AnswerReader:
         if heard.problem:
             return [*pieces, *self._fail(f"reports: {one_line(heard.problem, 300)}")]
         if self._size > MOST_TEXT:
-            return [*pieces, *self._fail(f"does not end: more than {MOST_TEXT // 2**20} million characters")]
+            return [*pieces, *self._fail(f"does not end: its text has more than {MOST_TEXT // 2**20} MB")]
         self.is_over |= heard.is_last
         return pieces
 
