@@ -80,10 +80,12 @@ class Client:
         self._http: httpx.AsyncClient | None = None
         self._without: set[str] = set()
         """Fields that this server does not take."""
+        self._left: Future[None] | None = None
+        """The request whose answer was over last; its connection is free once it has ended."""
 
     def begin(self, path: str, body: Mapping[str, Any], inbox: Inbox, index: int = 0) -> "Future[None]":
         """Ask for a streamed answer: what comes goes to `inbox`, last of all Over. Cancelling the future ends it."""
-        future = self._submit(self._ask(path, dict(body), inbox, index))
+        future = self._submit(self._ask(path, dict(body), inbox, index, self._left))
         future.add_done_callback(lambda done: inbox.put((index, Over(done))))
         return future
 
@@ -93,6 +95,7 @@ class Client:
 
     def leave(self, future: "Future[None]") -> None:
         """The answer is over, its request soon: let that end by itself, and the connection serves the next one."""
+        self._left = future
         if self._loop is not None and not future.done():
             self._loop.call_soon_threadsafe(self._loop.call_later, _DRAIN, future.cancel)
 
@@ -137,8 +140,12 @@ class Client:
                 return Lost(f"{self.address.host} does not answer; is it the right address?")
             return Lost(lost(error, self.address, proxy_for(self.address)))
 
-    async def _ask(self, path: str, body: dict[str, Any], inbox: Inbox, index: int) -> None:
+    async def _ask(
+        self, path: str, body: dict[str, Any], inbox: Inbox, index: int, left: "Future[None] | None"
+    ) -> None:
         tries, is_fresh = 0, True
+        if left is not None and not left.done():
+            await asyncio.wait([asyncio.wrap_future(left)], timeout=_DRAIN)
         while True:
             body = {name: value for name, value in body.items() if name not in self._without}
             has_begun = False
