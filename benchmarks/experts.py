@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B, random weights, batch 1 and more.
+"""A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B or gpt-oss-20b, random weights, batch 1 and more.
 
     python -m benchmarks.experts [--format bf16|q4_0|q4_k_m|q8_0|mxfp4] [--layers 48] [--rows 1,8] [--context 512]
                                  [--prompts 4096] [--profile] [--plain]
@@ -41,6 +41,7 @@ from models.weights.quantize import quantize
 DTYPE = torch.bfloat16
 SHAPES = {
     "30B-A3B": shape_of("qwen3:30b-a3b"),
+    "gpt-oss-20b": shape_of("gpt-oss:20b"),
     "tiny": uniform(
         "Qwen3MoeForCausalLM",
         layers=2,

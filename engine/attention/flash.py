@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.attention import Write
 from engine.attention.parts import SpanRows, WriteSpans, block_tables, ends, expands
+from engine.attention.sdpa_gpu import GpuSpan
 from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
@@ -31,6 +32,9 @@ FEW = 8
 """Up to so many tokens the rows are worth splitting among programs, which only `attend` does."""
 MANY = 512
 """From so many tokens on, it takes longer over blocks than bringing scattered ones together first."""
+LONG = 1024
+"""So many tokens with nothing before them are faster by torch's own kernel on Hopper, which is made for it."""
+HOPPER = 9
 
 
 class FlashBackend:
@@ -53,6 +57,7 @@ class FlashBackend:
         self._cache = cache
         self._bytes = TritonBackend(cache, groups, unusual) if cache.row.is_quantised else None
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
+        self._by_torch = cache.kv.is_cuda and torch.cuda.get_device_capability(cache.kv.device)[0] == HOPPER
         self._attend: Kernel = flash_attn_with_kvcache
         # This one is wrapped in autograd and operator dispatch, as the package's others are: 0.3 ms a call.
         self._attend_ragged: Kernel = flash_attn_varlen_func
@@ -61,7 +66,7 @@ class FlashBackend:
         """See `AttentionBackend`."""
         spans, counts = batch.spans, [span.count for span in batch.spans]
         if len(spans) == 1 and self._is_whole(spans[0]):
-            return _Whole(self._cache, self._attend, self._options, spans[0])
+            return _Whole(self._cache, self._attend, self._options, spans[0], self._by_torch)
         if self._bytes is not None:
             return self._bytes.plan(batch)
         if len(spans) == 1 or max(counts) == min(counts) <= FEW:
@@ -104,12 +109,17 @@ def _options(spec: AttentionSpec) -> dict[str, Any]:
 class _Whole:
     """One span over all rows side by side, or those in the window of a layer."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, options: Options, span: Span) -> None:
+    def __init__(self, cache: KVCache, attend: Kernel, options: Options, span: Span, by_torch: bool) -> None:
+        """`by_torch`: plain layers of a long prompt that begins here use torch's own kernel."""
         self._rows = SpanRows(cache, span)
         self._attend = attend
         self._options = options
+        by_torch = by_torch and span.start == 0 and span.count >= LONG
+        self._plain = GpuSpan(cache, span, gqa=True) if by_torch else None
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self._plain is not None and layer_index not in self._options:
+            return self._plain(layer_index, q, k, v)
         self._rows.write(layer_index, k, v)
         options = self._options.get(layer_index, {})
         window = options["window_size"][0] + 1 if "window_size" in options else None

@@ -42,7 +42,6 @@ def test_a_sliding_window_hides_what_is_before_it_while_decoding_too(tmp_path: P
     window = MistralConfig(**{**tiny_llama(vocab_size=272).to_dict(), "sliding_window": 24})
     write_checkpoint(tmp_path, window)
     with an_engine(tmp_path, fused=True, context=200) as engine:
-        assert any("do not know a sliding window" in note for note in engine.figures().notes)
         events = list(engine.stream(PROMPT[:100], SamplingParams(temperature=0.0, max_tokens=40)))
     tokens = [event.token_id for event in events]
     reference = run_reference(random_model(window), PROMPT[:100] + tokens)[99:-1]

