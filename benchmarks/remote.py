@@ -1,6 +1,7 @@
 """The first token of a server through the remote backend, beside a client that does nothing else.
 
     python -m benchmarks.remote
+    python -m benchmarks.remote --distance-ms 20 --turns 20
     python -m benchmarks.remote openai://127.0.0.1:8000/NAME --turns 50
 
 Without an address, a small server in a process of its own answers at once, `--delay-ms` after each request: then all
@@ -14,15 +15,18 @@ import argparse
 import http.client
 import json
 import re
+import socket
 import socketserver
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler
+from queue import SimpleQueue
 from urllib.parse import urlsplit
 
 from chatterm.backends.backend import ChatOptions
@@ -48,8 +52,8 @@ class Times:
 
     def line(self) -> str:
         return (
-            f"first token: raw client {self.raw_ms:.2f} ms, chatterm {self.chatterm_ms:.2f} ms, "
-            f"{self.added_ms:.2f} ms more; a round trip takes {self.round_trip_ms:.2f} ms"
+            f"raw client {self.raw_ms:.2f} ms, chatterm {self.chatterm_ms:.2f} ms, {self.added_ms:.2f} ms more; "
+            f"a round trip takes {self.round_trip_ms:.2f} ms: {self.added_ms / self.round_trip_ms:.2f} more of them"
         )
 
 
@@ -94,17 +98,17 @@ class RawClient:
         self._http.close()
 
 
-def measured(address: Address, turns: int) -> Times:
-    """The two clients in turns."""
-    backend = RemoteBackend(address, ChatOptions(sampling={"max_tokens": 4, "temperature": 0.0}), {})
-    backend.open()
-    named = found(backend.model, {})
-    assert named is not None
-    client = RawClient(named)
+def measured(address: Address, turns: int, fresh: bool = False) -> Times:
+    """The two clients in turns; `fresh`: each request has a connection of its own."""
+    backend, client = _clients(address)
     raw, ours, trips = [], [], []
     try:
         for _ in range(turns + 1):
             trips.append(client.round_trip_s())
+            if fresh:
+                client.close()
+                backend.close()
+                backend, client = _clients(address)
             raw.append(client.first_token_s())
             backend.reset()
             began = time.perf_counter()
@@ -117,6 +121,14 @@ def measured(address: Address, turns: int) -> Times:
         backend.close()
     median = [1000 * statistics.median(values[1:]) for values in (raw, ours, trips)]
     return Times(*median)
+
+
+def _clients(address: Address) -> tuple[RemoteBackend, RawClient]:
+    backend = RemoteBackend(address, ChatOptions(sampling={"max_tokens": 4, "temperature": 0.0}), {})
+    backend.open()
+    named = found(backend.model, {})
+    assert named is not None
+    return backend, RawClient(replace(address, model=named.model))
 
 
 class _Answering(BaseHTTPRequestHandler):
@@ -166,6 +178,60 @@ def serve(delay_s: float) -> None:
     server.serve_forever()
 
 
+@contextmanager
+def far(address: Address, distance_s: float) -> Iterator[Address]:
+    """The same server behind a relay that takes `distance_s` one way."""
+    there = urlsplit(address.url)
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            time.sleep(2 * distance_s)  # what a handshake takes
+            with socket.create_connection((there.hostname or "", there.port or 80)) as server:
+                server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _pass_on(self.request, server, distance_s)
+                _pass_on(server, self.request, distance_s).join()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay) as relay:
+        relay.daemon_threads = True
+        threading.Thread(target=relay.serve_forever, daemon=True).start()
+        try:
+            yield replace(address, url=f"http://127.0.0.1:{relay.server_address[1]}{there.path}")
+        finally:
+            relay.shutdown()
+
+
+def _pass_on(source: socket.socket, target: socket.socket, after_s: float) -> threading.Thread:
+    """Send on what comes, each piece `after_s` later, until either side ends. Returns the thread that sends."""
+    coming: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+    def take() -> None:
+        data = b"-"
+        while data:
+            try:
+                data = source.recv(65536)
+            except OSError:
+                data = b""
+            coming.put((time.perf_counter() + after_s, data))
+
+    def give() -> None:
+        while True:
+            due, data = coming.get()
+            time.sleep(max(due - time.perf_counter(), 0.0))
+            try:
+                if not data:
+                    target.shutdown(socket.SHUT_WR)
+                    return
+                target.sendall(data)
+            except OSError:
+                return
+
+    threading.Thread(target=take, daemon=True).start()
+    giving = threading.Thread(target=give, daemon=True)
+    giving.start()
+    return giving
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -173,24 +239,24 @@ def main() -> None:
     parser.add_argument("address", nargs="?", help="openai://HOST:PORT/MODEL, without a key")
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--delay-ms", type=float, default=0.0, help="of the server that is started")
+    parser.add_argument("--distance-ms", type=float, default=0.0, help="one way to the server")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    if options.address is None:
-        with answering(options.delay_ms / 1000) as text:
-            times = _times(text, options.turns)
-    else:
-        times = _times(options.address, options.turns)
-    print(times.line())
+    with ExitStack() as stack:
+        text = options.address or stack.enter_context(answering(options.delay_ms / 1000))
+        address = found(text, {})
+        if address is None or address.api != "chat":
+            raise SystemExit("The address must be openai://HOST:PORT/MODEL.")
+        if options.distance_ms:
+            address = stack.enter_context(far(address, options.distance_ms / 1000))
+        told: dict[str, object] = {"turns": options.turns, "distance_ms": options.distance_ms}
+        for name, fresh in (("kept connection", False), ("new connection", True)):
+            times = measured(address, options.turns, fresh)
+            print(f"first token, {name}: {times.line()}", flush=True)
+            told[name] = {**asdict(times), "added_ms": times.added_ms}
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump({**asdict(times), "added_ms": times.added_ms, "turns": options.turns}, file, indent=1)
-
-
-def _times(text: str, turns: int) -> Times:
-    address = found(text, {})
-    if address is None or address.api != "chat":
-        raise SystemExit("The address must be openai://HOST:PORT/MODEL.")
-    return measured(address, turns)
+            json.dump(told, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.remote import Times, answering, measured
+from benchmarks.remote import Times, answering, far, measured
 from chatterm.backends.remote.address import found
 
 
@@ -10,8 +10,11 @@ def test_both_clients_are_timed_on_the_same_server() -> None:
     with answering(0.0) as text:
         address = found(text, {})
         assert address is not None
-        times = measured(address, turns=2)
-    assert min(times.raw_ms, times.chatterm_ms, times.round_trip_ms) > 0
+        kept = measured(address, turns=2)
+        with far(address, 0.01) as behind:
+            distant = measured(behind, turns=1, fresh=True)
+    assert min(kept.raw_ms, kept.chatterm_ms, kept.round_trip_ms) > 0
+    assert min(distant.raw_ms, distant.chatterm_ms, distant.round_trip_ms) >= 20
 
 
 def test_what_is_printed() -> None:
