@@ -99,6 +99,11 @@ class CompactScreen(ModalScreen[None]):
     def _is_choosing(self) -> bool:
         return bool(self.query_one(WayList).display)
 
+    @property
+    def _is_writing(self) -> bool:
+        """The whole of the summary is not shown yet. It may be over already: nothing is used that nobody saw."""
+        return self.query_one(TextArea).read_only
+
     def compose(self) -> ComposeResult:
         with Vertical():
             yield BoxHead("Make room in the context", ("Esc leaves all as it is", "Esc back"))
@@ -138,10 +143,10 @@ class CompactScreen(ModalScreen[None]):
     def action_accept(self) -> None:
         if self._is_choosing:
             self._choose(self.query_one(WayList).chosen)
-        elif self._draft is None or self._draft.is_over:
-            self._attempt(lambda: self._compactor.use_summary(self._count, self.query_one(TextArea).text))
-        else:
+        elif self._is_writing:
             self._compactor.stop_summary()
+        else:
+            self._attempt(lambda: self._compactor.use_summary(self._count, self.query_one(TextArea).text))
 
     def action_new_line(self) -> None:
         area = self.query_one(TextArea)
@@ -149,7 +154,7 @@ class CompactScreen(ModalScreen[None]):
             area.insert("\n")
 
     def action_again(self) -> None:
-        if not self._is_choosing and (self._draft is None or self._draft.is_over):
+        if not self._is_choosing and not self._is_writing:
             self._draft = self._compactor.summarise(self._count)
             self._was_read = False
             self._write()
@@ -200,7 +205,7 @@ class CompactScreen(ModalScreen[None]):
         draft, area = self._draft, self.query_one(TextArea)
         if draft is None or not area.display:
             return
-        if not area.read_only:
+        if not self._is_writing:
             self.query_one(Below).refresh()
             return
         if area.text != draft.text:
@@ -229,7 +234,7 @@ class CompactScreen(ModalScreen[None]):
             self._compactor.read(self._count, text)
 
     def on_text_area_changed(self) -> None:
-        if not self.query_one(TextArea).read_only:
+        if not self._is_writing:
             self.query_one(Below).lay_out()
 
     def _below(self, width: int) -> list[Line]:
@@ -245,7 +250,7 @@ class CompactScreen(ModalScreen[None]):
             return [[], *note, *wrap([(used, ""), (about, ""), (more, "accent"), (stays, "muted")], width)]
         text = self.query_one(TextArea).text
         takes = room.of_text(text)
-        if self._draft is not None and not self._draft.is_over:
+        if self._is_writing:
             spinner = SPINNER[int(monotonic() * 10) % len(SPINNER)]
             what = "the model reads" if not text else f"the model writes, about {counted(takes, 'token')}"
             return [[(f"{spinner} {what} · Enter stops it here, Esc leaves", "muted")]]

@@ -80,6 +80,7 @@ class SessionPicker(Picker):
     def _typed(self) -> None:
         if self._renaming is None and self._input.value != self._searched:
             self._searched = self._input.value
+            self._say("")
             self._look(_PAUSE)
 
     def _look(self, pause: float) -> None:
@@ -93,7 +94,8 @@ class SessionPicker(Picker):
             self._say(str(error), "error")
             return
         self._list.show(found, nothing="No matches." if text.strip() else "There are no sessions yet.")
-        self._say(self._store.problem, "warning")
+        if self._store.problem:
+            self._say(self._store.problem, "warning")
         self._show_mode()
         self._preview()
 

@@ -61,7 +61,7 @@ def test_what_has_grown_is_a_fault(capsys):
 
 def test_a_few_seconds_leave_nothing_and_say_nothing_wrong(smollm2):
     with chatterm_server(str(smollm2), "--max-running", "3", "--context", "512") as server:
-        seen = asyncio.run(soak(server, 4.0, 8, tools=False, known=8, sampled=4, tell=lambda text: None))
+        seen = asyncio.run(soak(server, 3.0, 6, tools=False, known=6, sampled=3, tell=lambda text: None))
     faults = [fault for fault in seen.faults if "has grown" not in fault]  # it has only just begun
     assert not faults
     assert seen.compared > 4

@@ -35,7 +35,7 @@ async def summarised(driver: Driver) -> None:
     await driver.send("/compact", wait=False)
     await driver.shows("Summarise the first")
     await driver.pilot.press("enter")
-    await driver.until(lambda: "in place of" in driver.text() and "About 0 tokens" not in driver.text())
+    await driver.until(lambda: "in place of" in driver.text())
 
 
 async def test_a_summary_is_read_and_edited_before_the_model_sees_it() -> None:

@@ -69,6 +69,21 @@ Inbox = SimpleQueue[tuple[int, Item]]
 """What comes of several requests, each with its number."""
 
 
+@dataclass(slots=True)
+class Stage:
+    """How far a request has come, as httpcore tells it."""
+
+    name: str = ""
+
+    async def __call__(self, name: str, about: Mapping[str, Any]) -> None:
+        self.name = name
+
+    @property
+    def in_handshake(self) -> bool:
+        """The connection stands, and what it shall be encrypted with is being agreed on, or was not."""
+        return ".start_tls." in self.name and not self.name.endswith(".complete")
+
+
 class Client:
     """Begins with nothing: the thread and httpx come with the first request."""
 
@@ -125,10 +140,11 @@ class Client:
         return self._http
 
     async def _get(self, path: str, seconds: float) -> bytes | Refused | Lost:
+        stage = Stage()
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._client().stream("GET", self.address.url + path) as reply,
+                self._client().stream("GET", self.address.url + path, extensions={"trace": stage}) as reply,
             ):
                 if reply.status_code == 200:
                     return await _read(reply, _LARGEST)
@@ -136,9 +152,7 @@ class Client:
         except Exception as error:
             if isinstance(error, EngineError):
                 raise
-            if isinstance(error, TimeoutError):
-                return Lost(f"{self.address.host} does not answer; is it the right address?")
-            return Lost(lost(error, self.address, proxy_for(self.address)))
+            return self._lost(error, stage)
 
     async def _ask(
         self, path: str, body: dict[str, Any], inbox: Inbox, index: int, left: "Future[None] | None"
@@ -148,13 +162,14 @@ class Client:
             await asyncio.wait([asyncio.wrap_future(left)], timeout=_DRAIN)
         while True:
             body = {name: value for name, value in body.items() if name not in self._without}
-            has_begun = False
+            has_begun, stage = False, Stage()
             try:
                 request = self._client().stream(
                     "POST",
                     self.address.url + path,
                     content=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),
                     headers={"Content-Type": "application/json"},
+                    extensions={"trace": stage},
                 )
                 async with request as reply:
                     has_begun = True
@@ -173,7 +188,7 @@ class Client:
                     is_fresh = False
                     await asyncio.sleep(_PAUSE)
                     continue
-                inbox.put((index, Lost(lost(error, self.address, proxy_for(self.address)))))
+                inbox.put((index, self._lost(error, stage)))
                 return
             tries += 1
             if (name := refused_field(refused, body)) is not None:
@@ -185,6 +200,9 @@ class Client:
                 return
             inbox.put((index, Waits(seconds, refused.status)))
             await asyncio.sleep(seconds)
+
+    def _lost(self, error: Exception, stage: Stage) -> Lost:
+        return Lost(lost(error, self.address, proxy_for(self.address), in_handshake=stage.in_handshake))
 
 
 def made(address: Address, key: str | None) -> "httpx.AsyncClient":

@@ -106,8 +106,13 @@ def refused_field(refused: Refused, body: Mapping[str, Any]) -> str | None:
     return next((name for name in OPTIONAL if name in body and name in said), None)
 
 
-def lost(error: BaseException, address: Address, proxy: str | None = None) -> str:
-    """Why there is no connection, in a line; `proxy` stands between, where there is one."""
+def lost(
+    error: BaseException, address: Address, proxy: str | None = None, *, in_handshake: bool = False
+) -> str:
+    """Why there is no connection, in a line; `proxy` stands between, where there is one.
+
+    `in_handshake` where it stood, and was being made https.
+    """
     import httpx
 
     host = one_line(address.host, 80)
@@ -122,6 +127,11 @@ def lost(error: BaseException, address: Address, proxy: str | None = None) -> st
         return f"The certificate of {host} is not trusted ({why}); set ca_file for it in {address.setting}."
     if any(sign in str(one) for one in chain for sign in _NO_TLS):
         return f"{host} does not speak https; write openai+http://…, or http:// in the settings."
+    is_late = isinstance(error, (httpx.TimeoutException, TimeoutError))
+    if (
+        is_late and in_handshake
+    ):  # a server of plain HTTP may wait for the rest of what it takes for a request
+        return f"{host} is there but does not answer in https; write openai+http://…, or http:// in the settings."
     if isinstance(error, ImportError):
         return "A SOCKS proxy needs the package socksio; install it: pip install 'httpx[socks]'"
     if isinstance(error, httpx.ProxyError):
@@ -130,7 +140,7 @@ def lost(error: BaseException, address: Address, proxy: str | None = None) -> st
         return (
             f"A proxy of the environment has no valid address: {one_line(str(error), 120)}. See HTTPS_PROXY."
         )
-    if isinstance(error, httpx.TimeoutException):
+    if is_late:
         return f"{host} does not answer; is it the right address, and is there a network?"
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
         return f"{host} has broken off the connection; is its server still running?"

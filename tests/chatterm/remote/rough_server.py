@@ -79,7 +79,14 @@ def rough(
             if trust is not None:
                 sock = trust.wrap_socket(sock, server_side=True)
             source = sock.makefile("rb")
-            while not over.is_set() and (request := _read(source, number)) is not None:
+            while not over.is_set():
+                try:
+                    request = _read(source, number)
+                except ValueError:  # as every server of HTTP does: it may be the beginning of TLS
+                    status(400)(Request("", "", {}, b"", number), sock)
+                    return
+                if request is None:
+                    break
                 if not server.handler_for(request)(request, sock):
                     return
         server.closed.set()
@@ -111,9 +118,13 @@ def rough(
 
 
 def _read(source: Any, number: int) -> Request | None:
-    first = source.readline(65536).decode("latin-1").split()
-    if len(first) != 3:
+    """The next request, or None where there is none. Raises ValueError for what is no HTTP."""
+    line = source.readline(65536)
+    if not line:
         return None
+    first = line.decode("latin-1").split()
+    if len(first) != 3 or not first[2].startswith("HTTP/"):
+        raise ValueError(line)
     headers = {}
     while (line := source.readline(65536).decode("latin-1").strip()) != "":
         name, _, value = line.partition(":")

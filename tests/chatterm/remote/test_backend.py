@@ -660,6 +660,16 @@ def test_https_where_only_http_is_spoken() -> None:
             RemoteBackend(address, ChatOptions(), {}).open()
 
 
+def test_https_where_nobody_answers_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of HTTP that wait for the end of a line wait for ever."""
+    monkeypatch.setattr(client_module, "_CONNECT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = found(f"openai+https://127.0.0.1:{listener.getsockname()[1]}/tiny", {})
+        assert address is not None
+        with pytest.raises(EngineError, match="does not answer in https; write openai"):
+            RemoteBackend(address, ChatOptions(), {}).open()
+
+
 def test_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 from chatterm.screens.sessions import Choices, Note, SessionList, SessionPicker
 from chatterm.sessions.store import Store
 from chatterm.settings.themes import STYLESHEET, load_theme
+from tests.chatterm.driving import LOOKS
 from tests.chatterm.sessions.saved import conversation
 
 OPEN = "open"
@@ -51,7 +52,7 @@ class Hands:
         return [info.title for info in self.host.picker.query_one(SessionList).sessions]
 
     async def until(self, condition: Callable[[], object]) -> None:
-        for _ in range(1000):
+        for _ in range(LOOKS):
             if condition():
                 await self._pilot.pause()
                 return

@@ -31,6 +31,10 @@ CASES = {
     "residual": (PackedTile(2, 1, 1), 1, 32, 1280),
 }
 """By what stands around the product: its tile, rows, outputs and inputs."""
+OTHERS = [part for part in CASES if part not in ("plain", "gated norm")]
+PAIRS = [(kind, part) for kind in PACKINGS for part in ("plain", "gated norm")]
+PAIRS += [(kind, OTHERS[number % len(OTHERS)]) for number, kind in enumerate(PACKINGS)]
+"""Each type alone and with most around it, and everything that may stand there with some of the types."""
 
 
 def packed(
@@ -45,8 +49,7 @@ def packed(
     return planes, unpack(planes, kind, torch.arange(rows), columns)
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("part", CASES)
+@pytest.mark.parametrize(("kind", "part"), PAIRS, ids=lambda given: getattr(given, "name", given))
 def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, part: str) -> None:
     check_product(kind, part)
 
