@@ -36,6 +36,14 @@ class ToolActions(CommandPart):
             f"The model may ask to use: {on}. Each call asks you first." if on else "All tools are off."
         )
 
+    def use_server_prompt(self, server: str, name: str, argument: str) -> None:
+        recall = f"/{name} {argument}".rstrip()
+        self.screen.hint(f"{server} is asked…", 3.0)
+        self.screen.in_thread(
+            partial(self.tooling.session.prompt, server, name, argument),
+            lambda text: self.writing.send_as_it_is(text, recall),
+        )
+
     def _show(self, bwrap: str | None) -> None:
         from chatterm.screens.tools import ToolsScreen
 
