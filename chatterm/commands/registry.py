@@ -376,10 +376,9 @@ def _of_server(name: str, server: str, prompt: "ServerPrompt") -> Command:
         actions.use_server_prompt(server, name, argument)
 
     def goes_on(text: str) -> list[str]:
-        from chatterm.tools.mcp.offers import writing
+        from chatterm.tools.mcp.offers import left
 
-        found = writing(prompt, text)
-        return [found.line(text, "")] if found is not None and not found.begun else []
+        return left(prompt, text)
 
     about = f"{server}: {prompt.about}" if prompt.about else f"A prompt of {server}"
     return Command(name, prompt.usage, about, run, goes_on=goes_on)

@@ -55,7 +55,7 @@ def suggestions(text: str) -> list[Suggestion]:
     return found or [
         Suggestion(
             line.rstrip(),
-            argument_help(text) if line.endswith("=") else "",
+            argument_help(line) if line.endswith("=") else "",
             line,
             not line.endswith((" ", "=")),
             is_extra=line.endswith("="),
@@ -98,6 +98,10 @@ def _wanted_path(text: str, cursor: int) -> PathToken | None:
     return None if start is None or cursor < len(text) else PathToken(start, cursor, text[start:])
 
 
+def _values(lines: list[str]) -> list[Suggestion]:
+    return [Suggestion(line, "", line, False, is_extra=True) for line in lines]
+
+
 class Completion(Canvas):
     """Opens by itself; Up and Down move, Tab or Enter or a click choose, Esc closes."""
 
@@ -132,6 +136,8 @@ class Completion(Canvas):
         """`tools` starts MCP servers, where what they offer is wanted."""
         super().__init__(id=id)
         self._tools = tools
+        self._lines: list[str] = []
+        """What a server said last that an argument may become."""
         self._valued = ""
         """The text whose argument a server is asked about; "" while none is."""
         self._learned: set[str] = set()
@@ -157,9 +163,12 @@ class Completion(Canvas):
                 self._search()
             return
         self._wanted = None
-        self._show(suggestions(text), text)
-        if is_argument(text):
+        found = suggestions(text)
+        if not found and is_argument(text):
+            # Until the server has answered, what still fits of its last answer.
+            found = _values([line for line in self._lines if line.lower().startswith(text.lower())])
             self._ask_for_values(text)
+        self._show(found, text)
 
     def _search(self) -> None:
         """Look at the disk in a thread of its own: one search at a time, then the latest that is wanted."""
@@ -215,9 +224,9 @@ class Completion(Canvas):
         wanted, self._valued = self._valued, ""
         if wanted != message.text:
             self._ask_for_values(wanted)
-        elif message.lines and self._text == message.text:
-            found = [Suggestion(line, "", line, False, is_extra=True) for line in message.lines]
-            self._show(found, message.text)
+        elif self._text == message.text:
+            self._lines = message.lines
+            self._show(_values(message.lines), message.text)
 
     @on(Found)
     def _show_paths(self, message: Found) -> None:

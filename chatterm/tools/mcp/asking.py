@@ -86,7 +86,7 @@ async def values(
     asked = {"name": argument, "value": begun}
     found = await client.complete(reference, asked, dict(given) or None)
     offered = [str(value) for value in found.completion.values[:1_000]]
-    return [value for value in offered if 0 < len(value) <= 200 and is_safe(value) and "\n" not in value][
+    return [value for value in offered if 0 < len(value) <= 200 and is_safe(value) and value.isprintable()][
         :_MOST_VALUES
     ]
 

@@ -41,10 +41,13 @@ class ServerPrompt:
     arguments: tuple[PromptArgument, ...] = ()
 
     @property
+    def ordered(self) -> list[PromptArgument]:
+        """The arguments as a person writes them: those that are needed first."""
+        return sorted(self.arguments, key=lambda argument: not argument.is_required)
+
+    @property
     def usage(self) -> str:
-        """The arguments as a person reads them: those that are needed, then the others in brackets."""
-        ordered = sorted(self.arguments, key=lambda argument: not argument.is_required)
-        return " ".join(a.name if a.is_required else f"[{a.name}]" for a in ordered)
+        return " ".join(a.name if a.is_required else f"[{a.name}]" for a in self.ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def given(name: str, prompt: ServerPrompt, text: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     rest: list[str] = []
-    names = [argument.name for argument in prompt.arguments]
+    names = [argument.name for argument in prompt.ordered]
     for word in _words(text):
         key, equals, value = word.partition("=")
         if equals and key in names:
@@ -151,6 +154,16 @@ class Writing:
         return f"{text[: self.start]}{self.name}={shlex.quote(value) if value else ''}"
 
 
+def left(prompt: ServerPrompt, text: str) -> list[str]:
+    """What `text` may become where the name of an argument is being written."""
+    start = text.rfind(" ") + 1
+    word, asked = text[start:], writing(prompt, text)
+    if asked is None or asked.begun or "=" in word:
+        return []
+    names = [argument.name for argument in prompt.ordered if argument.name not in asked.given]
+    return [f"{text[:start]}{name}=" for name in names if name.startswith(word)]
+
+
 def writing(prompt: ServerPrompt, text: str) -> Writing | None:
     """None where no argument is left to be written."""
     start = text.rfind(" ") + 1
@@ -159,7 +172,7 @@ def writing(prompt: ServerPrompt, text: str) -> Writing | None:
     for one in _words(before):
         key, _, value = one.partition("=")
         known[key] = value
-    free = [argument.name for argument in prompt.arguments if argument.name not in known]
+    free = [argument.name for argument in prompt.ordered if argument.name not in known]
     key, equals, value = word.partition("=")
     if equals:
         return Writing(key, value.strip("'\""), start, known) if key in free else None
@@ -227,7 +240,7 @@ def _about(text: object) -> str:
 
 
 def _is_line(text: object, most: int) -> bool:
-    return isinstance(text, str) and 0 < len(text) <= most and is_safe(text) and "\n" not in text
+    return isinstance(text, str) and 0 < len(text) <= most and is_safe(text) and text.isprintable()
 
 
 def _is_word(text: object, most: int = _MOST_NAME) -> bool:
