@@ -12,7 +12,7 @@ from chatterm.backends.exchange import ResultState
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.error_log import write_down
 from chatterm.terminal.sanitize import one_line
-from chatterm.tools.box import Box
+from chatterm.tools.box import Box, words_of
 from chatterm.tools.output import bounded
 from chatterm.tools.policy import Policy
 from chatterm.tools.tool import Plan, Running, ToolError
@@ -46,6 +46,14 @@ class ToolSession:
         from chatterm.tools.mcp.config import read_servers, servers_path
 
         return [server.name for server in read_servers(servers_path())]
+
+    def to_start(self, text: str) -> list[str]:
+        """The servers that `/tools TEXT` names and that do not run yet. Raises EngineError as `server_names`."""
+        unknown = [word for word in words_of(text) if word not in self.box.known]
+        if not unknown or text.split()[0] == "off":
+            return []
+        names = self.server_names()
+        return [word for word in unknown if word in names]
 
     def start(self, name: str, running: Running | None = None) -> list[str]:
         """Start an MCP server, unless it runs; the names of its tools, which are off. Blocks.
