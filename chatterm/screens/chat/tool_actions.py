@@ -38,9 +38,9 @@ class ToolActions(CommandPart):
         from chatterm.screens.tools import ToolsScreen
 
         around = (
-            "Commands run in a sandbox (bubblewrap): no network, files only to read unless you allow writing."
+            "Commands run in a sandbox: no network, and they only read unless you allow more."
             if bwrap is not None
-            else "There is no sandbox for commands: bubblewrap (bwrap) is not available here."
+            else "Commands have no sandbox here: bubblewrap (bwrap) is missing."
         )
         session = self.tooling.session
         try:

@@ -215,7 +215,7 @@ async def test_once_session_and_always(folder: Path, tmp_path: Path) -> None:
         await driver.pilot.press("alt+o")
         await driver.shows("always")
         assert "session" in driver.text()
-        await driver.pilot.press(*["down"] * 8, "delete")
+        await driver.pilot.press(*["down"] * 7, "delete")
         await driver.until(
             lambda: json.loads((tmp_path / "config" / "tools.json").read_text())["always"] == []
         )
