@@ -12,6 +12,7 @@ from chatterm.backends.backend import Backend, EngineError, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import subject
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import one_line, visible
+from chatterm.tools.danger import revealed
 from chatterm.tools.policy import Answer, Policy, choice_text, choices
 from chatterm.tools.rules import rules_path
 from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
@@ -129,7 +130,7 @@ class InlineTools:
         what a model or a tool writes cannot be one."""
         self._say(f"The model asks to use {plan.tool}:")
         for text, _ in plan.shown:
-            for row in visible(text).split("\n"):
+            for row in revealed(visible(text)).split("\n"):
                 self._say(f"| {row}")
         if plan.dangers:
             self._say(f"Look twice: {'; '.join(plan.dangers)}.")
