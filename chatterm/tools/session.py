@@ -31,6 +31,8 @@ class ToolSession:
     policy: Policy
     servers: "Servers | None" = None
     """MCP servers, once one was wanted."""
+    without_tools: set[str] = field(default_factory=set)
+    """Servers that were started and have none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of `servers`: composer and commands ask from threads of their own."""
 
@@ -49,11 +51,20 @@ class ToolSession:
 
     def to_start(self, text: str) -> list[str]:
         """The servers that `/tools TEXT` names and that do not run yet. Raises EngineError as `server_names`."""
-        unknown = [word for word in words_of(text) if word not in self.box.known]
+        known = self.box.known | self.without_tools
+        unknown = [word for word in words_of(text) if word not in known]
         if not unknown or text.split()[0] == "off":
             return []
         names = self.server_names()
         return [word for word in unknown if word in names]
+
+    def switch(self, text: str) -> str:
+        """Do what `/tools TEXT` asks for, once what it names runs; what is on then. Raises EngineError."""
+        bare = [word for word in words_of(text) if word in self.without_tools]
+        if bare:
+            name = bare[0]
+            return f"{name} has no tools; /{name}__ and @{name}: offer its prompts and resources."
+        return self.box.switch(text)
 
     def start(self, name: str, running: Running | None = None) -> list[str]:
         """Start an MCP server, unless it runs; the names of its tools, which are off. Blocks.
@@ -64,6 +75,8 @@ class ToolSession:
 
         found = planners(self._with(name), name, running)
         self.box.put(found)
+        if not found:
+            self.without_tools.add(name)
         with suppress(ToolError):  # its tools are there all the same
             self.learn(name)
         return [planner.tool.name for planner in found]

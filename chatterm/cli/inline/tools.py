@@ -61,7 +61,7 @@ class InlineTools:
             raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
         for server in session.to_start(text):
             session.start(server)
-        said = session.box.switch(text)
+        said = session.switch(text)
         backend.set_tools(session.box.offered())
         return [said]
 

@@ -22,7 +22,7 @@ class ToolActions(CommandPart):
             self.screen.hint(f"{servers[0]} is being started…", 3.0)
             self.screen.in_thread(partial(session.start, servers[0]), lambda _: self.tools(text))
             return
-        said = session.box.switch(text)
+        said = session.switch(text)
         self.tooling.offer()
         self.screen.say(said)
 

@@ -166,6 +166,8 @@ class _Link:
                 return asked.result()
             if self._task.done():
                 raise ToolError(f"{self._server.name} has ended; its log is {log_path(self._server.name)}.")
+            if limit >= START_S:  # it may hang, or send without an end; the next call starts it again
+                await self.end()
             raise ToolError(f"{self._server.name} did not answer within {limit:.0f} s.")
         except (ToolError, asyncio.CancelledError):
             raise

@@ -11,6 +11,9 @@ KIND = sys.argv[1] if len(sys.argv) > 1 else "good"
 
 if KIND == "silent":
     time.sleep(1000)
+if KIND == "flood":
+    while True:
+        sys.stdout.write("x" * 65_536)
 if KIND == "dead":
     sys.exit("no such luck")
 print("started", file=sys.stderr, flush=True)
