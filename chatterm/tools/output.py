@@ -34,6 +34,10 @@ class Tail:
         room = _HELD - len(self._head)
         self._head += text[:room]
         self._tail += text[max(room, 0) :]
+        if len(self._tail) > 2 * _HELD:  # not at every line
+            self._trim()
+
+    def _trim(self) -> None:
         if (over := len(self._tail) - _HELD) > 0:
             self._lost += over
             self._tail = self._tail[over:]
@@ -41,5 +45,6 @@ class Tail:
     @property
     def text(self) -> str:
         """What there is, for `bounded`."""
+        self._trim()
         gap = f"\n[... {self._lost:,} characters left out ...]\n" if self._lost else ""
         return f"{self._head}{gap}{self._tail}"
