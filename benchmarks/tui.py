@@ -310,11 +310,11 @@ class Terminal:
         os.write(self.master, text.encode())
 
 
-def start(arguments: argparse.Namespace, session: str) -> Terminal:
+def start(arguments: argparse.Namespace, session: str, program: str = __file__) -> Terminal:
     """The program in a process of its own, with a terminal of SIZE."""
     reports, report_to = os.pipe()
     os.set_inheritable(report_to, True)
-    command = [sys.executable, __file__, "--report-to", str(report_to), "--session", session]
+    command = [sys.executable, program, "--report-to", str(report_to), "--session", session]
     for name in ("rate", "tokens", "messages", "answer"):
         command += [f"--{name}", str(getattr(arguments, name))]
     environment = {

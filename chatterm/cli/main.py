@@ -267,7 +267,7 @@ def run(
     name = DEFAULT_MODEL if model is None else model
     with options.answering(name, chosen, no_server, stays, preferences.remotes) as backend:
         if inline:
-            from chatterm.cli.inline import run_inline
+            from chatterm.cli.inline.chat import run_inline
 
             code = run_inline(
                 backend, first=prompts, stats=stats, sampling=chosen_sampling, settings=preferences, **resume

@@ -1,5 +1,6 @@
 """`chatterm mcp`: the MCP servers that a chat may use."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -91,29 +92,38 @@ def list_servers() -> None:
 
 @mcp_app.command("test")
 def test(name: Name) -> None:
-    """Start a server and list its tools."""
-    from chatterm.backends.backend import EngineError
+    """Start a server and list its tools, prompts and resources."""
+    from chatterm.settings.settings import SettingsError
     from chatterm.tools.mcp.client import Servers, needed
     from chatterm.tools.mcp.config import read_servers, servers_path
-    from chatterm.tools.tool import ToolError
+    from chatterm.tools.mcp.offers import keep
+    from models.units import counted
 
     needed()
     servers = Servers(read_servers(servers_path()))
     try:
         tools = servers.tools(name)
-    except ToolError as error:
-        raise EngineError(str(error)) from None
+        offers = servers.offers(name)
     finally:
         servers.close()
+    with suppress(SettingsError):  # a chat learns it again
+        keep(name, offers)
     for tool in tools:
-        typer.echo(f"{one_line(tool.name, 80)}  {one_line(tool.description, 120)}".rstrip())
-    typer.echo(f"{name} works: {len(tools)} tools.")
+        _row("tool", tool.name, tool.description)
+    for command, prompt in offers.commands(name).items():
+        _row("prompt", f"/{command} {prompt.usage}".rstrip(), prompt.about)
+    for resource in offers.resources:
+        what = "template" if resource.is_template else "resource"
+        _row(what, f"@{name}:{resource.uri}", resource.about or resource.name)
+    told = [counted(len(tools), "tool"), counted(len(offers.prompts), "prompt")]
+    typer.echo(f"{name} works: {', '.join(told)}, {counted(len(offers.resources), 'resource')}.")
 
 
 @mcp_app.command("remove")
 def remove(name: Name) -> None:
     """Remove a server."""
     from chatterm.tools.mcp.config import read_servers, servers_path, write_servers
+    from chatterm.tools.mcp.offers import forget
 
     path = servers_path()
     known = read_servers(path)
@@ -121,7 +131,12 @@ def remove(name: Name) -> None:
     if len(left) == len(known):
         raise WrongUsage(f"There is no server {one_line(name, 40)}; chatterm mcp list shows all.")
     write_servers(path, left)
+    forget(name)
     typer.echo(f"Removed {name}.")
+
+
+def _row(what: str, name: str, about: str) -> None:
+    typer.echo(f"{what:<8}  {one_line(name, 200)}  {one_line(about, 120)}".rstrip())
 
 
 def _pairs(given: list[str] | None) -> dict[str, str]:

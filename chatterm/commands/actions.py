@@ -38,6 +38,9 @@ class Actions(Protocol):
     def use_prompt(self, name: str, argument: str) -> None:
         """Ask what the prompt of that name says, with the argument filled in."""
 
+    def use_server_prompt(self, server: str, name: str, argument: str) -> None:
+        """Ask what the prompt of an MCP server says whose command has that name."""
+
     def system(self, text: str) -> None: ...
     def set_sampling(self, text: str) -> None: ...
     def tools(self, text: str) -> None: ...

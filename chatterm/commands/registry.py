@@ -10,6 +10,7 @@ from chatterm.commands.actions import Actions
 
 if TYPE_CHECKING:
     from chatterm.settings.prompts import PromptFile
+    from chatterm.tools.mcp.offers import ServerPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Command:
     """Whether there are other arguments than the choices."""
     suggest: Callable[[], list[str]] | None = None
     """Arguments that are offered and only known while the program runs; a space at the end wants one more word."""
+    goes_on: Callable[[str], list[str]] | None = None
+    """What all that is written behind the name may become, where that is more than one word."""
     takes_path: bool = False
     """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any."""
 
@@ -339,11 +342,46 @@ def find(name: str) -> Command | None:
 
 
 def all_commands() -> tuple[Command, ...]:
-    """The commands, and those that a person's own prompts are; one of those gives way to a command."""
+    """The commands, and those that a person's own prompts and those of MCP servers are; one of those gives way to a
+    command."""
     from chatterm.settings.prompts import prompt_files
 
     taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
-    return (*COMMANDS, *(_of_prompt(file) for file in prompt_files() if file.name not in taken))
+    own = [_of_prompt(file) for file in prompt_files() if file.name not in taken]
+    taken |= {command.name for command in own}
+    told = [_of_server(name, *found) for name, found in _server_prompts().items() if name not in taken]
+    return (*COMMANDS, *own, *told)
+
+
+def _server_prompts() -> dict[str, tuple[str, "ServerPrompt"]]:
+    """By the names of their commands: the server, and the prompt."""
+    from chatterm.tools.mcp.offers import known
+
+    return {
+        name: (server, prompt)
+        for server, offers in known().items()
+        for name, prompt in offers.commands(server).items()
+    }
+
+
+def server_prompt(text: str) -> tuple[str, "ServerPrompt", int] | None:
+    """Where the argument of a server's prompt is being written: the server, the prompt, and where it starts."""
+    match = re.fullmatch(r"/([A-Za-z][\w-]*__[\w-]+) +(.*)", text)
+    found = _server_prompts().get(match[1].lower()) if match else None
+    return (*found, match.start(2)) if match is not None and found is not None else None
+
+
+def _of_server(name: str, server: str, prompt: "ServerPrompt") -> Command:
+    def run(actions: Actions, argument: str) -> None:
+        actions.use_server_prompt(server, name, argument)
+
+    def goes_on(text: str) -> list[str]:
+        from chatterm.tools.mcp.offers import left
+
+        return left(prompt, text)
+
+    about = f"{server}: {prompt.about}" if prompt.about else f"A prompt of {server}"
+    return Command(name, prompt.usage, about, run, goes_on=goes_on)
 
 
 def _of_prompt(file: "PromptFile") -> Command:
@@ -389,6 +427,8 @@ def choice_completions(text: str) -> list[str]:
     command = find(match[1].lower()) if match else None
     if match is None or command is None:
         return []
+    if command.goes_on is not None:
+        return [line for more in command.goes_on(match[2]) if (line := f"/{match[1]} {more}") != text]
     offered = command.suggest() if command.suggest is not None else command.choices
     more = {choice: choice[len(match[2]) :] for choice in offered if choice.startswith(match[2])}
     return [f"/{match[1]} {choice}" for choice, rest in more.items() if rest and " " not in rest.rstrip()]

@@ -1,5 +1,5 @@
-"""`@path` in a message attaches a text file, a PDF, the files of a folder (`@path/`) or a page (`@https://...`): the
-text of each follows the message in a fenced block."""
+"""`@path` in a message attaches a text file, a PDF, the files of a folder (`@path/`), a page (`@https://...`) or a
+resource of an MCP server (`@server:...`): the text of each follows the message in a fenced block."""
 
 import re
 import stat
@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chatterm.backends.backend import EngineError
 from chatterm.conversation.attached_file import read_text
-from chatterm.conversation.attachment_errors import NeedsYesError, NoFileError
+from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError, NoFileError
 from chatterm.terminal.sanitize import one_line
+from chatterm.tools.session import ToolSession
 
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
 """What may stand behind a path and belong to the sentence."""
 _BLOCK = re.compile(r"\n\n([^\n]{1,200}):\n(`{3,})\w*\n.*?\n\2(?=\n\n|\Z)", re.DOTALL)
 """What `_block` writes, behind a message."""
+_SERVER = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,31}):")
 _WORD = re.compile(r"\w{1,12}")
 _FILE_NAME = re.compile(
     r".*[^.]\.("
@@ -57,9 +60,16 @@ def mentions(text: str) -> Iterator[Mention]:
 
 
 def attach(
-    shown: str, folder: Path, *, as_text: bool = False, said_yes: bool = True, fetches: bool = True
+    shown: str,
+    folder: Path,
+    *,
+    as_text: bool = False,
+    said_yes: bool = True,
+    fetches: bool = True,
+    servers: ToolSession | None = None,
 ) -> Attached:
-    """`shown` and the files that it mentions. It looks at the disk, and `fetches` pages: not for the screen's thread.
+    """`shown` and the files that it mentions. It looks at the disk, and `fetches` pages and resources of `servers`: not
+    for the screen's thread.
 
     What is no file stays text, and where it looks like one only `as_text`. Raises AttachmentError; NeedsYesError for
     a folder, and for an address of this machine or its network, unless the person `said_yes`.
@@ -71,7 +81,11 @@ def attach(
     for mention in mentions(shown):
         if not fetches and _address(mention):
             continue
-        name = _meant(mention, folder)
+        name = _of_server(mention, servers) if servers is not None else None
+        if name is None:
+            name = _meant(mention, folder)
+        elif name not in blocks:
+            blocks[name] = _block(name, _resource(name, servers))
         if name is None:
             if not as_text and (problem := _looks_wrong(mention, folder)):
                 raise NoFileError(problem)
@@ -149,6 +163,31 @@ def _address(mention: Mention) -> str:
     if not mention.path.startswith(("http://", "https://")):
         return ""
     return mention.path if mention.quoted else mention.path.rstrip(_AFTER)
+
+
+def server_of(path: str) -> str:
+    """The server that a mention may name (`server:...`); "" for none, as for addresses."""
+    match = _SERVER.match(path)
+    return match[1] if match is not None and not path.startswith(("http://", "https://")) else ""
+
+
+def _of_server(mention: Mention, servers: ToolSession) -> str | None:
+    """A resource of a server as it was written, without the sentence around it; None: it is none."""
+    server = server_of(mention.path)
+    if not server or server not in servers.server_names():
+        return None
+    name = mention.path if mention.quoted else mention.path.rstrip(_AFTER)
+    return name if len(name) > len(server) + 1 else None
+
+
+def _resource(name: str, servers: ToolSession | None) -> str:
+    """Raises AttachmentError."""
+    assert servers is not None
+    server, _, written = name.partition(":")
+    try:
+        return servers.resource(server, written)
+    except EngineError as error:
+        raise AttachmentError(f"@{one_line(name, 120)} cannot be attached: {error}") from None
 
 
 def _content(name: str, path: Path, said_yes: bool) -> str:

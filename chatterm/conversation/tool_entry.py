@@ -10,6 +10,9 @@ from chatterm.conversation.figures import seconds_text
 from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.sessions.called import results_text
 from chatterm.terminal.sanitize import cleaned, one_line, visible
+from chatterm.tools.arguments import parsed
+from chatterm.tools.arguments import shown as arguments_shown
+from chatterm.tools.tool import ToolError
 
 _MOST_LINES = 400
 """Lines of one result that are shown when it is open."""
@@ -91,7 +94,7 @@ class ToolsEntry(UserEntry):
             self._heads.append(sum(len(section.lines) for section in sections))
             sections.append(Section([_head(shown, room)], [(" " * INDENT, "")]))
             if lines := _lines(shown, room - 2):
-                sections.append(Section(lines, _BARS, "thinking"))
+                sections.append(Section(lines, _BARS, "muted"))
         return sections
 
 
@@ -138,7 +141,8 @@ def _lines(shown: Shown, room: int) -> list[Line]:
 
 
 def _pretty(arguments: str) -> str:
+    """Every argument, as the person was asked about it."""
     try:
-        return json.dumps(json.loads(arguments), ensure_ascii=False, indent=1)
-    except (ValueError, RecursionError):
+        return "\n".join(text for text, _ in arguments_shown(parsed(arguments)))
+    except ToolError:
         return arguments

@@ -20,6 +20,7 @@ from textual.strip import Strip
 from chatterm.markdown.lines import Line, chop, elided, padded, wrap
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.sanitize import visible
+from chatterm.tools.danger import revealed
 from chatterm.tools.deliberate import Deliberate
 from chatterm.tools.policy import Answer, choice_text, choices
 from chatterm.tools.tool import Plan, Tone
@@ -248,7 +249,7 @@ def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
     """Every character of it, broken wherever a line ends: nothing is left out, and no blanks vanish."""
     lines: list[Line] = []
     for text, tone in shown:
-        for row in visible(text).split("\n"):
+        for row in revealed(visible(text)).split("\n"):
             lines += [
                 [*_BAR, *line] for line in chop([(row.expandtabs(4), _STYLES[tone])], width - 2) or [[]]
             ]

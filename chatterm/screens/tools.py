@@ -41,6 +41,10 @@ class Row:
     rule: Rule | None = None
     is_kept: bool = False
 
+    @property
+    def is_choice(self) -> bool:
+        return bool(self.tool or self.server or self.rule)
+
 
 class ToolsScreen(Picker):
     """`changed` is told whenever other tools are on. Dismisses with a server that is to be started, or with None."""
@@ -54,9 +58,9 @@ class ToolsScreen(Picker):
     DEFAULT_CSS = """
     ToolsScreen > Vertical { max-width: 100; }
     ToolsScreen ToolDetail { height: 3; margin-top: 1; }
-    ToolsScreen ToolFoot { height: 3; }
+    ToolsScreen ToolFoot { height: 2; }
     """
-    AROUND = 11
+    AROUND = 10
 
     def __init__(
         self, session: ToolSession, around: str, servers: Sequence[str], changed: Callable[[], None]
@@ -112,7 +116,10 @@ class ToolsScreen(Picker):
         text = ""
         if row.tool:
             planner = self._session.box.planner(row.tool)
-            text = f"{one_line(planner.tool.description, 300)} It {_EFFECTS[planner.effect]}; you are asked each time."
+            policy = self._session.policy
+            ruled = any(rule.tool == row.tool for rule in (*policy.always, *policy.session))
+            asks = "you are asked but for what is allowed below" if ruled else "you are asked each time"
+            text = f"{one_line(planner.tool.description, 300)} It {_EFFECTS[planner.effect]}; {asks}."
         elif row.server:
             text = f"An MCP server. Enter starts it ({row.server}), and switches its tools on."
         elif row.rule is not None:
@@ -152,8 +159,27 @@ class ToolList(PickerList):
             self._index = row
             self.move(0)
 
+    def move(self, step: int) -> None:
+        """As ever, but over what is no choice."""
+        super().move(step)
+        way = 1 if step > 0 else -1
+        while not self.chosen.is_choice and 0 <= self._index + way < self.count:
+            super().move(way)
+        if not self.chosen.is_choice:  # nothing is there to choose that way
+            super().move(-way)
+            while not self.chosen.is_choice:
+                super().move(-way)
+
     def build(self, width: int) -> list[Line]:
-        return [self._line(self._rows[index], index == self._index, width) for index in self.in_view()]
+        view = self.in_view()
+        lines = [self._line(self._rows[index], index == self._index, width) for index in view]
+        for row, sign, left in ((0, "↑", view.start), (-1, "↓", self.count - view.stop)):
+            if left and len(lines) > 2:  # the others are out of sight
+                more = f"{sign} {left} more"
+                index, room = view[row], max(width - cells(more), 0)
+                line = self._line(self._rows[index], index == self._index, room)
+                lines[row] = [*padded(line, room, ""), (more, "muted")]
+        return lines
 
     def _line(self, row: Row, is_chosen: bool, width: int) -> Line:
         mark = "❯ " if is_chosen else "  "
@@ -182,7 +208,7 @@ class ToolList(PickerList):
             about = elided(f"{row.rule.tool}  {one_line(row.rule.pattern)}", max(width - 12, 0))
             line = [(mark, ""), (kept, "accent"), (f"  {about}", "")]
         else:
-            line = [(f"{mark}{row.text}", "muted")]
+            line = [(f"  {row.text}", "muted")]
         return styled(padded(line, width, ""), "chosen") if is_chosen else line
 
 
@@ -221,8 +247,8 @@ def _rows(session: ToolSession, servers: Sequence[str]) -> list[Row]:
     return [
         *rows,
         *(
-            [Row("Allowed without being asked:"), *rules]
+            [Row(""), Row("Allowed without being asked:"), *rules]
             if rules
-            else [Row("Nothing is allowed without being asked.")]
+            else [Row(""), Row("Nothing is allowed without being asked.")]
         ),
     ]

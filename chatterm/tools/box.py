@@ -17,6 +17,11 @@ GROUPS = {
 """What a person switches on by one word."""
 
 
+def words_of(text: str) -> list[str]:
+    """What `/tools TEXT` names."""
+    return [word for word in text.replace(",", " ").split() if word not in ("on", "off")]
+
+
 class Box:
     """All of them are off until somebody switches them on."""
 
@@ -60,6 +65,18 @@ class Box:
             known = ", ".join([*GROUPS, *(name for name in self.names if "__" in name)])
             raise EngineError(f"There is no tool {one_line(word, 40)!r}; there are: {known}, all.")
         return names
+
+    def switch(self, text: str) -> str:
+        """Do what `/tools TEXT` asks for; what is on then, for a person. Raises EngineError."""
+        way = text.split()[0]
+        words = words_of(text)
+        if way == "off":
+            self.on -= {name for word in words or ["all"] for name in self.found(word)}
+        else:
+            names = {name for word in words or ["read", "search"] for name in self.found(word)}
+            self.on = self.on | names if way == "on" else names
+        on = ", ".join(name for name in self.names if name in self.on)
+        return f"The model may ask to use: {on}. Each call asks you first." if on else "All tools are off."
 
     def plan(self, call: ToolCall) -> Plan:
         """What a call would do. Raises ToolError where its tool is off, and for arguments that make no sense."""

@@ -9,7 +9,7 @@ import re
 from chatterm.terminal.sanitize import is_safe
 
 _INVISIBLE = re.compile(
-    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0]"
+    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]"
 )
 _SHELLS = r"(?:ba|da|z|k|c|tc|fi|a)?sh|python[\d.]*|perl|ruby|node|php|lua|awk"
 _HIDES = "hides what it runs"
@@ -102,6 +102,11 @@ def dangers(command: str) -> tuple[str, ...]:
     if "deletes without asking" in found:
         found = [what for what in found if what != "deletes"]
     return tuple(dict.fromkeys(found))
+
+
+def revealed(text: str) -> str:
+    """`text` for somebody who decides about it: what could not be seen in it is written as `<U+200B>`."""
+    return _INVISIBLE.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def _unquoted(command: str) -> str:

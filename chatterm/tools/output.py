@@ -1,7 +1,11 @@
 """What a tool gives back: bounded, and without anything that a terminal would obey."""
 
+import re
+
 from chatterm.terminal.sanitize import cleaned
 
+_HIDDEN = re.compile("[\U000e0000-\U000e007f]")
+"""Letters that no screen shows and every model reads: nothing that a person was not told goes to it by them."""
 MOST_CHARACTERS = 24_000
 """Of one result: about 6,000 tokens."""
 _HELD = 4 * MOST_CHARACTERS
@@ -10,7 +14,7 @@ _HELD = 4 * MOST_CHARACTERS
 
 def bounded(text: str, most: int = MOST_CHARACTERS) -> str:
     """`text` for a model and for a screen: cleaned, and with its middle left out where it is too long."""
-    text = cleaned(text)
+    text = _HIDDEN.sub("", cleaned(text))
     if len(text) <= most:
         return text
     half = most // 2
@@ -30,6 +34,10 @@ class Tail:
         room = _HELD - len(self._head)
         self._head += text[:room]
         self._tail += text[max(room, 0) :]
+        if len(self._tail) > 2 * _HELD:  # not at every line
+            self._trim()
+
+    def _trim(self) -> None:
         if (over := len(self._tail) - _HELD) > 0:
             self._lost += over
             self._tail = self._tail[over:]
@@ -37,5 +45,6 @@ class Tail:
     @property
     def text(self) -> str:
         """What there is, for `bounded`."""
+        self._trim()
         gap = f"\n[... {self._lost:,} characters left out ...]\n" if self._lost else ""
         return f"{self._head}{gap}{self._tail}"

@@ -1,21 +1,25 @@
 """The tools of one session with what is allowed there, and calls as results."""
 
-from dataclasses import dataclass
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.backends.exchange import ResultState
+from chatterm.settings.settings import SettingsError
 from chatterm.terminal.error_log import write_down
 from chatterm.terminal.sanitize import one_line
-from chatterm.tools.box import Box
+from chatterm.tools.box import Box, words_of
 from chatterm.tools.output import bounded
 from chatterm.tools.policy import Policy
 from chatterm.tools.tool import Plan, Running, ToolError
 
 if TYPE_CHECKING:
     from chatterm.tools.mcp.client import Servers
+    from chatterm.tools.mcp.offers import Offers, Writing
 
 
 @dataclass(slots=True)
@@ -27,6 +31,10 @@ class ToolSession:
     policy: Policy
     servers: "Servers | None" = None
     """MCP servers, once one was wanted."""
+    without_tools: set[str] = field(default_factory=set)
+    """Servers that were started and have none."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of `servers`: composer and commands ask from threads of their own."""
 
     @classmethod
     def of(cls, folder: Path, policy: Policy) -> "ToolSession":
@@ -41,23 +49,82 @@ class ToolSession:
 
         return [server.name for server in read_servers(servers_path())]
 
+    def to_start(self, text: str) -> list[str]:
+        """The servers that `/tools TEXT` names and that do not run yet. Raises EngineError as `server_names`."""
+        known = self.box.known | self.without_tools
+        unknown = [word for word in words_of(text) if word not in known]
+        if not unknown or text.split()[0] == "off":
+            return []
+        names = self.server_names()
+        return [word for word in unknown if word in names]
+
+    def switch(self, text: str) -> str:
+        """Do what `/tools TEXT` asks for, once what it names runs; what is on then. Raises EngineError."""
+        bare = [word for word in words_of(text) if word in self.without_tools]
+        if bare:
+            name = bare[0]
+            return f"{name} has no tools; /{name}__ and @{name}: offer its prompts and resources."
+        return self.box.switch(text)
+
     def start(self, name: str, running: Running | None = None) -> list[str]:
         """Start an MCP server, unless it runs; the names of its tools, which are off. Blocks.
 
         Raises ToolError, and EngineError where the SDK is missing or the file cannot be understood.
         """
-        from chatterm.tools.mcp.client import Servers, needed
-        from chatterm.tools.mcp.config import read_servers, servers_path
         from chatterm.tools.mcp.planner import planners
 
-        needed()
-        if self.servers is None or name not in self.servers.servers:
-            if self.servers is not None:
-                self.servers.close()
-            self.servers = Servers(read_servers(servers_path()))
-        found = planners(self.servers, name, running)
+        found = planners(self._with(name), name, running)
         self.box.put(found)
+        if not found:
+            self.without_tools.add(name)
+        with suppress(ToolError):  # its tools are there all the same
+            self.learn(name)
         return [planner.tool.name for planner in found]
+
+    def learn(self, name: str) -> "Offers":
+        """Ask a server for its prompts and resources, and keep what it tells. Blocks; raises as `start`."""
+        from chatterm.tools.mcp.offers import keep
+
+        offers = self._with(name).offers(name)
+        with suppress(SettingsError):  # then they are learned again
+            keep(name, offers)
+        return offers
+
+    def prompt(self, server: str, command: str, argument: str) -> str:
+        """What the prompt behind the slash command of this name says. Blocks; raises as `start`."""
+        from chatterm.tools.mcp.offers import given, known
+
+        offers = known().get(server) or self.learn(server)
+        prompt = offers.commands(server).get(command)
+        if prompt is None:
+            raise ToolError(f"{server} has no such prompt any more; /tools {server} asks what it has.")
+        arguments = given(command, prompt, argument)
+        return self._with(server).prompt(server, prompt.name, arguments)
+
+    def resource(self, server: str, written: str) -> str:
+        """The text of the resource that was written behind `@server:`. Blocks; raises as `start`."""
+        from chatterm.tools.mcp.offers import known
+
+        offers = known().get(server)
+        uri = offers.uri(written) if offers is not None else self.learn(server).uri(written)
+        return self._with(server).resource(server, uri)
+
+    def values(self, server: str, prompt: str, writing: "Writing") -> list[str]:
+        """What the argument of a prompt that is being written may become. Blocks; raises as `start`."""
+        return self._with(server).values(server, prompt, writing.name, writing.begun, writing.given)
+
+    def _with(self, name: str) -> "Servers":
+        """The servers, with this one among them."""
+        from chatterm.tools.mcp.client import Servers, needed
+        from chatterm.tools.mcp.config import read_servers, servers_path
+
+        needed()
+        with self._lock:
+            if self.servers is None or name not in self.servers.servers:
+                if self.servers is not None:
+                    self.servers.close()
+                self.servers = Servers(read_servers(servers_path()))
+            return self.servers
 
     def close(self) -> None:
         """End what was started. Blocks for a moment."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from chatterm.backends.backend import Tool
+from chatterm.backends.backend import EngineError, Tool
 
 Effect = Literal["read", "write", "run", "fetch", "server"]
 """What a call may do: read below the working folder, write there, run a command, ask the network, ask an MCP server."""
@@ -14,7 +14,7 @@ Tone = Literal["text", "muted", "added", "removed", "warning"]
 """How a line of a plan is shown."""
 
 
-class ToolError(Exception):
+class ToolError(EngineError):
     """A call that cannot be done. The message is one line, for the model and for the person."""
 
 

@@ -1,16 +1,27 @@
 """The list that opens while a `/command` or an `@path` is being typed."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
 
 from textual import events, on
 from textual.message import Message
 
+from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import choice_completions, completions, path_start
 from chatterm.conversation.attachments import working_folder
 from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.path_completion import FoundPath, PathToken, found_paths, path_token
+from chatterm.widgets.server_completion import (
+    Tools,
+    argument_help,
+    found_resources,
+    found_values,
+    is_argument,
+    server_names,
+    unknown_server,
+)
 
 _ROWS = 8
 
@@ -42,7 +53,14 @@ def suggestions(text: str) -> list[Suggestion]:
         for name, c in completions(text)
     ]
     return found or [
-        Suggestion(line.rstrip(), "", line, not line.endswith(" ")) for line in choice_completions(text)
+        Suggestion(
+            line.rstrip(),
+            argument_help(line) if line.endswith("=") else "",
+            line,
+            not line.endswith((" ", "=")),
+            is_extra=line.endswith("="),
+        )
+        for line in choice_completions(text)
     ]
 
 
@@ -80,6 +98,10 @@ def _wanted_path(text: str, cursor: int) -> PathToken | None:
     return None if start is None or cursor < len(text) else PathToken(start, cursor, text[start:])
 
 
+def _values(lines: list[str]) -> list[Suggestion]:
+    return [Suggestion(line, "", line, False, is_extra=True) for line in lines]
+
+
 class Completion(Canvas):
     """Opens by itself; Up and Down move, Tab or Enter or a click choose, Esc closes."""
 
@@ -99,10 +121,30 @@ class Completion(Canvas):
             self.token = token
             self.paths = paths
 
-    def __init__(self, *, id: str | None = None) -> None:
+    class Valued(Message):
+        """Lines that a text may become whose end is an argument of a server's prompt."""
+
+        def __init__(self, text: str, lines: list[str]) -> None:
+            super().__init__()
+            self.text = text
+            self.lines = lines
+
+    class Learned(Message):
+        """It is known by now what a server offers."""
+
+    def __init__(self, *, tools: Tools | None = None, id: str | None = None) -> None:
+        """`tools` starts MCP servers, where what they offer is wanted."""
         super().__init__(id=id)
+        self._tools = tools
+        self._lines: list[str] = []
+        """What a server said last that an argument may become."""
+        self._valued = ""
+        """The text whose argument a server is asked about; "" while none is."""
+        self._learned: set[str] = set()
+        """Servers that were asked what they offer."""
         self._all: list[Suggestion] = []
         self._index = 0
+        self._text = ""
         self._wanted: tuple[str, PathToken] | None = None
         """The path to look for, in its text."""
         self._searching = False
@@ -112,6 +154,7 @@ class Completion(Canvas):
 
     def look(self, text: str, cursor: int | None = None) -> None:
         """The composer's text is now `text`, with the cursor after that many characters (None: at the end)."""
+        self._text = text
         token = _wanted_path(text, len(text) if cursor is None else cursor)
         if token is not None:
             if self._wanted != (text, token):
@@ -120,7 +163,12 @@ class Completion(Canvas):
                 self._search()
             return
         self._wanted = None
-        self._show(suggestions(text), text)
+        found = suggestions(text)
+        if not found and is_argument(text):
+            # Until the server has answered, what still fits of its last answer.
+            found = _values([line for line in self._lines if line.lower().startswith(text.lower())])
+            self._ask_for_values(text)
+        self._show(found, text)
 
     def _search(self) -> None:
         """Look at the disk in a thread of its own: one search at a time, then the latest that is wanted."""
@@ -130,9 +178,55 @@ class Completion(Canvas):
         self._searching = True
 
         def search() -> None:
-            self.post_message(self.Found(text, token, found_paths(token.path, working_folder())))
+            found = found_paths(token.path, working_folder())
+            if not text.startswith("/"):
+                names = server_names() if self._tools is not None else []
+                found = [*found_resources(token.path, names), *found]
+                self._learn(unknown_server(token.path, names))
+            self.post_message(self.Found(text, token, found))
 
         Thread(target=search, name="path completion", daemon=True).start()
+
+    def _learn(self, server: str) -> None:
+        """Have a server say what it offers, once. From the thread of a search."""
+        if self._tools is None or not server or server in self._learned:
+            return
+        self._learned.add(server)
+        tools = self._tools
+
+        def learn() -> None:
+            with suppress(EngineError):  # whoever attaches something of it is told
+                tools().learn(server)
+                self.post_message(self.Learned())
+
+        Thread(target=learn, name="server offers", daemon=True).start()
+
+    @on(Learned)
+    def _search_again(self, message: Learned) -> None:
+        message.stop()
+        self._search()
+
+    def _ask_for_values(self, text: str) -> None:
+        """Ask a server, in a thread of its own: one text at a time, then the latest."""
+        tools, is_asking = self._tools, bool(self._valued)
+        self._valued = text
+        if tools is None or is_asking:
+            return
+
+        def ask() -> None:
+            self.post_message(self.Valued(text, found_values(text, tools)))
+
+        Thread(target=ask, name="server values", daemon=True).start()
+
+    @on(Valued)
+    def _show_values(self, message: Valued) -> None:
+        message.stop()
+        wanted, self._valued = self._valued, ""
+        if wanted != message.text:
+            self._ask_for_values(wanted)
+        elif self._text == message.text:
+            self._lines = message.lines
+            self._show(_values(message.lines), message.text)
 
     @on(Found)
     def _show_paths(self, message: Found) -> None:

@@ -15,13 +15,14 @@ from textual.widgets import TextArea
 from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import is_command
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError, NoFileError
-from chatterm.conversation.attachments import Attached, attach, mentions, working_folder
+from chatterm.conversation.attachments import Attached, attach, mentions, server_of, working_folder
 from chatterm.markdown.lines import shortened
 from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
 from chatterm.widgets.folding import FoldingArea
 from chatterm.widgets.history import PromptHistory
 from chatterm.widgets.paste import Pastes
+from chatterm.widgets.server_completion import Tools
 from chatterm.widgets.vim import Vim
 
 _DRAFT_EVERY = 0.5
@@ -84,6 +85,7 @@ class Composer(FoldingArea):
         self,
         *,
         completion: Completion | None = None,
+        tools: Tools | None = None,
         history: int = 1000,
         on_draft: Callable[[str], None] | None = None,
         vim: bool = False,
@@ -96,6 +98,8 @@ class Composer(FoldingArea):
         """Vim's keys, where they are wanted."""
         self._completion = completion
         """The list that follows what is typed; the composer moves and chooses in it."""
+        self._tools = tools
+        """Starts MCP servers, where a message attaches something of theirs."""
         self._history = PromptHistory(history)
         self._on_draft = on_draft
         """Gets the whole text, pastes and all, soon after it changed."""
@@ -358,15 +362,19 @@ class Composer(FoldingArea):
         number, pastes = self._reading, self.pastes.copy()
         said_yes = shown == self._asked
         as_text = shown == self._doubted or said_yes
+        names_server = any(server_of(mention.path) for mention in mentions(shown))
+        servers = self._tools() if self._tools is not None and names_server else None
         self.read_only = True
         self._reading_timer = self.set_timer(
-            _FETCHING if "@http" in shown else _READING, self._give_up_reading
+            _FETCHING if "@http" in shown or servers is not None else _READING, self._give_up_reading
         )
 
         def read() -> None:
             result: Message
             try:
-                attached = attach(shown, working_folder(), as_text=as_text, said_yes=said_yes)
+                attached = attach(
+                    shown, working_folder(), as_text=as_text, said_yes=said_yes, servers=servers
+                )
                 text = self._whole_message(pastes, attached)
                 result = self.Submitted(text, shown, recall)
             except NoFileError as error:

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from chatterm.backends.backend import EngineError, ModelInfo
 from chatterm.cli import requests
-from chatterm.cli.inline import Inline, Lines
+from chatterm.cli.inline.chat import Inline, Lines
 from chatterm.cli.main import app
 from chatterm.commands import sampling
 from chatterm.commands.registry import choice_completions

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent
-from chatterm.cli.inline import HERE, Inline, Lines, run_inline
+from chatterm.cli.inline.chat import HERE, Inline, Lines, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.commands.registry import find

@@ -14,10 +14,13 @@ from chatterm.backends.remote.thinking import Piece
 class RunningAnswer:
     """Times are measured here; tokens are as the server counts them, once it tells. Until then, pieces are counted."""
 
-    def __init__(self, dialect: Dialect, model: str, before: Outcome | None = None) -> None:
-        """`before` is the answer that is gone on with."""
+    def __init__(
+        self, dialect: Dialect, model: str, before: Outcome | None = None, *, has_tools: bool = False
+    ) -> None:
+        """`before` is the answer that is gone on with; with `has_tools` it may call some."""
         self._dialect = dialect
         self._before = before
+        self.has_tools = has_tools
         self.model = model
         self.text = before.text if before is not None else ""
         self.reasoning = before.reasoning if before is not None else ""
@@ -69,7 +72,7 @@ class RunningAnswer:
         if event.kind == "reasoning":
             self.reasoning += event.text
             self._thought += 1
-        else:
+        elif event.kind == "answer":
             self.text += event.text
 
     def outcome(self, reason: FinishReason | None = None) -> Outcome:
@@ -79,7 +82,9 @@ class RunningAnswer:
         """The answer as it stays."""
         finish = self._reader.finish
         reason = FinishReason.CANCELLED if self.problem or finish is None else finish
-        return Outcome(self.text, self.reasoning, reason, self.stats, (), model=self.model)
+        # A call that was cut off is none.
+        calls = self._reader.calls.made() if self.has_tools and reason is FinishReason.EOS else ()
+        return Outcome(self.text, self.reasoning, reason, self.stats, (), model=self.model, calls=calls)
 
     @property
     def stats(self) -> TurnStats:

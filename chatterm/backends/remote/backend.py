@@ -29,12 +29,12 @@ from chatterm.backends.backend import (
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.chosen import Chosen, checked, no_model, no_tools
+from chatterm.backends.chosen import Chosen, checked, no_model
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.client import Began, Client, Inbox, Lost, Over, Waits
-from chatterm.backends.remote.dialects.base import Asked
-from chatterm.backends.remote.faults import Refused, refusal
+from chatterm.backends.remote.dialects.base import Asked, Entry
+from chatterm.backends.remote.faults import Refused, refusal, without_tools
 from chatterm.backends.remote.history import cache_key, history, with_user
 from chatterm.backends.remote.keys import key_of, redacted
 from chatterm.backends.remote.there import dialect_of, entry_of, kind_of, listed, meant, names_of
@@ -135,7 +135,9 @@ class RemoteBackend(Chosen):
         self._client, self._model = client, self._address.name
         self._server = kind_of(self._address, models)
         context = (here.context_length if here is not None else 0) or self._options.context or 0
-        self._info = ModelInfo(self._model, self._address.host, "", context, True, is_remote=True)
+        self._info = ModelInfo(
+            self._model, self._address.host, "", context, True, calls_tools=True, is_remote=True
+        )
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         address = found(model, self._remotes)
@@ -157,14 +159,17 @@ class RemoteBackend(Chosen):
         return self._answer(list(self._turns), Exchange(0, None, text))
 
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
-        """Nothing was offered, so nothing was called."""
-        raise no_tools(self._info)
+        calls = self._turns[-1].calls if self._turns else []
+        if not calls or len(calls) != len(results):
+            raise EngineError("The last answer calls no tools, or others; send a message instead.")
+        said = "\n\n".join(result.text for result in results)
+        return self._answer(list(self._turns), Exchange(0, None, said, results=list(results)))
 
     def retry(self) -> Iterator[TokenEvent]:
         if not self._turns:
             raise EngineError("There is no answer to generate again.")
         *before, last = self._turns
-        return self._answer(before, Exchange(0, None, last.user))
+        return self._answer(before, Exchange(0, None, last.user, results=last.results))
 
     def resume(self) -> Iterator[TokenEvent]:
         if not self._turns:
@@ -199,7 +204,7 @@ class RemoteBackend(Chosen):
         sampling = {**self._sampling, **request.sampling}
         constraint = sampling.pop("constraint", None) or self._options.constraint
         asked = replace(self._asked(messages), sampling=sampling, constraint=constraint)
-        return replace(asked, think=request.think or self._think)
+        return replace(asked, think=request.think or self._think, tools=())
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         self._turns = [replace(exchange) for exchange in exchanges]
@@ -209,7 +214,9 @@ class RemoteBackend(Chosen):
             reason = (
                 FinishReason(last.finish_reason) if last.finish_reason in known else FinishReason.CANCELLED
             )
-            self._last = Outcome(last.text, last.reasoning, reason, TurnStats.of(last.stats), ())
+            self._last = Outcome(
+                last.text, last.reasoning, reason, TurnStats.of(last.stats), (), calls=last.calls
+            )
             if last.model in (self._model, self._info.name if self._info else ""):
                 self._count(self._last.stats)
 
@@ -237,9 +244,7 @@ class RemoteBackend(Chosen):
         self._sampling = checked(sampling)
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        if tools:
-            raise no_tools(self._info)
-        self._tools = ()
+        self._tools = tuple(tools)  # whether the model knows any, its server says when it is asked
 
     def settle(self) -> None:
         """The server's cache is its own."""
@@ -263,7 +268,7 @@ class RemoteBackend(Chosen):
 
     # --- how it is done ---
 
-    def _asked(self, messages: Sequence[Message]) -> Asked:
+    def _asked(self, messages: Sequence[Entry]) -> Asked:
         return Asked(
             self._address.model,
             messages,
@@ -272,19 +277,21 @@ class RemoteBackend(Chosen):
             self._options.constraint,
             cache_key(messages),
             self._options.context,
+            tools=self._tools,
         )
 
     def _answer(
         self, path: list[Exchange], exchange: Exchange, *, goes_on: bool = False
     ) -> Iterator[TokenEvent]:
         """Answer what `exchange` asks after `path`, or go on with its answer. What came stays, however it ends."""
-        messages = with_user(history(self._system, path), exchange.user)
+        asks = Exchange(0, None, exchange.user, results=exchange.results)
+        messages = history(self._system, [*path, asks])
         before = None
         if goes_on:
             messages.append(Message("assistant", exchange.text))
             before = Outcome(exchange.text, exchange.reasoning, None, TurnStats())
         inbox: Inbox = SimpleQueue()
-        running = RunningAnswer(self._dialect, self._model, before)
+        running = RunningAnswer(self._dialect, self._model, before, has_tools=bool(self._tools))
         self._begin(-1, running, replace(self._asked(messages), goes_on=goes_on), inbox)
         is_whole = False
         try:
@@ -326,7 +333,7 @@ class RemoteBackend(Chosen):
                     if taken is None:
                         is_all = True
                         break
-                    running = RunningAnswer(self._dialect, self._model)
+                    running = RunningAnswer(self._dialect, self._model, has_tools=bool(taken[1].tools))
                     try:
                         self._begin(taken[0], running, taken[1], inbox)
                     except EngineError as error:
@@ -386,6 +393,8 @@ class RemoteBackend(Chosen):
             self._waits_for, self._waits_until = what, time.monotonic() + item.seconds
         elif isinstance(item, Refused):
             running.problem = refusal(item, self._address, bool(self._key)) + self._there(item)
+            if running.has_tools:
+                running.problem += without_tools(item)
         elif isinstance(item, Lost):
             running.problem = item.line
         elif isinstance(item, Over):
@@ -402,7 +411,7 @@ class RemoteBackend(Chosen):
         if reader.problem and not running.problem and not running.is_stopped:
             kept = "what came is kept" if running.has_begun else "try again"
             running.problem = sentences(f"{one_line(self._address.host, 80)} {reader.problem}", kept)
-        if reader.calls_tool and not running.problem and not running.text:
+        if reader.calls and not running.has_tools and not running.problem and not running.text:
             running.problem = (
                 f"{one_line(self._model, 80)} called a tool, and none was offered; ask in another way."
             )

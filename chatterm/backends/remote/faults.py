@@ -83,6 +83,13 @@ def refusal(refused: Refused, address: Address, has_key: bool) -> str:
     return sentences(f"{host} refuses the request ({status})", said)
 
 
+def without_tools(refused: Refused) -> str:
+    """What to do where a server refuses a request because of its tools, to follow what it said; else ""."""
+    if refused.status not in (400, 404, 422, 500, 501) or "tool" not in said_by(refused.body).lower():
+        return ""
+    return " /tools off asks it without tools."
+
+
 def _ways(address: Address) -> str:
     if "://" in address.prefix:
         return "name the server in the settings as [remotes.NAME], with key_env, key_command or keyring"

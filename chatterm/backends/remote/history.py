@@ -1,34 +1,79 @@
 """The conversation as a server is asked it: the same messages, byte for byte, in every request."""
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from typing import Any
 
 from chatterm.backends.backend import Exchange, Message
+from chatterm.backends.remote.dialects.base import Entry
+from chatterm.backends.remote.dialects.calls import Asking, Called, Told
+
+_UNANSWERED = "This was not run."
+"""What a call is told of which nobody told a result: APIs want one for each."""
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def history(system: str | None, path: Iterable[Exchange]) -> list[Message]:
-    """A system message or none, then messages of the user and the assistant by turns, without what was thought.
+def history(system: str | None, path: Iterable[Exchange]) -> list[Entry]:
+    """A system message or none, then messages of the user and the assistant by turns, or results of its calls.
 
-    Where an answer has no text (it was stopped at once), the messages around it become one: some templates take
-    nothing else.
+    Where an answer has nothing (it was stopped at once), the messages around it become one: some templates take
+    nothing else. What was thought is left out, but with calls. Calls are numbered from the beginning, and so the same
+    in every request; where their results are, whatever the server that made them called them, is certain.
     """
-    messages = [Message("system", system)] if system else []
+    messages: list[Entry] = [Message("system", system)] if system else []
+    open_calls: list[Asking] = []
+    count = 0
     for exchange in path:
-        messages = with_user(messages, exchange.user)
-        if exchange.text:
+        told = [result.text for result in exchange.results]
+        messages += [
+            Told(call.id, call.name, told[number] if number < len(told) else _UNANSWERED)
+            for number, call in enumerate(open_calls)
+        ]
+        if not (exchange.results and open_calls):
+            messages = with_user(messages, exchange.user)
+        open_calls = [_asking(count + n, call.name, call.arguments) for n, call in enumerate(exchange.calls)]
+        count += len(open_calls)
+        if open_calls:
+            messages.append(Called(exchange.text, exchange.reasoning, open_calls))
+        elif exchange.text:
             messages.append(Message("assistant", exchange.text))
     return messages
 
 
-def with_user(messages: Sequence[Message], text: str) -> list[Message]:
+def with_user(messages: Sequence[Entry], text: str) -> list[Entry]:
     """`messages` and what the user says next."""
-    if messages and messages[-1].role == "user":
-        return [*messages[:-1], Message("user", f"{messages[-1].content}\n\n{text}")]
+    last = messages[-1] if messages else None
+    if isinstance(last, Message) and last.role == "user":
+        return [*messages[:-1], Message("user", f"{last.content}\n\n{text}")]
     return [*messages, Message("user", text)]
 
 
-def cache_key(messages: Sequence[Message]) -> str:
+def cache_key(messages: Sequence[Entry]) -> str:
     """A name for conversations that begin like this one: its requests belong where their beginning is cached."""
-    first = next((number for number, message in enumerate(messages) if message.role == "user"), 0)
+    first = next(
+        (n for n, said in enumerate(messages) if isinstance(said, Message) and said.role == "user"), 0
+    )
     begins = "\0".join(message.content for message in messages[: first + 1])
     return "chatterm-" + sha256(begins.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _asking(number: int, name: str, arguments: str) -> Asking:
+    """A call as any API takes it again: nine letters and digits name it (some templates insist), and where the model
+    wrote what is no object, as its result says, none is given."""
+    return Asking(
+        f"call{number:05}",
+        _OTHER.sub("_", name)[:64] or "unknown",
+        arguments if _is_object(arguments) else "{}",
+    )
+
+
+def _is_object(text: str) -> bool:
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)  # NaN and the like, which other readers do not take
+
+    try:
+        return isinstance(json.loads(text, parse_constant=refuse), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -6,6 +6,7 @@ from typing import Any
 
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import Dialect, Usage
+from chatterm.backends.remote.dialects.calls import Calls
 from chatterm.backends.remote.sse import LONGEST, DocumentReader, EventReader, TooLongError
 from chatterm.backends.remote.thinking import Piece, Splitter
 from chatterm.terminal.sanitize import one_line
@@ -32,7 +33,7 @@ class AnswerReader:
         self.usage: Usage | None = None
         self.problem = ""
         """What went wrong, to follow the name of the server; "" while nothing has."""
-        self.calls_tool = False
+        self.calls = Calls()
 
     def feed(self, data: bytes) -> list[Piece]:
         """The pieces that `data` completes."""
@@ -88,9 +89,11 @@ class AnswerReader:
         self._size += sum(len(piece.text) for piece in pieces)
         self.finish = heard.finish or self.finish
         self.usage = heard.usage or self.usage
-        self.calls_tool |= heard.calls_tool
+        pieces += [Piece(part, "call") for part in self.calls.take(heard.calls)]
         if heard.problem:
             return [*pieces, *self._fail(f"reports: {one_line(heard.problem, 300)}")]
+        if self.calls.problem:
+            return [*pieces, *self._fail(self.calls.problem)]
         if self._size > MOST_TEXT:
             return [*pieces, *self._fail(f"does not end: its text has more than {MOST_TEXT // 2**20} MB")]
         self.is_over |= heard.is_last

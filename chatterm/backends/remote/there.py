@@ -24,7 +24,11 @@ _LISTS_ALL = frozenset({"vllm", "sglang", "ollama"})
 """Servers whose list is complete: what is not in it is not there."""
 _SHOWN = 8
 """Models that an error names."""
-_HOSTS: Mapping[str, str] = {"api.openai.com": "openai", "openrouter.ai": "openrouter"}
+_HOSTS: Mapping[str, str] = {
+    "api.openai.com": "openai",
+    "openrouter.ai": "openrouter",
+    "api.deepseek.com": "deepseek",
+}
 
 
 def dialect_of(api: Api) -> Dialect:

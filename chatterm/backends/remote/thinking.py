@@ -26,7 +26,7 @@ class Splitter:
 
     def feed(self, piece: Piece) -> list[Piece]:
         """What of the text so far can be shown."""
-        text = _whole(self._held[piece.kind] + piece.text)
+        text = whole(self._held[piece.kind] + piece.text)
         if piece.kind == "reasoning":  # the server has told them apart
             text, self._held["reasoning"] = _split_half(text)
             if self._place == "start" and text:
@@ -42,7 +42,7 @@ class Splitter:
     def end(self) -> list[Piece]:
         """What was held back."""
         kind: Kind = "reasoning" if self._place == "thinking" else "answer"
-        held = {name: _whole(text, is_end=True) for name, text in self._held.items()}
+        held = {name: whole(text, is_end=True) for name, text in self._held.items()}
         self._held = {"answer": "", "reasoning": ""}
         return [*_pieces(held["reasoning"], "reasoning"), *_pieces(held["answer"], kind)]
 
@@ -82,7 +82,7 @@ def _split_half(text: str) -> tuple[str, str]:
     return (text[:-1], text[-1]) if text and "\ud800" <= text[-1] <= "\udbff" else (text, "")
 
 
-def _whole(text: str, *, is_end: bool = False) -> str:
+def whole(text: str, *, is_end: bool = False) -> str:
     """Halves of surrogate pairs joined; those that have lost their other half are replaced."""
     if not any("\ud800" <= character <= "\udfff" for character in text):
         return text

@@ -101,7 +101,7 @@ class ChatScreen(MessageSelection):
         self._noted: set[str] = set()
 
     def compose(self) -> ComposeResult:
-        completion = Completion(id="completion")
+        completion = Completion(tools=self.tooling.from_any_thread, id="completion")
         with Horizontal(id="columns"):
             with Vertical(id="conversation"):
                 yield Welcome(id="welcome")
@@ -114,6 +114,7 @@ class ChatScreen(MessageSelection):
                 yield Remarks(id="remarks")
                 yield Composer(
                     completion=completion,
+                    tools=self.tooling.from_any_thread,
                     history=self.settings.composer.history,
                     on_draft=self.writing.keep_draft,
                     vim=self.settings.composer.vim,

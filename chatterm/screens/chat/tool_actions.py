@@ -18,31 +18,29 @@ class ToolActions(CommandPart):
         if (info := self.screen.info) is not None and not info.calls_tools and text != "off":
             raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
         session = self.tooling.session
-        box = session.box
-        words = [word for word in text.replace(",", " ").split() if word not in ("on", "off")]
-        servers = [word for word in words if word not in box.known and word in session.server_names()]
-        if servers and text.split()[0] != "off":
+        if servers := session.to_start(text):
             self.screen.hint(f"{servers[0]} is being started…", 3.0)
             self.screen.in_thread(partial(session.start, servers[0]), lambda _: self.tools(text))
             return
-        if text.split()[0] == "off":
-            box.on -= {name for word in words or ["all"] for name in box.found(word)}
-        else:
-            names = {name for word in words or ["read", "search"] for name in box.found(word)}
-            box.on = box.on | names if text.split()[0] == "on" else names
+        said = session.switch(text)
         self.tooling.offer()
-        on = ", ".join(name for name in box.names if name in box.on)
-        self.screen.say(
-            f"The model may ask to use: {on}. Each call asks you first." if on else "All tools are off."
+        self.screen.say(said)
+
+    def use_server_prompt(self, server: str, name: str, argument: str) -> None:
+        recall = f"/{name} {argument}".rstrip()
+        self.screen.hint(f"{server} is asked…", 3.0)
+        self.screen.in_thread(
+            partial(self.tooling.session.prompt, server, name, argument),
+            lambda text: self.writing.send_as_it_is(text, recall),
         )
 
     def _show(self, bwrap: str | None) -> None:
         from chatterm.screens.tools import ToolsScreen
 
         around = (
-            "Commands run in a sandbox (bubblewrap): no network, files only to read unless you allow writing."
+            "Commands run in a sandbox: no network, and they only read unless you allow more."
             if bwrap is not None
-            else "There is no sandbox for commands: bubblewrap (bwrap) is not available here."
+            else "Commands have no sandbox here: bubblewrap (bwrap) is missing."
         )
         session = self.tooling.session
         try:

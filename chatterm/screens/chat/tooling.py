@@ -41,6 +41,12 @@ class Tooling(ScreenPart):
             self._session = ToolSession.of(Path.cwd(), policy)
         return self._session
 
+    def from_any_thread(self) -> ToolSession:
+        """The same for what waits for MCP servers elsewhere."""
+        if threading.current_thread() is threading.main_thread():
+            return self.session
+        return self.screen.app.call_from_thread(lambda: self.session)
+
     def offer(self) -> None:
         """The model may use what is on, from the next message on."""
         self.screen.submit(worker.SetTools(self.session.box.offered()))

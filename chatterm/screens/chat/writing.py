@@ -36,13 +36,20 @@ class Writing(ScreenPart):
         else:
             screen.composer.take_sent()
             screen.keeper.draft("")
-            screen.keeper.add_prompt(recall)
-            waits = "the model" if screen.is_loading else "the answer" if self.conversation.turn else ""
-            self.conversation.send(text.strip("\n"), note=f"waits for {waits}" if waits else "")
-            if not waits:
-                self.conversation.next(screen.model_name)
+            self.send_as_it_is(text, recall)
             if self._shelved and not screen.composer.text:
                 self._unshelve()
+
+    def send_as_it_is(self, text: str, recall: str) -> None:
+        """Send what somebody else wrote: nothing in it is a command, and nothing in it attaches a file."""
+        screen = self.screen
+        if screen.info is None and not screen.is_loading:
+            raise EngineError("No model is loaded. /model loads one.")
+        screen.keeper.add_prompt(recall)
+        waits = "the model" if screen.is_loading else "the answer" if self.conversation.turn else ""
+        self.conversation.send(text.strip("\n"), note=f"waits for {waits}" if waits else "")
+        if not waits:
+            self.conversation.next(screen.model_name)
 
     def send_for(self, text: str) -> None:
         """Send `text` as if it stood in the composer; what stands there comes back."""

@@ -22,6 +22,8 @@ from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
 
 _LIMIT, _LONGEST = 60, 600
 """Seconds that a command has, where it asks for no time, and at most."""
+_REST = 0.005
+"""Seconds after each piece of output, in which more gathers: one that prints line by line costs the screen no time."""
 _LOOK = 0.1
 """Seconds between two looks at whether it was stopped."""
 _GRACE = 0.5
@@ -149,6 +151,7 @@ def _followed(process: "subprocess.Popen[bytes]", limit: int, running: Running) 
         text = decoder.decode(data)
         tail.add(text)
         running.say(text)
+        time.sleep(_REST)
     return tail.text, why
 
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from chatterm.backends.backend import EngineError
 from chatterm.sessions.schema import data_folder
 from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.tools.mcp import asking
 from chatterm.tools.mcp.config import Server
-from chatterm.tools.output import bounded
+from chatterm.tools.mcp.offers import Offers
 from chatterm.tools.tool import Running, ToolError
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ START_S = 30.0
 """Seconds that a server has to start."""
 CALL_S = 120.0
 """Seconds that a call has."""
+VALUES_S = 3.0
+"""Seconds for what an argument may become, once a server runs."""
 RESTARTS = 3
 """How often a server is started again that has died."""
 _LOOK = 0.1
 _MOST_TOOLS = 128
-_MOST_PAGES = 10
 _MOST_SCHEMA = 20_000
 _MOST_LOG = 1_000_000
 
@@ -62,30 +64,42 @@ class Servers:
     def tools(self, name: str, running: Running | None = None) -> list[ServerTool]:
         """The tools of a server, which is started for that."""
 
-        async def listed(client: "Client") -> list[ServerTool]:
-            found: list[ServerTool] = []
-            cursor: str | None = None
-            for _ in range(_MOST_PAGES):
-                page = await client.list_tools(cursor=cursor)
-                found += [made for tool in page.tools if (made := _tool(tool)) is not None]
-                cursor = page.next_cursor
-                if not cursor or len(found) >= _MOST_TOOLS:
-                    break
-            return found[:_MOST_TOOLS]
+        async def told(client: "Client") -> list[ServerTool]:
+            return await asking.listed(lambda c: client.list_tools(cursor=c), "tools", _tool, _MOST_TOOLS)
 
-        return self._ask(name, listed, START_S, running or Running())
+        return self._ask(name, told, START_S, running or Running())
 
     def call(self, name: str, tool: str, arguments: dict[str, Any], running: Running) -> str:
         """What a call of a tool gives. Raises ToolError for what the server calls an error, too."""
 
         async def called(client: "Client") -> str:
             result = await client.call_tool(tool, arguments)
-            text = _text(result.content) or _structured(result.structured_content)
+            text = asking.text_of(result.content) or asking.structured_text(result.structured_content)
             if result.is_error:
                 raise ToolError(one_line(text, 1_000) or "The server says that it failed, and not why.")
             return text
 
         return self._ask(name, called, CALL_S, running)
+
+    def offers(self, name: str, running: Running | None = None) -> Offers:
+        """The prompts and resources of a server, which is started for that."""
+        return self._ask(name, asking.offers, START_S, running or Running())
+
+    def prompt(self, name: str, prompt: str, arguments: Mapping[str, str]) -> str:
+        """What a prompt of a server says."""
+        return self._ask(name, lambda client: asking.prompt(client, prompt, arguments), START_S, Running())
+
+    def resource(self, name: str, uri: str) -> str:
+        """The text of a resource of a server."""
+        return self._ask(name, lambda client: asking.resource(client, uri), START_S, Running())
+
+    def values(
+        self, name: str, prompt: str, argument: str, begun: str, given: Mapping[str, str]
+    ) -> list[str]:
+        """What an argument of a prompt may become."""
+        return self._ask(
+            name, lambda client: asking.values(client, prompt, argument, begun, given), VALUES_S, Running()
+        )
 
     def close(self) -> None:
         """End every server. Closing twice is fine."""
@@ -152,6 +166,8 @@ class _Link:
                 return asked.result()
             if self._task.done():
                 raise ToolError(f"{self._server.name} has ended; its log is {log_path(self._server.name)}.")
+            if limit >= START_S:  # it may hang, or send without an end; the next call starts it again
+                await self.end()
             raise ToolError(f"{self._server.name} did not answer within {limit:.0f} s.")
         except (ToolError, asyncio.CancelledError):
             raise
@@ -269,28 +285,6 @@ def _tool(tool: Any) -> ServerTool | None:
     return ServerTool(
         name, cleaned(str(tool.description or ""))[:1_000], {"type": "object", "properties": {}, **schema}
     )
-
-
-def _text(content: Sequence[Any]) -> str:
-    """What a result says; what is no text is only named."""
-    parts: list[str] = []
-    for block in list(content)[:1_000]:
-        match getattr(block, "type", ""):
-            case "text":
-                parts.append(str(block.text))
-            case "image" | "audio":
-                parts.append(f"[{block.type}, {one_line(str(block.mime_type), 60)}, not shown]")
-            case "resource":
-                parts.append(str(getattr(block.resource, "text", None) or "[data, not shown]"))
-            case "resource_link":
-                parts.append(f"[resource {one_line(str(block.uri), 200)}]")
-            case _:
-                parts.append("[something that is not text]")
-    return bounded("\n".join(parts))
-
-
-def _structured(value: Any) -> str:
-    return bounded(json.dumps(value, ensure_ascii=False)) if value is not None else ""
 
 
 def _is_gone(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """What real servers sent, trimmed: each is read as it was meant, however it is cut, and as far as it goes.
 
 `vllm*` came from vLLM 0.32.0 with a model of random weights, `llama_cpp_python.sse` from the server of llama-cpp-python
-0.3.34 with SmolLM2 135M, `chatterm*` from `chatterm serve`.
+0.3.34 with SmolLM2 135M, `chatterm*` from `chatterm serve`. What `*_calls*` say was prescribed to the models.
 """
 
 import json
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.backends.backend import FinishReason
+from chatterm.backends.backend import FinishReason, ToolCall
 from chatterm.backends.remote.address import Api
 from chatterm.backends.remote.dialects.base import Listed
 from chatterm.backends.remote.reading import AnswerReader
@@ -20,17 +20,30 @@ from chatterm.backends.remote.there import dialect_of
 FOLDER = Path(__file__).parent / "recorded"
 RIVERS = ("hm so", "A river: Rhine.")
 
-SAID: dict[str, tuple[Api, str, str, FinishReason, tuple[int | None, ...]]] = {
-    "chatterm.sse": ("chat", *RIVERS, FinishReason.EOS, (3, 1, 5)),
-    "chatterm_responses.sse": ("responses", *RIVERS, FinishReason.EOS, (3, 1, 5)),
-    "chatterm_ollama.ndjson": ("ollama", *RIVERS, FinishReason.EOS, (3, None, 5)),
-    "llama_cpp_python.sse": ("chat", "", "The river that I mentioned earlier", FinishReason.LENGTH, ()),
-    "vllm.sse": ("chat", "", " fprintfดำเน aid古镇 morb", FinishReason.LENGTH, (16, 0, 5)),
+SAID: dict[str, tuple[str, str, FinishReason, tuple[int | None, ...]]] = {
+    "chatterm.sse": (*RIVERS, FinishReason.EOS, (3, 1, 5)),
+    "chatterm_responses.sse": (*RIVERS, FinishReason.EOS, (3, 1, 5)),
+    "chatterm_ollama.ndjson": (*RIVERS, FinishReason.EOS, (3, None, 5)),
+    "llama_cpp_python.sse": ("", "The river that I mentioned earlier", FinishReason.LENGTH, ()),
+    "vllm.sse": ("", " fprintfดำเน aid古镇 morb", FinishReason.LENGTH, (16, 0, 5)),
+}
+
+CALLS = [ToolCall("add", '{"a": 20, "b": 22}'), ToolCall("add", '{"a": 2, "b": 3}')]
+CALLED: dict[str, tuple[str, str, list[ToolCall]]] = {
+    "chatterm_calls.sse": ("hm so", "Let me see.", CALLS),
+    "chatterm_responses_calls.sse": ("hm so", "Let me see.", CALLS),
+    "chatterm_ollama_calls.ndjson": ("hm so", "Let me see.", CALLS),
+    # It says every part twice, in the old way and in the new one, with the name each time.
+    "llama_cpp_python_calls.sse": ("", "", [ToolCall("add", '{ "a":20, "b":22}')]),
+    "vllm_calls.sse": ("", "Let me see. ", CALLS),
+    "vllm_responses_calls.sse": ("", "Let me see. ", CALLS),
 }
 
 
 def read(name: str, parts: list[bytes]) -> tuple[AnswerReader, str, str]:
-    reader = AnswerReader(dialect_of(SAID[name][0]))
+    apis: dict[str, Api] = {"responses": "responses", "ollama": "ollama"}
+    api = next((api for word, api in apis.items() if word in name), "chat")
+    reader = AnswerReader(dialect_of(api))
     pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end()
     texts = [
         "".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("reasoning", "answer")
@@ -40,7 +53,7 @@ def read(name: str, parts: list[bytes]) -> tuple[AnswerReader, str, str]:
 
 @pytest.mark.parametrize("name", SAID)
 def test_an_answer_as_it_was_sent(name: str) -> None:
-    _, thought, answer, finish, counts = SAID[name]
+    thought, answer, finish, counts = SAID[name]
     reader, *texts = read(name, [(FOLDER / name).read_bytes()])
     assert texts == [thought, answer]
     assert (reader.finish, reader.problem) == (finish, "")
@@ -55,11 +68,20 @@ def test_an_answer_that_is_cut_off_says_as_much_as_came(name: str, end: int, siz
     data = whole[:end]
     parts = [data[at : at + size] for at in range(0, len(data), size)]
     reader, thought, answer = read(name, parts)
-    assert SAID[name][1].startswith(thought)
-    assert SAID[name][2].startswith(answer)
+    assert SAID[name][0].startswith(thought)
+    assert SAID[name][1].startswith(answer)
     assert reader.problem == "" or "middle of the answer" in reader.problem
     if not reader.problem:
-        assert (thought, answer) == SAID[name][1:3]
+        assert (thought, answer) == SAID[name][:2]
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(CALLED)), st.integers(1, 400))
+def test_calls_as_they_were_sent(name: str, size: int) -> None:
+    data = (FOLDER / name).read_bytes()
+    reader, thought, answer = read(name, [data[at : at + size] for at in range(0, len(data), size)])
+    assert (thought.strip(), answer, reader.calls.made()) == CALLED[name]
+    assert (reader.finish, reader.problem) == (FinishReason.EOS, "")
 
 
 def test_thinking_that_the_token_limit_ended() -> None:

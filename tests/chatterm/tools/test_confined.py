@@ -136,6 +136,34 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(tree: Path) -> Non
     assert said <= {"mine", "refused"}
 
 
+def test_a_write_into_a_folder_that_becomes_a_link_meanwhile_stays_inside(tree: Path) -> None:
+    files, done = Confined(tree), threading.Event()
+
+    def swap() -> None:
+        while not done.is_set():
+            with suppress(OSError):  # a write may have made the folder anew
+                (tree / "src").rename(tree / f"kept-{len(names(tree))}")
+                (tree / "src").symlink_to(tree.parent / "outside")
+            with suppress(OSError):
+                (tree / "src").unlink()
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    before = names(tree.parent / "outside")
+    written = 0
+    try:
+        for number in range(1_000):
+            with suppress(ToolError):
+                files.write(f"src/new-{number}.txt", b"x", None)
+                written += 1
+    finally:
+        done.set()
+        thread.join()
+    assert written
+    assert names(tree.parent / "outside") == before
+    assert (tree.parent / "outside" / "secret.txt").read_text() == SECRET
+
+
 def test_a_pipe_a_folder_and_a_device_are_no_files(tree: Path) -> None:
     os.mkfifo(tree / "pipe")
     files = Confined(tree)

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from chatterm.backends.backend import EngineError, FinishReason, Message, ThinkMode
+from chatterm.backends.backend import EngineError, FinishReason, Message, ThinkMode, Tool
+from chatterm.backends.remote.dialects.calls import Called, CallPart, Told
 from chatterm.backends.remote.thinking import Piece
 from engine.params import Constraint
 
+Entry = Message | Called | Told
+"""What one message of a conversation is."""
 _MOST = 2**40
 """No count of tokens is larger."""
 
@@ -17,9 +20,9 @@ class Asked:
     """One request for one answer."""
 
     model: str
-    messages: Sequence[Message]
-    """A system message or none, then the user's and the assistant's by turns. With `goes_on` the last is the
-    beginning of the answer, else the user's."""
+    messages: Sequence[Entry]
+    """A system message or none, then the user's and the assistant's by turns, or what came of the assistant's calls.
+    With `goes_on` the last is the beginning of the answer."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams that were chosen; the server decides about the others."""
     think: ThinkMode = "auto"
@@ -29,6 +32,8 @@ class Asked:
     context: int | None = None
     """Tokens to make room for, where a server asks."""
     goes_on: bool = False
+    tools: Sequence[Tool] = ()
+    """What the model may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,7 @@ class Heard:
     usage: Usage | None = None
     problem: str = ""
     """What went wrong there, as the server says it; the answer is over."""
-    calls_tool: bool = False
-    """It has a part of a call of a tool. Nothing reads those yet: a dialect gives them as pieces of their own then."""
+    calls: Sequence[CallPart] = ()
     is_last: bool = False
     """Nothing comes after it."""
 
@@ -150,5 +154,5 @@ def schema_format(constraint: Constraint) -> dict[str, Any]:
     )
 
 
-def messages_of(asked: Asked) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in asked.messages]
+def message_of(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "content": message.content}

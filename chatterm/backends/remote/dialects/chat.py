@@ -6,6 +6,7 @@ from typing import Any
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import (
     Asked,
+    Entry,
     Heard,
     Listed,
     Usage,
@@ -13,10 +14,11 @@ from chatterm.backends.remote.dialects.base import (
     count,
     items,
     mapping,
-    messages_of,
+    message_of,
     schema_format,
     text,
 )
+from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text, functions
 from chatterm.backends.remote.thinking import Piece
 
 _REASONS = {
@@ -33,6 +35,9 @@ _PREFIXES: Mapping[str, Mapping[str, Any]] = {
 }
 """Servers that go on with a final message of the assistant, and what tells them to."""
 
+_TAKES_THOUGHTS = ("vllm", "sglang", "llamacpp", "chatterm", "deepseek")
+"""Servers that take what was thought before a call; others may refuse the field."""
+
 
 class ChatCompletions:
     """Implements Dialect."""
@@ -45,7 +50,7 @@ class ChatCompletions:
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": asked.model,
-            "messages": messages_of(asked),
+            "messages": [_message(entry, server) for entry in asked.messages],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -55,6 +60,8 @@ class ChatCompletions:
         if server == "openai" and "max_tokens" in sampling:
             sampling["max_completion_tokens"] = sampling.pop("max_tokens")
         body |= sampling
+        if asked.tools:
+            body["tools"] = functions(asked.tools)
         if asked.constraint is not None:
             body["response_format"] = schema_format(asked.constraint)
         if asked.think != "auto":
@@ -92,11 +99,54 @@ class ChatCompletions:
             (_REASONS.get(reason, FinishReason.EOS) if reason else None),
             usage_of(message.get("usage")),
             problem,
-            calls_tool=bool(said.get("tool_calls") or said.get("function_call")),
+            calls=_calls(said),
         )
 
     def listed(self, document: Any) -> list[Listed] | None:
         return listed_models(document)
+
+
+def _message(entry: Entry, server: str) -> dict[str, Any]:
+    match entry:
+        case Called():
+            calls = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in entry.calls
+            ]
+            # Between a call and the next message of the person, templates show what was thought.
+            thought = {"reasoning_content": entry.reasoning} if server in _TAKES_THOUGHTS else {}
+            return {
+                "role": "assistant",
+                "content": entry.content or None,
+                **(thought if entry.reasoning else {}),
+                "tool_calls": calls,
+            }
+        case Told():
+            return {"role": "tool", "tool_call_id": entry.id, "content": entry.content}
+        case _:
+            return message_of(entry)
+
+
+def _calls(said: Mapping[str, Any]) -> list[CallPart]:
+    parts = []
+    for entry in map(mapping, items(said.get("tool_calls"))):
+        function = mapping(entry.get("function"))
+        parts.append(
+            CallPart(
+                count(entry.get("index")),
+                text(entry.get("id")),
+                text(function.get("name")),
+                arguments_text(function.get("arguments")),
+            )
+        )
+    old = mapping(said.get("function_call"))
+    if old and not parts:  # some servers say the same in the old way besides
+        parts.append(CallPart(0, "", text(old.get("name")), arguments_text(old.get("arguments"))))
+    return parts
 
 
 def _content(value: object) -> str:

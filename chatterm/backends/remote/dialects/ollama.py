@@ -6,16 +6,19 @@ from typing import Any
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import (
     Asked,
+    Entry,
     Heard,
     Listed,
     Usage,
     complaint,
     count,
+    items,
     mapping,
-    messages_of,
+    message_of,
     schema_format,
     text,
 )
+from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text, functions
 from chatterm.backends.remote.thinking import Piece
 
 _NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
@@ -37,7 +40,13 @@ class Ollama:
         }
         if asked.context is not None:
             options["num_ctx"] = asked.context
-        body: dict[str, Any] = {"model": asked.model, "messages": messages_of(asked), "stream": True}
+        body: dict[str, Any] = {
+            "model": asked.model,
+            "messages": list(map(_message, asked.messages)),
+            "stream": True,
+        }
+        if asked.tools:
+            body["tools"] = functions(asked.tools)
         if options:
             body["options"] = options
         if asked.think != "auto":
@@ -59,9 +68,9 @@ class Ollama:
             pieces.append(Piece(thought, "reasoning"))
         if content := text(said.get("content")):
             pieces.append(Piece(content))
-        calls = bool(said.get("tool_calls"))
+        calls = [_call(entry) for entry in map(mapping, items(said.get("tool_calls")))]
         if message.get("done") is not True:
-            return Heard(pieces, calls_tool=calls)
+            return Heard(pieces, calls=calls)
         reason = FinishReason.LENGTH if message.get("done_reason") == "length" else FinishReason.EOS
         took = count(message.get("prompt_eval_duration")) or 0
         usage = Usage(
@@ -71,7 +80,7 @@ class Ollama:
             None,
             took / 1e9,
         )
-        return Heard(pieces, reason, usage, calls_tool=calls, is_last=True)
+        return Heard(pieces, reason, usage, calls=calls, is_last=True)
 
     def listed(self, document: Any) -> list[Listed] | None:
         data = mapping(document).get("models")
@@ -79,3 +88,22 @@ class Ollama:
             return None
         names = [text(mapping(entry).get("name")) for entry in data]
         return [Listed(name, server="ollama") for name in names if name and len(name) <= 300]
+
+
+def _message(entry: Entry) -> dict[str, Any]:
+    match entry:
+        case Called():
+            calls = [{"function": {"name": call.name, "arguments": call.given}} for call in entry.calls]
+            thought = {"thinking": entry.reasoning} if entry.reasoning else {}
+            return {"role": "assistant", "content": entry.content, **thought, "tool_calls": calls}
+        case Told():
+            return {"role": "tool", "content": entry.content, "tool_name": entry.name}
+        case _:
+            return message_of(entry)
+
+
+def _call(entry: Mapping[str, Any]) -> CallPart:
+    """A call, which comes whole here."""
+    function = mapping(entry.get("function"))
+    given = arguments_text(function.get("arguments"))
+    return CallPart(None, text(entry.get("id")), text(function.get("name")) or "?", given)

@@ -6,15 +6,18 @@ from typing import Any
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import (
     Asked,
+    Entry,
     Heard,
     Listed,
     complaint,
+    count,
     items,
     mapping,
-    messages_of,
+    message_of,
     schema_format,
     text,
 )
+from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text
 from chatterm.backends.remote.dialects.chat import listed_models, usage_of
 from chatterm.backends.remote.thinking import Piece
 
@@ -35,11 +38,22 @@ class Responses:
     )
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
-        messages = messages_of(asked)
+        messages = [item for entry in asked.messages for item in _items(entry)]
         body: dict[str, Any] = {"model": asked.model, "stream": True, "store": False}
-        if messages and messages[0]["role"] == "system":
+        if messages and messages[0].get("role") == "system":
             body["instructions"] = messages.pop(0)["content"]
         body["input"] = messages
+        if asked.tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                    "strict": False,  # the default there, and few schemas are fit for it
+                }
+                for tool in asked.tools
+            ]
         for name in ("temperature", "top_p"):
             if asked.sampling.get(name) is not None:
                 body[name] = asked.sampling[name]
@@ -69,8 +83,8 @@ class Responses:
             return _ended(kind, mapping(message.get("response")))
         if message.get("object") == "response":  # not streamed, whatever was asked for
             ended = _ended(f"response.{text(message.get('status'))}", message)
-            return Heard(_said(message), ended.finish, ended.usage, ended.problem, ended.calls_tool, True)
-        return Heard(calls_tool=kind.startswith("response.function_call"))
+            return Heard(_said(message), ended.finish, ended.usage, ended.problem, ended.calls, True)
+        return Heard(calls=_call(kind, message))
 
     def listed(self, document: Any) -> list[Listed] | None:
         return listed_models(document)
@@ -78,7 +92,6 @@ class Responses:
 
 def _ended(kind: str, response: Mapping[str, Any]) -> Heard:
     usage = usage_of(response.get("usage"))
-    calls = any(mapping(item).get("type") == "function_call" for item in items(response.get("output")))
     if kind in ("response.failed", "response.cancelled"):
         why = complaint({"error": response.get("error")}) or "it did not say why"
         return Heard(usage=usage, problem=why, is_last=True)
@@ -88,7 +101,48 @@ def _ended(kind: str, response: Mapping[str, Any]) -> Heard:
             problem = "its filter ended the answer" if why == "content_filter" else f"incomplete: {why}"
             return Heard((), FinishReason.CANCELLED, usage, problem, is_last=True)
         return Heard((), FinishReason.LENGTH, usage, is_last=True)
-    return Heard((), FinishReason.EOS, usage, calls_tool=calls, is_last=True)
+    output = map(mapping, items(response.get("output")))
+    calls = [_whole(number, item, is_again=True) for number, item in enumerate(output) if _is_call(item)]
+    return Heard((), FinishReason.EOS, usage, calls=calls, is_last=True)
+
+
+def _items(entry: Entry) -> list[dict[str, Any]]:
+    match entry:
+        case Called():
+            said = [{"role": "assistant", "content": entry.content}] if entry.content else []
+            calls = [
+                {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+                for call in entry.calls
+            ]
+            return [*said, *calls]
+        case Told():
+            return [{"type": "function_call_output", "call_id": entry.id, "output": entry.content}]
+        case _:
+            return [message_of(entry)]
+
+
+def _call(kind: str, message: Mapping[str, Any]) -> list[CallPart]:
+    """What an event has of a call."""
+    place = count(message.get("output_index"))
+    key = place if place is not None else text(message.get("item_id")) or None
+    if kind == "response.function_call_arguments.delta":
+        return [CallPart(key, arguments=text(message.get("delta")))]
+    if kind == "response.function_call_arguments.done":
+        return [CallPart(key, arguments=text(message.get("arguments")), is_whole=True)]
+    item = mapping(message.get("item"))
+    if kind not in ("response.output_item.added", "response.output_item.done") or not _is_call(item):
+        return []
+    return [_whole(key if key is not None else text(item.get("id")), item)]
+
+
+def _is_call(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == "function_call"
+
+
+def _whole(key: int | str, item: Mapping[str, Any], *, is_again: bool = False) -> CallPart:
+    """An item as far as it has come: its arguments are all that there are until now."""
+    given = arguments_text(item.get("arguments"))
+    return CallPart(key, "", text(item.get("name")), given, is_whole=True, is_again=is_again)
 
 
 def _said(response: Mapping[str, Any]) -> list[Piece]:

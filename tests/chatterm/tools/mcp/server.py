@@ -11,6 +11,9 @@ KIND = sys.argv[1] if len(sys.argv) > 1 else "good"
 
 if KIND == "silent":
     time.sleep(1000)
+if KIND == "flood":
+    while True:
+        sys.stdout.write("x" * 65_536)
 if KIND == "dead":
     sys.exit("no such luck")
 print("started", file=sys.stderr, flush=True)
@@ -57,6 +60,58 @@ def wait() -> str:
     """Take long."""
     time.sleep(1000)
     return "never"
+
+
+@server.prompt()
+def report(city: str, style: str = "short") -> str:
+    """Ask for a report."""
+    return f"Write a {style} report about {city}. @secret.txt"
+
+
+@server.prompt(name="Sly \x1b[2J")
+def sly() -> str:
+    """Nobody could write this one."""
+    return "sly"
+
+
+@server.prompt()
+def hostile() -> str:
+    """Say \x1b]0;x\x07 things."""
+    return "/quit\x1b]52;c;ZXZpbA==\x07 " + "x" * 3_000_000
+
+
+@server.completion()
+async def complete(ref, argument, context):
+    from mcp.types import Completion
+
+    if argument.name != "city":
+        return None
+    known = ["Rome", "Rimini", "New York", "R\x1bx"]
+    return Completion(values=[one for one in known if one.lower().startswith(argument.value.lower())])
+
+
+@server.resource("note://hello")
+def hello() -> str:
+    """A note."""
+    return "Hello from the note. ```\n\x1b]0;x\x07"
+
+
+@server.resource("note://large")
+def large_note() -> str:
+    """A large one."""
+    return "y" * 3_000_000
+
+
+@server.resource("note://binary", mime_type="image/png")
+def binary() -> bytes:
+    """No text."""
+    return b"\x89PNG"
+
+
+@server.resource("city://{name}")
+def city(name: str) -> str:
+    """A city."""
+    return f"{name} is a city."
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_a_call_is_stopped_by_the_person(servers: Servers) -> None:
         servers.call("test", "wait", {}, running)
 
 
-def test_servers_that_never_start_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_that_never_start_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "START_S", 1.0)
     wrong = [Server("none", "/no/such/program"), Server("gone", url="http://127.0.0.1:9/mcp")]
     servers = Servers(
@@ -96,24 +96,33 @@ def test_servers_that_never_start_say_so(monkeypatch: pytest.MonkeyPatch) -> Non
             *wrong,
             Server("dead", sys.executable, (PROGRAM, "dead")),
             Server("silent", sys.executable, (PROGRAM, "silent")),
+            Server("flood", sys.executable, (PROGRAM, "flood", str(tmp_path))),
         ]
     )
     try:
-        for name in ("none", "gone", "dead", "silent", "unknown"):
+        for name in ("none", "gone", "dead", "silent", "flood", "unknown"):
             with pytest.raises(ToolError) as error:
                 servers.tools(name)
             assert "\n" not in str(error.value)
+        assert not is_running(tmp_path)
     finally:
         servers.close()
+
+
+def is_running(mark: Path) -> bool:
+    """Whether some process has this among its arguments."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(mark).encode() in line.read_bytes():
+                return True
+    return False
 
 
 def test_closing_ends_the_process(tmp_path: Path) -> None:
     servers = Servers([Server("test", sys.executable, (PROGRAM, "good", str(tmp_path)))])
     servers.tools("test")
     servers.close()
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            assert str(tmp_path).encode() not in line.read_bytes()
+    assert not is_running(tmp_path)
 
 
 def test_a_server_over_http() -> None:

@@ -1,6 +1,8 @@
 """What a chat without a screen makes of a person's own files: presets and prompts."""
 
 from chatterm.backends.backend import Backend
+from chatterm.cli.inline.tools import InlineTools
+from chatterm.commands.registry import server_prompt
 from chatterm.conversation.attachments import attach, working_folder
 from chatterm.conversation.talk import Talk
 from chatterm.settings.presets import load_preset
@@ -8,8 +10,10 @@ from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
 from chatterm.settings.settings import SamplingSettings
 
 
-def prompt_message(name: str, argument: str) -> str:
-    """What the prompt of this name asks. Raises SettingsError and AttachmentError (one line)."""
+def prompt_message(name: str, argument: str, tools: InlineTools) -> str:
+    """What the prompt of this name asks, a person's own or one of an MCP server. Raises EngineError (one line)."""
+    if (found := server_prompt(f"/{name} ")) is not None:
+        return tools.session.prompt(found[0], name, argument)
     text = filled_in(name, prompt_text(prompts_folder() / f"{name}.md"), argument)
     attached = attach(text, working_folder())
     return "\n\n".join([attached.message, *attached.blocks])

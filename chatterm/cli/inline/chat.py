@@ -8,11 +8,22 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
+from itertools import takewhile
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from chatterm.backends.backend import Backend, EngineError, FinishReason, ModelError, ModelInfo, TokenEvent
-from chatterm.cli.oneshot import close_store, start_line, stats_line
+from chatterm.backends.backend import (
+    Backend,
+    EngineError,
+    FinishReason,
+    ModelError,
+    ModelInfo,
+    TokenEvent,
+    ToolCall,
+)
+from chatterm.cli.inline.page import Lines, Page
+from chatterm.cli.inline.tools import InlineTools
+from chatterm.cli.oneshot import MOST_ROUNDS, close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
@@ -21,16 +32,13 @@ from chatterm.conversation.figures import new_notes
 from chatterm.conversation.preset import Preset
 from chatterm.conversation.talk import Talk
 from chatterm.settings.settings import Settings
-from chatterm.terminal.sanitize import cleaned, is_safe, one_line, visible
-from chatterm.terminal.spinner import has_colour
+from chatterm.terminal.sanitize import cleaned, is_safe, one_line
 from chatterm.terminal.wording import in_chat
 from models.units import counted
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
 
-LINE_LIMIT = 16 * 1024 * 1024
-"""Bytes of one line that are read at most."""
 _ENDINGS = {
     FinishReason.CANCELLED: "[stopped; /continue resumes it]",
     FinishReason.LENGTH: "[cut off at the token limit; /continue resumes it]",
@@ -41,7 +49,7 @@ _ENDINGS = {
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
     *("compact", "pin", "preset"),
-    *("cache", "rename", "quit"),
+    *("tools", "cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
 _WIDTH = 80
@@ -60,7 +68,7 @@ class Inline:
         backend: Backend,
         talk: Talk,
         *,
-        lines: "Lines",
+        lines: Lines,
         out: TextIO,
         err: TextIO,
         stats: bool = False,
@@ -74,6 +82,7 @@ class Inline:
         self._err = err
         self._stats = stats
         self._page = Page(out)
+        self._tools = InlineTools(lines, self._note)
         self._said: set[str] = set()
         self._failed = False
 
@@ -85,11 +94,15 @@ class Inline:
         self._backend.open(PlainLines(self._err))
         self._talk.begin()
         self._greet()
-        with suppress(Leave):
+        try:
             for text in first:
                 self._handle(text)
             while (message := self._read()) is not None:
                 self._handle(message)
+        except Leave:
+            pass
+        finally:
+            self._tools.close()
         return 1 if self._failed and not self._lines.by_hand else 0
 
     def _read(self) -> str | None:
@@ -153,7 +166,11 @@ class Inline:
                 self._page.line(self._talk.pin(argument))
             case "preset":
                 self._preset(argument)
+            case "tools":
+                for line in self._tools.command(argument, self._backend):
+                    self._page.line(line)
             case "reset":
+                self._tools.leave(self._backend)
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept
                 self._page.line("A new conversation has started." + kept)
@@ -178,9 +195,9 @@ class Inline:
             case "cache":
                 raise EngineError("The cache map needs the chat screen; /cache why works here.")
             case other if command not in COMMANDS:
-                from chatterm.cli.inline_files import prompt_message
+                from chatterm.cli.inline.files import prompt_message
 
-                self._answer(self._talk.ask(prompt_message(other, argument)))
+                self._answer(self._talk.ask(prompt_message(other, argument, self._tools)))
             case other:
                 raise EngineError(f"/{other} needs the chat screen: run chatterm without --inline.")
 
@@ -205,6 +222,20 @@ class Inline:
                 self._note(stats_line(latest))
         self._say_notes()
         self._backend.settle()
+        if (
+            latest is not None
+            and latest.calls
+            and latest.finish_reason in (FinishReason.EOS, FinishReason.STOP)
+        ):
+            self._act(latest.calls)
+
+    def _act(self, calls: Sequence[ToolCall]) -> None:
+        """Do what an answer asks for, as far as the person lets it, and go on with what came of it."""
+        rounds = sum(1 for _ in takewhile(lambda exchange: exchange.results, reversed(self._talk.path)))
+        if not self._lines.by_hand and rounds >= MOST_ROUNDS:
+            self._complain(f"The model called tools {rounds} times in a row; no more calls are done.")
+        elif (results := self._tools.results(calls)) is not None:
+            self._answer(self._talk.tell(results))
 
     # --- commands ---
 
@@ -216,7 +247,7 @@ class Inline:
                 self._page.line(f"  {command.usage}: {command.help}")
 
     def _preset(self, argument: str) -> None:
-        from chatterm.cli.inline_files import use_preset
+        from chatterm.cli.inline.files import use_preset
         from chatterm.settings.presets import preset_names
 
         if not argument:
@@ -341,83 +372,6 @@ class Inline:
     def _complain(self, text: str) -> None:
         self._failed = True
         self._note(f"chatterm: {one_line(text)}")
-
-
-class Page:
-    """Where answers are written; thinking is dim where there is colour, and marked by words everywhere."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._dim = has_colour(out)
-        self.shows_thinking = out.isatty()
-        self._is_open = False
-        """The last line has no end yet."""
-        self._kind = "answer"
-        self._began = False
-
-    def write(self, event: TokenEvent) -> None:
-        """One more piece of an answer."""
-        if not event.text or (event.kind == "reasoning" and not self.shows_thinking):
-            return
-        if event.kind != self._kind or not self._began:
-            self._turn_to(event.kind)
-        text = visible(event.text)
-        dim = self._dim and event.kind == "reasoning"
-        self._put(f"\x1b[2m{text}\x1b[22m" if dim else text)
-        self._is_open = not text.endswith("\n")
-
-    def line(self, text: str) -> None:
-        """A line of its own."""
-        self._close()
-        self._put(visible(text) + "\n")
-
-    def end(self) -> None:
-        """The answer is over: a blank line sets off what comes next."""
-        self._close()
-        if self._began:
-            self._put("\n")
-        self._began, self._kind = False, "answer"
-
-    def _turn_to(self, kind: str) -> None:
-        self._close()
-        if kind == "reasoning":
-            self._put("(thinking)\n")
-        elif self._kind == "reasoning":
-            self._put("(answer)\n")
-        self._kind, self._began = kind, True
-
-    def _close(self) -> None:
-        if self._is_open:
-            self._put("\n")
-        self._is_open = False
-
-    def _put(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
-
-
-class Lines:
-    """Where messages come from: a person at a terminal, or a pipe."""
-
-    def __init__(self, stream: BinaryIO | None, by_hand: bool) -> None:
-        """Without a `stream` a person types at the terminal of this process."""
-        self._stream = stream
-        self.by_hand = by_hand
-
-    def next(self, prompt: str) -> str | None:
-        """The next line without its end; None when there is none. Raises UnicodeError for what is no UTF-8."""
-        if self._stream is None:
-            try:
-                text = input(prompt)
-            except EOFError:
-                return None
-            text.encode()  # bytes that are no UTF-8 arrive as lone surrogates
-            return text
-        if self.by_hand:
-            sys.stderr.write(prompt)  # standard output is a file
-            sys.stderr.flush()
-        data = self._stream.readline(LINE_LIMIT)
-        return data.decode().rstrip("\r\n") if data else None
 
 
 def _welcome(info: ModelInfo) -> str:

@@ -1,0 +1,154 @@
+"""Calls of tools: as a conversation has them, and put together from the parts that a server sends."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chatterm.backends.backend import Tool, ToolCall
+from chatterm.backends.remote.thinking import whole
+
+MOST_CALLS = 64
+"""Calls of one answer."""
+MOST_CHARACTERS = 1_000_000
+"""Of the arguments of all of them."""
+_MOST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A call of an answer in the history: its arguments are a JSON object, its name is one that any API takes."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def given(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.arguments)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """An answer that calls tools."""
+
+    content: str
+    reasoning: str
+    calls: Sequence[Asking]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of a call."""
+
+    id: str
+    name: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """Some of a call, as one message of a stream has it."""
+
+    key: int | str | None = None
+    """Tells the calls of an answer apart; None: a call begins where there is a name, else it is the latest one's."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    is_whole: bool = False
+    """There is no more of it than this, whatever came before."""
+    is_again: bool = False
+    """A summary of what came already, which only counts where nothing came."""
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    size: int = 0
+
+
+class Calls:
+    """The calls of one answer. What a server says of their number, places and lengths is believed nothing."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_key: dict[int | str, _Call] = {}
+        self._size = 0
+        self.problem = ""
+        """Why it cannot go on, to follow the name of the server."""
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def take(self, parts: Iterable[CallPart]) -> list[str]:
+        """The parts of one message; what is new in each, for whoever counts."""
+        is_first = not self._calls
+        return [self._take(part) for part in parts if is_first or not part.is_again]
+
+    def made(self) -> list[ToolCall]:
+        """The calls so far. Their arguments are whatever the model wrote."""
+        return [
+            ToolCall(whole(call.name, is_end=True), whole("".join(call.arguments), is_end=True))
+            for call in self._calls
+        ]
+
+    def _take(self, part: CallPart) -> str:
+        call = self._call_of(part)
+        if call is None:
+            self.problem = f"calls more than {MOST_CALLS} tools at once"
+            return ""
+        call.id = call.id or part.id
+        if part.name != call.name:  # some servers repeat it in every part, others cut it in two
+            call.name = (part.name if part.is_whole and part.name else call.name + part.name)[:_MOST_NAME]
+        is_known = part.is_whole and call.size > 0
+        if is_known and part.arguments:
+            self._size -= call.size
+            call.arguments, call.size = [], 0
+        call.arguments.append(part.arguments)
+        call.size += len(part.arguments)
+        self._size += len(part.arguments)
+        if self._size > MOST_CHARACTERS:
+            self.problem = f"calls tools with more than {MOST_CHARACTERS:,} characters"
+        return "" if is_known else whole(part.name + part.arguments, is_end=True)
+
+    def _call_of(self, part: CallPart) -> _Call | None:
+        """The call that a part belongs to; None where there are too many."""
+        if part.key is not None:
+            known = self._by_key.get(part.key)
+        else:
+            known = self._calls[-1] if self._calls and not part.name else None
+        is_other = known is not None and part.name and part.id and known.id and part.id != known.id
+        if known is not None and not is_other:
+            return known
+        if len(self._calls) >= MOST_CALLS:
+            return None
+        made = _Call()
+        self._calls.append(made)
+        if part.key is not None:
+            self._by_key[part.key] = made
+        return made
+
+
+def functions(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as chat completions and Ollama take them, the same to the byte each time."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": dict(tool.parameters),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def arguments_text(value: object) -> str:
+    """Arguments as JSON text, where a server may send them as text or as the object itself."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else ""

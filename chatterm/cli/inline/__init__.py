@@ -1,0 +1,1 @@
+"""A chat without a screen, line by line: `chatterm run --inline`."""

@@ -1,0 +1,88 @@
+"""Where messages of a chat without a screen come from, and where its answers are written."""
+
+import sys
+from typing import BinaryIO, TextIO
+
+from chatterm.backends.backend import TokenEvent
+from chatterm.terminal.sanitize import visible
+from chatterm.terminal.spinner import has_colour
+
+LINE_LIMIT = 16 * 1024 * 1024
+"""Bytes of one line that are read at most."""
+
+
+class Page:
+    """Where answers are written; thinking is dim where there is colour, and marked by words everywhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._dim = has_colour(out)
+        self.shows_thinking = out.isatty()
+        self._is_open = False
+        """The last line has no end yet."""
+        self._kind = "answer"
+        self._began = False
+
+    def write(self, event: TokenEvent) -> None:
+        """One more piece of an answer."""
+        if not event.text or (event.kind == "reasoning" and not self.shows_thinking):
+            return
+        if event.kind != self._kind or not self._began:
+            self._turn_to(event.kind)
+        text = visible(event.text)
+        dim = self._dim and event.kind == "reasoning"
+        self._put(f"\x1b[2m{text}\x1b[22m" if dim else text)
+        self._is_open = not text.endswith("\n")
+
+    def line(self, text: str) -> None:
+        """A line of its own."""
+        self._close()
+        self._put(visible(text) + "\n")
+
+    def end(self) -> None:
+        """The answer is over: a blank line sets off what comes next."""
+        self._close()
+        if self._began:
+            self._put("\n")
+        self._began, self._kind = False, "answer"
+
+    def _turn_to(self, kind: str) -> None:
+        self._close()
+        if kind == "reasoning":
+            self._put("(thinking)\n")
+        elif self._kind == "reasoning":
+            self._put("(answer)\n")
+        self._kind, self._began = kind, True
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._put("\n")
+        self._is_open = False
+
+    def _put(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+class Lines:
+    """Where messages come from: a person at a terminal, or a pipe."""
+
+    def __init__(self, stream: BinaryIO | None, by_hand: bool) -> None:
+        """Without a `stream` a person types at the terminal of this process."""
+        self._stream = stream
+        self.by_hand = by_hand
+
+    def next(self, prompt: str) -> str | None:
+        """The next line without its end; None when there is none. Raises UnicodeError for what is no UTF-8."""
+        if self._stream is None:
+            try:
+                text = input(prompt)
+            except EOFError:
+                return None
+            text.encode()  # bytes that are no UTF-8 arrive as lone surrogates
+            return text
+        if self.by_hand:
+            sys.stderr.write(prompt)  # standard output is a file
+            sys.stderr.flush()
+        data = self._stream.readline(LINE_LIMIT)
+        return data.decode().rstrip("\r\n") if data else None

@@ -1,0 +1,168 @@
+"""Tools in a chat without a screen: a call is written out in full, and only a person at a terminal can allow it."""
+
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Protocol
+
+from chatterm.backends.backend import Backend, EngineError, ToolCall, ToolResult
+from chatterm.conversation.tool_entry import subject
+from chatterm.settings.settings import SettingsError
+from chatterm.terminal.sanitize import one_line, visible
+from chatterm.tools.danger import revealed
+from chatterm.tools.policy import Answer, Policy, choice_text, choices
+from chatterm.tools.rules import rules_path
+from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
+from chatterm.tools.tool import Plan, Running, ToolError
+
+_LOOK = 0.1
+_NOBODY = "nobody is there to ask"
+
+
+class Asks(Protocol):
+    """Where a person answers."""
+
+    @property
+    def by_hand(self) -> bool: ...
+
+    def next(self, prompt: str) -> str | None: ...
+
+
+class InlineTools:
+    """The tools of one chat; all are off in the beginning."""
+
+    def __init__(self, lines: Asks, say: Callable[[str], None]) -> None:
+        """`say` writes a line for the person, beside the answers."""
+        self._lines = lines
+        self._say = say
+        self._session: ToolSession | None = None
+
+    @property
+    def session(self) -> ToolSession:
+        if self._session is None:
+            try:
+                policy = Policy.of(rules_path())
+            except SettingsError as error:
+                self._say(f"{error} Until then nothing is allowed for good.")
+                policy = Policy()
+            self._session = ToolSession.of(Path.cwd(), policy)
+        return self._session
+
+    def command(self, text: str, backend: Backend) -> list[str]:
+        """What /tools says, and does. Raises EngineError."""
+        session = self.session
+        if not text:
+            return self._told()
+        info = backend.info
+        if info is not None and not info.calls_tools and text != "off":
+            raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
+        for server in session.to_start(text):
+            session.start(server)
+        said = session.switch(text)
+        backend.set_tools(session.box.offered())
+        return [said]
+
+    def results(self, calls: Sequence[ToolCall]) -> list[ToolResult] | None:
+        """What came of calls, each of which is asked for; None where the person stopped."""
+        found: list[ToolResult] = []
+        for call in calls:
+            try:
+                result = self._result(call)
+            except KeyboardInterrupt:
+                if not self._lines.by_hand:
+                    raise
+                self._say("[stopped; nothing more is run]")
+                return None
+            found.append(result)
+            about = one_line(subject(call.name, call.arguments), 100)
+            self._say(f"[{one_line(call.name, 60)} {about}: {result.state}]")
+        return found
+
+    def leave(self, backend: Backend) -> None:
+        """Another conversation begins: nothing is on there."""
+        if self._session is None:
+            return
+        self._session.policy.session.clear()
+        if self._session.box.on:
+            self._session.box.on.clear()
+            backend.set_tools(())
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _told(self) -> list[str]:
+        box, policy = self.session.box, self.session.policy
+        lines = [f"{'on ' if name in box.on else 'off'} {name}" for name in box.names]
+        with suppress(EngineError):
+            lines += [
+                f"off {name} (an MCP server)" for name in self.session.server_names() if name not in box.known
+            ]
+        lines += [f"allowed always: {rule.tool} {one_line(rule.pattern, 200)}" for rule in policy.always]
+        lines += [f"allowed now: {rule.tool} {one_line(rule.pattern, 200)}" for rule in policy.session]
+        return [*lines, "/tools NAMES switches on, /tools off switches off. Each call asks you first."]
+
+    def _result(self, call: ToolCall) -> ToolResult:
+        try:
+            plan = self.session.plan(call)
+        except ToolError as error:
+            return failed(call, str(error))
+        policy = self.session.policy
+        why = policy.why_ask(plan)
+        if not why:
+            policy.ran()
+            return self._done(call, plan)
+        if not self._lines.by_hand:
+            self._say(f"[{plan.tool} is not run: {_NOBODY}]")
+            return refused(call)
+        answer = self._asked(plan, why)
+        try:
+            policy.decided(plan, answer)
+        except SettingsError as error:
+            self._say(f"The rule holds for this session only: {error}")
+        return refused(call) if answer == "no" else self._done(call, plan)
+
+    def _asked(self, plan: Plan, why: str) -> Answer:
+        """The person's answer. It takes a number that nobody knew before: what was typed ahead, what is pasted and
+        what a model or a tool writes cannot be one."""
+        self._say(f"The model asks to use {plan.tool}:")
+        for text, _ in plan.shown:
+            for row in revealed(visible(text)).split("\n"):
+                self._say(f"| {row}")
+        if plan.dangers:
+            self._say(f"Look twice: {'; '.join(plan.dangers)}.")
+        number = f"{secrets.randbelow(90) + 10}"
+        offered = [answer for answer in choices(plan) if answer != "no"]
+        self._say(f"{why} Anything but these says no:")
+        for answer in offered:
+            self._say(f"  {answer} {number}  {visible(choice_text(plan, answer))}")
+        _drop_typed_ahead()
+        said: list[str] = []
+        with suppress(UnicodeError):
+            said = (self._lines.next("? ") or "").split()
+        return next((answer for answer in offered if said == [answer, number]), "no")
+
+    def _done(self, call: ToolCall, plan: Plan) -> ToolResult:
+        """Do it in a thread, so that Ctrl+C ends it with what came of it."""
+        running, found = Running(), list[ToolResult]()
+        thread = Thread(target=lambda: found.append(performed(call, plan, running)), daemon=True)
+        thread.start()
+        while thread.is_alive():
+            try:
+                thread.join(_LOOK)
+            except KeyboardInterrupt:
+                if not self._lines.by_hand:
+                    raise
+                running.stopped.set()
+        return found[0] if found else stopped(call)
+
+
+def _drop_typed_ahead() -> None:
+    """What was typed before the question is no answer to it."""
+    with suppress(ImportError, OSError, ValueError):
+        import termios
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
