@@ -1,6 +1,7 @@
 """The calls of an answer: each is planned, asked for, done, and told to the model, one after the other."""
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
 from time import monotonic
@@ -16,6 +17,8 @@ from chatterm.tools.rules import rules_path
 from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
 from chatterm.tools.tool import Plan, Running, ToolError
 
+_SWITCH = 0.0005
+"""Seconds after which a thread that takes in output lets the screen go on; Python's own are ten times as many."""
 _LOOK = 0.1
 """Seconds between two looks at what a running call has printed."""
 
@@ -143,6 +146,8 @@ class Tooling(ScreenPart):
         running = self._running = Running(say=say)
         began = monotonic()
         work = asyncio.create_task(asyncio.to_thread(performed, call, plan, running))
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH)
         try:
             while not work.done():
                 if self.conversation.acting is not entry:
@@ -153,6 +158,7 @@ class Tooling(ScreenPart):
                 await asyncio.wait([work], timeout=_LOOK)
             return work.result()
         finally:
+            sys.setswitchinterval(before)
             running.stopped.set()
             self._running = None
 
