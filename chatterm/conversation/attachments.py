@@ -17,7 +17,7 @@ _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
 """What may stand behind a path and belong to the sentence."""
 _BLOCK = re.compile(r"\n\n([^\n]{1,200}):\n(`{3,})\w*\n.*?\n\2(?=\n\n|\Z)", re.DOTALL)
-"""What `_block` writes, behind a message."""
+"""What `fenced` writes, behind a message."""
 _SERVER = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,31}):")
 _WORD = re.compile(r"\w{1,12}")
 _FILE_NAME = re.compile(
@@ -85,7 +85,7 @@ def attach(
         if name is None:
             name = _meant(mention, folder)
         elif name not in blocks:
-            blocks[name] = _block(name, _resource(name, servers))
+            blocks[name] = fenced(name, _resource(name, servers))
         if name is None:
             if not as_text and (problem := _looks_wrong(mention, folder)):
                 raise NoFileError(problem)
@@ -195,15 +195,15 @@ def _content(name: str, path: Path, said_yes: bool) -> str:
     if name.startswith(("http://", "https://")):
         from chatterm.conversation.web_page import page_text
 
-        return _block(name, page_text(name, may_be_private=said_yes))
+        return fenced(name, page_text(name, may_be_private=said_yes))
     if not name.endswith("/"):
-        return _block(name, read_text(path, name))
+        return fenced(name, read_text(path, name))
     from chatterm.conversation.folder import folder_files
 
     files = folder_files(path, name)
     if not said_yes:
         raise NeedsYesError(files.preview)
-    return "\n\n".join(_block(file, text) for file, text in files.texts.items())
+    return "\n\n".join(fenced(file, text) for file, text in files.texts.items())
 
 
 def files_of(message: str) -> list[str]:
@@ -230,10 +230,11 @@ def _blocks(message: str) -> list[re.Match[str]]:
     return found if found and found[-1].end() == len(message) else []
 
 
-def _block(name: str, text: str) -> str:
-    """The name, then the text in a fence that nothing in it can close."""
+def fenced(name: str, text: str) -> str:
+    """The name, where there is one, then the text in a fence that nothing in it can close."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`{3,}", text)), 3)
     suffix = Path(name).suffix[1:]
     language = suffix if _WORD.fullmatch(suffix) else ""
     end = "" if text.endswith("\n") else "\n"
-    return f"{one_line(name, limit=200)}:\n{fence}{language}\n{text}{end}{fence}"
+    head = f"{one_line(name, limit=200)}:\n" if name else ""
+    return f"{head}{fence}{language}\n{text}{end}{fence}"

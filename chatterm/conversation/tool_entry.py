@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chatterm.backends.backend import ToolCall, ToolResult
-from chatterm.conversation.entries import INDENT, Click, Section, UserEntry
+from chatterm.conversation.entries import INDENT, Click, Entry, Section, UserEntry
 from chatterm.conversation.figures import seconds_text
 from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.sessions.called import results_text
@@ -96,6 +96,36 @@ class ToolsEntry(UserEntry):
             if lines := _lines(shown, room - 2):
                 sections.append(Section(lines, _BARS, "muted"))
         return sections
+
+
+class RunEntry(Entry):
+    """A code block that the person ran: shown as a call is, and no part of the conversation."""
+
+    def __init__(self, call: ToolCall) -> None:
+        super().__init__()
+        self._calls = ToolsEntry([call])
+
+    @property
+    def shown(self) -> Shown:
+        return self._calls.calls[0]
+
+    def show_state(self, state: str, seconds: float = 0.0, text: str | None = None) -> None:
+        """It has come so far."""
+        self._calls.show_state(0, state, seconds, text)
+        self.changed()
+
+    def toggle(self) -> None:
+        """Open its output, or fold it."""
+        self._calls.toggle()
+        self.changed()
+
+    def click(self, row: int, column: int) -> Click:
+        if row == 0:
+            self.toggle()
+        return Click("fold")
+
+    def build(self, width: int) -> list[Section]:
+        return self._calls.build(width)
 
 
 def subject(name: str, arguments: str) -> str:

@@ -69,9 +69,11 @@ MESSAGE_KEYS = {
     "space": ("expand", ""),
 }
 """Keys while a message is selected: a command and its argument."""
+CODE_KEYS = {"s": "save_code", "x": "run_code"}
+"""Keys that do something with a code block of the selected answer."""
 EDGE_KEYS = {"g": -1, "G": 1}
 """Keys that lead to the first line and to the last."""
-_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "t thinking")
+_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "s save", "x run", "t thinking")
 
 
 def message_hint(width: int) -> str:
@@ -96,6 +98,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     FOCUS_ON_CLICK = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(k, f"screen.run_command({n!r}, {a!r})", show=False) for k, (n, a) in MESSAGE_KEYS.items()),
+        *(Binding(key, f"screen.{action}", show=False) for key, action in CODE_KEYS.items()),
         *(Binding(key, f"screen.edge({step})", show=False) for key, step in EDGE_KEYS.items()),
     ]
 

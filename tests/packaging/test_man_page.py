@@ -42,7 +42,11 @@ def test_it_is_typeset_without_a_warning() -> None:
     assert "'Why is the sky blue?'" in done.stdout
 
 
-def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text('[remotes.work]\nurl = "https://llm.example.org"\n')
+    monkeypatch.setenv("CHATTERM_CONFIG", str(settings))
+
     class Local:
         name = "qwen-of-mine"
 
@@ -50,6 +54,9 @@ def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_names("qwen3:0") == ["qwen3:0.6b", "qwen3:0.6b-q8"]
     assert "qwen-of-mine" in model_names("qwen")
     assert "smollm2" in model_names("")
+    assert model_names("wor") == ["work"]
+    settings.write_text("no = settings")
+    assert model_names("wor") == []
 
     def fails() -> list[Local]:
         raise OSError("no cache")

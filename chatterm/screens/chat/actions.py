@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError, ModelChoice
 from chatterm.commands.reports import help_lines
+from chatterm.screens.chat.code_actions import CodeActions
 from chatterm.screens.chat.command_part import LOADING
 from chatterm.screens.chat.compacting import Compacting
 from chatterm.screens.chat.message_actions import MessageActions
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from chatterm.screens.models import ModelPicker
 
 
-class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Compacting):
+class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Compacting, CodeActions):
     _picker: "ModelPicker | None" = None
     _looks = 0
     """Looks for servers that are not over."""

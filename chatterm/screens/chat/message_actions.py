@@ -4,7 +4,7 @@ from functools import partial
 
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.conversation.tool_entry import ToolsEntry
+from chatterm.conversation.tool_entry import RunEntry, ToolsEntry
 from chatterm.screens.chat.base import undone_text
 from chatterm.screens.chat.command_part import LOADING, CommandPart
 from chatterm.screens.chat.tooling import Tooling
@@ -139,6 +139,10 @@ class MessageActions(CommandPart):
 
     def expand(self) -> None:
         entry = self.selected
+        latest = self.transcript.entries[-1] if self.transcript.entries else None
+        if isinstance(latest, RunEntry) and entry is None:
+            latest.toggle()
+            return self.transcript.update()
         if isinstance(entry, ToolsEntry):
             entry.toggle()
             return self.transcript.update()

@@ -387,6 +387,8 @@ class ChatScreen(MessageSelection):
             talk.stop()
         elif talk.acting is not None:
             self.tooling.stop()
+        elif self.actions.stop_code():
+            pass
         elif talk.waiting:
             talk.take_back()
         elif self.writing.give_up():

@@ -7,7 +7,7 @@ from textual import events
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.base import ChatBase
-from chatterm.widgets.transcript import EDGE_KEYS, MESSAGE_KEYS, Transcript
+from chatterm.widgets.transcript import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS, Transcript
 
 
 class MessageSelection(ChatBase):
@@ -27,6 +27,12 @@ class MessageSelection(ChatBase):
 
     def action_jump_down(self) -> None:
         self.transcript.follow()
+
+    def action_save_code(self) -> None:
+        self.attempt(self.actions.save_code)
+
+    def action_run_code(self) -> None:
+        self.attempt(self.actions.run_code)
 
     def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
         entry, click = message.entry, message.click
@@ -49,7 +55,9 @@ class MessageSelection(ChatBase):
     def on_key(self, event: events.Key) -> None:
         """A key that means nothing to the selected message goes on in the composer."""
         known = (
-            event.key in {**MESSAGE_KEYS, **EDGE_KEYS} or event.character is None or not event.is_printable
+            event.key in {*MESSAGE_KEYS, *EDGE_KEYS, *CODE_KEYS}
+            or event.character is None
+            or not event.is_printable
         )
         if self.focused is self.transcript and not known:
             event.stop()

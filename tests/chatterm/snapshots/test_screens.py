@@ -225,6 +225,14 @@ async def sessions(driver: Driver) -> None:
     driver.app.screen.query_one(Input).cursor_blink = False
 
 
+async def save_code(driver: Driver) -> None:
+    await talk(driver)
+    driver.app.chat.select(driver.app.chat.transcript.entries[-1])
+    await driver.pilot.press("s")
+    await driver.shows("Save a code block")
+    driver.app.screen.query_one(Input).cursor_blink = False
+
+
 async def paste(driver: Driver) -> None:
     text = "".join(f"{hour:02d}:00  {70 + hour * 3 % 11} m3/s\n" for hour in range(24))
     driver.composer.post_message(events.Paste(text))
@@ -282,6 +290,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "cache_why": cache_why,
     "models": models,
     "sessions": sessions,
+    "save_code": save_code,
     "paste": paste,
     "candidates": candidates,
     "compared": compared,

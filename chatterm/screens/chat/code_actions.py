@@ -1,0 +1,127 @@
+"""What a person does with a code block of an answer: save it, run it."""
+
+import asyncio
+import json
+from pathlib import Path
+from time import monotonic
+
+from chatterm.backends.backend import EngineError, ToolCall
+from chatterm.conversation.entries import AnswerEntry
+from chatterm.conversation.tool_entry import RunEntry
+from chatterm.markdown.code import CodeBlock, named_blocks
+from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.tooling import Tooling
+from chatterm.settings.settings import SettingsError
+from chatterm.tools.session import performed
+from chatterm.tools.tool import Plan, Running, ToolError
+
+_LOOK = 0.1
+"""Seconds between two looks at what a block has printed."""
+_TAIL = 8_000
+"""Characters of that which are shown while it runs."""
+_SHELLS = frozenset(["", "sh", "shell", "console", "terminal", "zsh"])
+_PROGRAMS = {"bash": "bash", "python": "python3", "py": "python3", "python3": "python3"}
+
+
+def command_of(block: CodeBlock) -> str:
+    """The command line that runs a block. Raises EngineError for a language that nothing here runs."""
+    if block.language in _SHELLS:
+        return block.text
+    program = _PROGRAMS.get(block.language)
+    if program is None:
+        raise EngineError(
+            f"Only sh, bash and Python are run here, not {block.language[:40]}; s saves the block."
+        )
+    mark = "END"
+    while mark in block.text:  # nothing in the block can end it
+        mark += "_END"
+    return (
+        f"{program} - <<'{mark}'\n{block.text}\n{mark}"
+        if program == "python3"
+        else (f"{program} -s <<'{mark}'\n{block.text}\n{mark}")
+    )
+
+
+class CodeActions(CommandPart):
+    tooling: Tooling
+    _code_running: Running | None = None
+
+    def save_code(self) -> None:
+        """Ask for a name, and save a block of the selected answer."""
+        from chatterm.screens.code import SaveCodeScreen
+
+        blocks = self._blocks()
+
+        def saved(path: Path | None) -> None:
+            if path is not None:
+                self.screen.say(f"Saved to {path}.")
+
+        self.screen.app.push_screen(SaveCodeScreen(blocks), saved)
+
+    def run_code(self) -> None:
+        """Show what would run, ask, and run the last block of the selected answer."""
+        block = self._blocks()[-1]
+        if self._code_running is not None:
+            raise EngineError("A code block is running; Esc stops it.")
+        call = ToolCall("run_command", json.dumps({"command": command_of(block)}))
+        try:
+            plan = self.tooling.session.box.planner("run_command").plan(json.loads(call.arguments))
+        except ToolError as error:
+            raise EngineError(str(error)) from None
+        self._code_running = Running()
+        self.screen.run_worker(self._ask_and_run(call, plan, self._code_running))
+
+    def stop_code(self) -> bool:
+        """End the block that runs; False where none does."""
+        if self._code_running is None:
+            return False
+        self._code_running.stopped.set()
+        return True
+
+    async def _ask_and_run(self, call: ToolCall, plan: Plan, running: Running) -> None:
+        from chatterm.screens.approval import ApprovalScreen
+
+        try:
+            asked = ApprovalScreen(plan, "It runs only if you say so.", "", model="This code block")
+            answer = await self.screen.app.push_screen_wait(asked)
+            if answer is None or answer == "no":
+                return
+            try:
+                self.tooling.session.policy.decided(plan, answer)
+            except SettingsError as error:
+                self.screen.say(f"The rule holds for this session only: {error}", "error")
+            await self._run_shown(call, plan, running)
+        finally:
+            self._code_running = None
+
+    async def _run_shown(self, call: ToolCall, plan: Plan, running: Running) -> None:
+        entry, pieces = RunEntry(call), [""]
+        self.screen.back_to_composer()
+        self.screen.add(entry)
+
+        def say(text: str) -> None:
+            pieces[0] = (pieces[0] + text)[-_TAIL:]
+
+        running.say = say
+        began = monotonic()
+        work = asyncio.create_task(asyncio.to_thread(performed, call, plan, running))
+        try:
+            while not work.done():
+                entry.show_state("running", monotonic() - began, pieces[0])
+                self.transcript.update()
+                await asyncio.wait([work], timeout=_LOOK)
+            result = work.result()
+        finally:
+            running.stopped.set()
+        entry.show_state(result.state, result.seconds, result.text)
+        self.transcript.update()
+        self.screen.hint("Ctrl+T shows the output of the code block.", 4.0)
+
+    def _blocks(self) -> list[CodeBlock]:
+        entry = self.selected
+        if not isinstance(entry, AnswerEntry):
+            raise EngineError("Select an answer first; its code blocks are meant.")
+        blocks = named_blocks(entry.source_text)
+        if not blocks:
+            raise EngineError("There is no code block in this answer.")
+        return blocks

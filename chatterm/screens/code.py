@@ -1,0 +1,127 @@
+"""Saving a code block: which one, and under what name. Nothing is overwritten without a second Enter."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import Size
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from chatterm.markdown.code import CodeBlock
+from chatterm.markdown.lines import Line, elided, wrap
+from chatterm.screens.report import BoxHead
+from chatterm.terminal.sanitize import one_line, visible
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+from models.units import counted
+
+_SHOWN = 6
+"""Lines of a block that are shown."""
+
+
+class SaveCodeScreen(ModalScreen[Path | None]):
+    """Ends with the file that was written, or with None."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "dismiss(None)", "Back", priority=True),
+        Binding("up", "step(-1)", "Earlier block", priority=True),
+        Binding("down", "step(1)", "Later block", priority=True),
+    ]
+    DEFAULT_CSS = """
+    SaveCodeScreen { align: center bottom; }
+    SaveCodeScreen > Vertical {
+        width: 100%; max-width: 140; height: auto; max-height: 100%; padding: 1 2; background: $surface;
+        color: $foreground; border-top: heavy $accent;
+    }
+    SaveCodeScreen Input, SaveCodeScreen Input:focus {
+        border: none; height: 1; padding: 0 1; margin-top: 1; background: $panel; color: $foreground;
+    }
+    SaveCodeScreen BlockView { height: auto; }
+    """
+
+    def __init__(self, blocks: Sequence[CodeBlock]) -> None:
+        """The last one is chosen in the beginning."""
+        super().__init__()
+        self._blocks = blocks
+        self._view = BlockView(blocks)
+        self._over: Path | None = None
+        """A file that exists, about which the person was asked."""
+
+    def compose(self) -> ComposeResult:
+        keys = "↑ ↓ another block · " if len(self._blocks) > 1 else ""
+        with Vertical():
+            yield BoxHead("Save a code block", (f"{keys}Enter saves · Esc back", "Esc back"))
+            yield self._view
+            yield Input(placeholder="Name of the file", select_on_focus=False)
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+
+    def action_step(self, step: int) -> None:
+        self._view.step(step)
+
+    def on_input_changed(self) -> None:
+        self._over = None
+        self._view.say("")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        text = event.value.strip()
+        if not text:
+            return self._view.say("Write a name, or press Esc.")
+        try:
+            path = Path(text).expanduser().absolute()
+            if path.exists() and self._over != path:
+                if not path.is_file():
+                    return self._view.say(
+                        "There is something of that name that is no file; write another one."
+                    )
+                self._over = path
+                return self._view.say("That file exists; Enter overwrites it, another name does not.")
+            with path.open("w" if self._over == path else "x", encoding="utf-8", errors="replace") as file:
+                file.write(self._view.block.text + "\n")
+        except (OSError, ValueError, RuntimeError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
+            return self._view.say(f"It cannot be saved there: {one_line(why or str(error), 200)}.")
+        self.dismiss(path)
+        return None
+
+
+class BlockView(Canvas):
+    """The chosen block, as much of it as there is room for, and what is to be said."""
+
+    def __init__(self, blocks: Sequence[CodeBlock]) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._index = len(blocks) - 1
+        self._said = ""
+
+    @property
+    def block(self) -> CodeBlock:
+        return self._blocks[self._index]
+
+    def step(self, step: int) -> None:
+        self._index = min(max(self._index + step, 0), len(self._blocks) - 1)
+        self.refresh(layout=True)
+
+    def say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.refresh(layout=True)
+
+    def build(self, width: int) -> list[Line]:
+        rows = visible(self.block.text).split("\n")
+        which = f"Block {self._index + 1} of {len(self._blocks)}, {counted(len(rows), 'line')}"
+        lines: list[Line] = [[(elided(which, width), "muted")]]
+        lines += [
+            [("│ ", "rule"), (elided(row.expandtabs(4), max(width - 2, 1)), "")] for row in rows[:_SHOWN]
+        ]
+        if len(rows) > _SHOWN:
+            lines.append([("│ …", "rule")])
+        return [*lines, *(wrap([(self._said, "warning")], max(width, 10)) if self._said else [])]
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.build(width))

@@ -1,0 +1,85 @@
+"""Code blocks of an answer in the application: saved under a name, run after a question."""
+
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input
+
+from chatterm.backends.backend import EngineError
+from chatterm.conversation.tool_entry import RunEntry
+from chatterm.markdown.code import CodeBlock
+from chatterm.screens.approval import ApprovalScreen
+from chatterm.screens.chat.code_actions import command_of
+from chatterm.screens.code import SaveCodeScreen
+from tests.chatterm.driving import driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+TEXT = "Two:\n\n```python\nprint(6 * 7)\n```\n\nand\n\n```sh\necho ran > /dev/stderr\n```\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("CHATTERM_CONFIG", str(tmp_path / "config" / "config.toml"))
+    return work
+
+
+async def test_a_block_is_saved_and_nothing_overwritten_unasked(folder: Path) -> None:
+    (folder / "there.py").write_text("mine")
+    async with driven(ScriptedBackend([Script(TEXT)])) as driver:
+        await driver.send("code")
+        driver.app.chat.select(driver.app.chat.transcript.entries[-1])
+        await driver.pilot.press("s")
+        await driver.until(lambda: isinstance(driver.app.screen, SaveCodeScreen))
+        screen = driver.app.screen
+        await driver.pilot.press("up")
+        screen.query_one(Input).value = "there.py"
+        await driver.pilot.press("enter")
+        await driver.pilot.pause()
+        assert driver.app.screen is screen
+        assert (folder / "there.py").read_text() == "mine"
+        screen.query_one(Input).value = "new.py"
+        await driver.pilot.pause()
+        await driver.pilot.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+    assert (folder / "new.py").read_text() == "print(6 * 7)\n"
+    assert (folder / "there.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize("answer", ["once", "no"])
+async def test_a_block_runs_only_after_a_yes(answer: str) -> None:
+    async with driven(ScriptedBackend([Script(TEXT)])) as driver:
+        await driver.send("code")
+        driver.app.chat.select(driver.app.chat.transcript.entries[-1])
+        await driver.pilot.press("x")
+        await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
+        screen = driver.app.screen
+        assert isinstance(screen, ApprovalScreen)
+        assert ("  echo ran > /dev/stderr", "text") in screen._plan.shown
+        assert not any(isinstance(entry, RunEntry) for entry in driver.app.chat.transcript.entries)
+        screen.dismiss(answer)  # type: ignore[arg-type]
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        if answer == "once":
+            await driver.until(lambda: isinstance(driver.app.chat.transcript.entries[-1], RunEntry))
+            entry = driver.app.chat.transcript.entries[-1]
+            assert isinstance(entry, RunEntry)
+            await driver.until(lambda: entry.shown.state == "done")
+            assert entry.shown.text == "ran\n[exit code 0]"
+            assert not entry.shown.is_open
+            await driver.pilot.press("ctrl+t")
+            assert entry.shown.is_open
+        else:
+            await driver.pilot.pause()
+            assert not any(isinstance(entry, RunEntry) for entry in driver.app.chat.transcript.entries)
+
+
+def test_nothing_in_a_block_ends_what_it_is_given_to() -> None:
+    text = "x = 1\nEND\nEND_END"
+    command = command_of(CodeBlock("python", text))
+    mark = command.splitlines()[-1]
+    assert command == f"python3 - <<'{mark}'\n{text}\n{mark}"
+    assert mark not in text.splitlines()
+    with pytest.raises(EngineError, match="rust"):
+        command_of(CodeBlock("rust", "fn main() {}"))
