@@ -70,6 +70,8 @@ class ChannelService(asyncio.Protocol):
         self._models: list[ServedModel] = []
         self._looks: asyncio.Task[None] | None = None
         self._queued: Callable[[], Mapping[str, int]] = dict
+        self._outgoing: list[bytes] = []
+        """Frames of this turn of the event loop: they are written at once."""
         self._told = False
         """Whether the engine process believes that something waits here."""
         self.lost = asyncio.Event()
@@ -99,6 +101,7 @@ class ChannelService(asyncio.Protocol):
             with suppress(asyncio.CancelledError):
                 await self._looks
         if self._transport is not None:
+            self._flush()
             self._transport.close()
 
     async def look(self) -> None:
@@ -163,6 +166,7 @@ class ChannelService(asyncio.Protocol):
 
     def connection_lost(self, reason: Exception | None) -> None:
         self._transport = None
+        self._outgoing.clear()
         self._reader = FrameReader()
         calls, self._calls = self._calls, {}
         for id, answers in calls.items():
@@ -181,13 +185,23 @@ class ChannelService(asyncio.Protocol):
         except FrameError as error:
             raise RequestError(413, "invalid_request_error", str(error)) from None
         self._calls[id] = answers
-        self._transport.write(frame)
+        self._send(frame)
         return id, answers
 
     def _end(self, id: int, answers: _Answers) -> None:
         self._calls.pop(id, None)
         if not answers.is_over and self._transport is not None:
-            self._transport.write(to_frame(Cancel(id)))
+            self._send(to_frame(Cancel(id)))
+
+    def _send(self, frame: bytes) -> None:
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(frame)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(outgoing))
 
     async def _ask(self, method: str, body: Any, kind: type[T]) -> T:
         id, answers = self._begin(method, body)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 
-_PACKAGES = ("starlette", "uvicorn")
+_PACKAGES = ("starlette", "uvicorn", "httptools")
 
 
 def check_extra() -> None:
@@ -13,7 +13,7 @@ def check_extra() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise EngineError(
-            f"The server needs {' and '.join(missing)}; install them with: pip install 'chatterm[server]'"
+            f"The server needs {', '.join(missing)}; install them with: pip install 'chatterm[server]'"
         )
 
 

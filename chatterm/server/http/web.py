@@ -5,10 +5,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chatterm.server.http.endpoint import Site
 from chatterm.server.http.gathered import GatheringTransport
@@ -100,46 +99,62 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class ChunkingConnection(h11.Connection):
-    """More of a chunked body goes a short way: it changes nothing of the state that h11 looks after."""
-
-    def __init__(self, header_bytes: int) -> None:
-        super().__init__(h11.SERVER, header_bytes)
-        self._sends_chunks = False
-
-    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
-        if self._sends_chunks and isinstance(event, h11.Data):
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
-        sent = super().send(event)
-        is_chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
-        self._sends_chunks = isinstance(event, h11.Response) and is_chunked
-        return sent
-
-
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(HttpToolsProtocol):
     """Ends connections whose headers do not come, and those that do not take what is sent to them."""
 
     bounds = Limits()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.conn = ChunkingConnection(self.bounds.header_bytes)
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        self._answers: Any = None
+        """The request that is being answered; `cycle` is the latest, which waits for it where both came at once."""
+        self._in_head = False
+        self._fed = 0
+        """Bytes that have come since the headers of the latest request began, with them."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(GatheringTransport(transport))  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # what follows a request that was none
+            return
+        self._fed += len(data)
         super().data_received(data)
+        if self._in_head and self._fed > self.bounds.header_bytes and not self.transport.is_closing():
+            self.send_400_response("The headers are too long.")
         self._watch()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._fed > self.bounds.header_bytes:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self.bounds.header_bytes:
+                raise ValueError("the headers are too long")  # the parser's error: a 400
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._fed = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._late, self._stuck):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self._answers is not None and not self._answers.response_complete:
+            self._answers.disconnected = True
+            self._answers.message_event.set()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answers = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -338,7 +338,7 @@ def test_a_key_is_read_from_a_file(tmp_path):
 def test_what_is_not_installed_is_named(monkeypatch):
     check_extra()
     monkeypatch.setattr("chatterm.server.http.extra.find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"starlette and uvicorn.*chatterm\[server\]"):
+    with pytest.raises(EngineError, match=r"starlette, uvicorn, httptools;.*chatterm\[server\]"):
         check_extra()
 
 

@@ -1,44 +1,16 @@
-"""How streams are written: short ways give the same bytes as the long ones."""
+"""How streams are written."""
 
 import asyncio
 import json
 from typing import Any
 
-import h11
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chatterm.calls.parser import Text
 from chatterm.server.http.answers import AnswerState, Finished, Totals
 from chatterm.server.http.gathered import GatheringTransport
 from chatterm.server.http.openai.chat import ChatRenderer
-from chatterm.server.http.web import ChunkingConnection
 from chatterm.server.service import Usage
-
-ASKED = b"%b / HTTP/%b\r\nhost: here\r\n\r\n"
-
-
-def answered(connection: h11.Connection, asked: bytes, headers: Any, pieces: list[bytes]) -> bytes:
-    """All bytes of a response."""
-    connection.receive_data(asked)
-    while not isinstance(connection.next_event(), h11.EndOfMessage):
-        pass
-    events = [h11.Response(status_code=200, headers=headers), *(h11.Data(data=piece) for piece in pieces)]
-    return b"".join(connection.send(event) or b"" for event in (*events, h11.EndOfMessage()))
-
-
-@given(st.lists(st.binary(max_size=40), max_size=8), st.sampled_from([b"1.0", b"1.1"]), st.booleans())
-def test_chunks_are_those_of_h11(pieces: list[bytes], version: bytes, is_sized: bool) -> None:
-    size = str(sum(map(len, pieces))).encode()
-    headers = [(b"content-type", b"text/plain"), *([(b"content-length", size)] if is_sized else [])]
-    given_to = (ASKED % (b"GET", version), headers, pieces)
-    made = ChunkingConnection(1000)
-    assert answered(made, *given_to) == answered(h11.Connection(h11.SERVER, 1000), *given_to)
-    if made.our_state is h11.DONE and made.their_state is h11.DONE:  # another request on it
-        made.start_next_cycle()
-        whole = [(b"content-length", b"2")]
-        assert answered(made, ASKED % (b"GET", b"1.1"), whole, [b"ab"]).endswith(b"\r\n\r\nab")
 
 
 @pytest.mark.parametrize("with_usage", [False, True])
