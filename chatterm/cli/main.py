@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command
 
 from chatterm.cli import options
+from chatterm.cli.acp import acp
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
 from chatterm.cli.mcp import mcp_app
@@ -332,6 +333,7 @@ def _is_terminal() -> bool:
 
 app.command()(batch)
 app.command()(serve)
+app.command()(acp)
 
 
 @app.command()

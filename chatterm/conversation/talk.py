@@ -70,6 +70,13 @@ class Talk:
         """Go on with what came of the last answer's calls."""
         return self._new(self.tree.head, results_text(results), results)
 
+    def keep(self, results: Sequence[ToolResult]) -> None:
+        """What came of the last answer's calls, where the person stopped before the model was told."""
+        exchange = self.tree.add(self.tree.head, results_text(results), self._backend.model)
+        exchange.results = list(results)
+        self._open_session()
+        self._save(exchange, None, ended=True)
+
     def retry(self) -> Generator[TokenEvent, None, None]:
         """Answer the last message once more; the answer that is there stays as another branch."""
         last = self._last("There is no message to answer again; send one first.")

@@ -1,0 +1,124 @@
+"""The calls of an answer in an editor: planned, asked for, done, shown. What is allowed is decided as in the chat."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from acp import RequestError, schema
+
+from chatterm.acp import content
+from chatterm.acp.dialogue import Dialogue
+from chatterm.backends.backend import ToolCall, ToolResult
+from chatterm.settings.settings import SettingsError
+from chatterm.tools.output import Tail, bounded
+from chatterm.tools.policy import Answer, choices
+from chatterm.tools.session import failed, performed, refused, stopped
+from chatterm.tools.tool import Plan, Running, ToolError
+
+_LOOK = 0.25
+"""Seconds between two looks at what a running call has printed."""
+_SHOWN = 4_000
+"""Characters of running output that are shown."""
+Show = Callable[[Any], Awaitable[None]]
+"""Gives the editor an update."""
+
+
+class Asks(Protocol):
+    """The editor."""
+
+    async def request_permission(
+        self, session_id: str, tool_call: schema.ToolCallUpdate, options: list[schema.PermissionOption]
+    ) -> schema.RequestPermissionResponse: ...
+
+
+async def result_of(dialogue: Dialogue, call: ToolCall, editor: Asks, show: Show) -> ToolResult:
+    """Plan one call, ask where that is needed, do it."""
+    if dialogue.stopped.is_set():
+        return stopped(call)
+    id = f"call-{dialogue.numbers()}"
+    try:
+        plan = await asyncio.to_thread(dialogue.tools.plan, call)
+    except ToolError as error:
+        await show(content.unplanned(id, call, str(error)))
+        return failed(call, str(error))
+    await show(content.started(id, call, plan, dialogue.folder))
+    result = await _decided(dialogue, id, call, plan, editor, show)
+    if result is None:
+        result = await _done(dialogue, id, call, plan, show)
+    await show(content.finished(id, result))
+    return result
+
+
+async def _decided(
+    dialogue: Dialogue, id: str, call: ToolCall, plan: Plan, editor: Asks, show: Show
+) -> ToolResult | None:
+    """What comes of a call that may not run; None: it may."""
+    policy = dialogue.tools.policy
+    if not (why := policy.why_ask(plan)):
+        policy.ran()
+        return None
+    answer = await _asked(dialogue, id, call, plan, why, editor)
+    if answer is None:
+        dialogue.stopped.set()
+        return refused(call)
+    try:
+        policy.decided(plan, answer)
+    except SettingsError as error:
+        await show(content.said("reasoning", f"\n\nThe rule holds for this session only: {error}\n\n"))
+    return refused(call) if answer == "no" else None
+
+
+async def _asked(
+    dialogue: Dialogue, id: str, call: ToolCall, plan: Plan, why: str, editor: Asks
+) -> Answer | None:
+    """What the person says; None: no, and stop. Whatever else an editor answers is a no."""
+    asking = asyncio.ensure_future(
+        editor.request_permission(
+            session_id=dialogue.id,
+            tool_call=content.to_allow(id, call, plan, why, dialogue.folder),
+            options=content.options_of(plan),
+        )
+    )
+    stopping = asyncio.ensure_future(dialogue.stopped.wait())
+    try:
+        await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if dialogue.stopped.is_set() or not asking.done():
+            return None
+        outcome = asking.result().outcome
+    except (RequestError, ValueError):  # it knows no such request, or its answer is none
+        return "no"
+    except ConnectionError:
+        return None
+    finally:
+        asking.cancel()
+        stopping.cancel()
+    if isinstance(outcome, schema.DeniedOutcome):
+        return None
+    return next((answer for answer in choices(plan) if answer == outcome.option_id), "no")
+
+
+async def _done(dialogue: Dialogue, id: str, call: ToolCall, plan: Plan, show: Show) -> ToolResult:
+    lock, tail = threading.Lock(), Tail()
+
+    def say(text: str) -> None:
+        with lock:
+            tail.add(text)
+
+    running = Running(say=say)
+    work = asyncio.ensure_future(asyncio.to_thread(performed, call, plan, running))
+    shown = ""
+    await show(content.progress(id, "in_progress"))
+    try:
+        while not work.done():
+            await asyncio.wait([work], timeout=_LOOK)
+            if dialogue.stopped.is_set():
+                running.stopped.set()
+            with lock:
+                said = bounded(tail.text[-_SHOWN:])
+            if said != shown and not work.done():
+                shown = said
+                await show(content.progress(id, "in_progress", said))
+        return work.result()
+    finally:
+        running.stopped.set()

@@ -1,0 +1,66 @@
+"""One conversation of an editor: a session as any other, a folder, and the tools that are on there."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from acp import schema
+
+from chatterm.backends.backend import EngineError
+from chatterm.conversation.talk import Talk
+from chatterm.tools.session import ToolSession
+
+CHAT, READ, ALL, GIVEN = "chat", "read", "all", "given"
+
+
+@dataclass(slots=True)
+class Dialogue:
+    id: str
+    talk: Talk
+    folder: Path
+    tools: ToolSession
+    servers: tuple[str, ...] = ()
+    """MCP servers that the editor named; they are started with the tools of the mode `all`."""
+    mode: str = CHAT
+    is_running: bool = False
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """The person has stopped the running prompt. Set on the loop, looked at from anywhere."""
+    numbers: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
+    """Of calls."""
+
+
+def modes(given: str, now: str) -> schema.SessionModeState:
+    """Which tools may be on; `given` are those that the command line named."""
+    offered = {
+        CHAT: ("Chat", "No tools: the model only talks."),
+        READ: ("Read", "The model may ask to read and to search files; you are asked each time."),
+        ALL: (
+            "All tools",
+            "The model may ask to read, write, run commands and fetch pages; you are asked each time.",
+        ),
+    }
+    if given:
+        offered[GIVEN] = ("Chosen tools", f"The model may ask to use: {given}; you are asked each time.")
+    return schema.SessionModeState(
+        current_mode_id=now,
+        available_modes=[
+            schema.SessionMode(id=id, name=name, description=told) for id, (name, told) in offered.items()
+        ],
+    )
+
+
+def switch(dialogue: Dialogue, mode: str, given: str) -> None:
+    """The tools of this mode are on from the next message on. Raises EngineError; then nothing changes."""
+    words: Mapping[str, tuple[str, ...]] = {
+        CHAT: (),
+        READ: ("read", "search"),
+        ALL: ("all",),
+        **({GIVEN: tuple(filter(None, (word.strip() for word in given.split(","))))} if given else {}),
+    }
+    if mode not in words:
+        raise EngineError(f"There is no such mode; there are: {', '.join(words)}.")
+    box = dialogue.tools.box
+    box.on = {name for word in words[mode] for name in box.found(word)}
+    dialogue.mode = mode

@@ -1,0 +1,149 @@
+"""Messages as lines of JSON on two file descriptors. What is no message is answered here and goes no further."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from chatterm.terminal.sanitize import one_line
+
+LONGEST = 64 * 1024 * 1024
+"""Bytes of one message that are read at most."""
+_WAITING = 1_000
+"""Messages that wait to be looked at; whoever sends more has to wait."""
+_INVALID, _NO_JSON, _WRONG_PARAMS = -32600, -32700, -32602
+
+
+class Lines:
+    """The transport of the SDK's connection. One loop uses it; a thread reads, and one at a time writes."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self._source, self._target = source, target
+        self._loop = asyncio.get_running_loop()
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._room = threading.Semaphore(_WAITING)
+        self._writing = asyncio.Lock()
+        threading.Thread(target=self._read, name="acp", daemon=True).start()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Raises ConnectionError where nobody reads any more."""
+        try:
+            data = json.dumps(told(message), separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            data = json.dumps(_error(message.get("id"), -32603, "The answer cannot be written as JSON."))
+        async with self._writing:
+            await asyncio.to_thread(self._write, data.encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None at the end."""
+        while (line := await self._lines.get()) is not None:
+            self._room.release()
+            message, problem = understood(line)
+            if message is not None:
+                return message
+            if problem is not None:
+                await self.send(problem)
+        return None
+
+    async def close(self) -> None:
+        """What is sent has been written."""
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._target, view) :]
+        except OSError as error:
+            raise ConnectionError(error.strerror or "The other side is gone.") from None
+
+    def _read(self) -> None:
+        for line in _lines_of(self._source):
+            self._room.acquire()
+            if not self._put(line):
+                return
+        self._put(None)
+
+    def _put(self, line: bytes | None) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+        except RuntimeError:  # the loop has ended
+            return False
+        return True
+
+
+def _lines_of(source: int) -> Iterator[bytes]:
+    """The lines of a file descriptor; of one that is too long so much that it is noticed."""
+    held, is_lost = bytearray(), False
+    while True:
+        try:
+            data = os.read(source, 1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            if held and not is_lost:
+                yield bytes(held)
+            return
+        *whole, rest = data.split(b"\n")
+        for part in whole:
+            if not is_lost:
+                held += part
+                yield bytes(held[: LONGEST + 1])
+            held, is_lost = bytearray(), False
+        if not is_lost:
+            held += rest
+            if len(held) > LONGEST:
+                yield bytes(held[: LONGEST + 1])
+                held, is_lost = bytearray(), True
+
+
+def understood(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """A line as a message that the SDK's connection can stand, or what to answer to it; neither for an empty one."""
+    if not line.strip():
+        return None, None
+    if len(line) > LONGEST:
+        return None, _error(None, _INVALID, f"A message may have {LONGEST:,} bytes.")
+    try:
+        message = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return None, _error(None, _NO_JSON, "This line is not JSON.")
+    if not isinstance(message, dict):
+        return None, _error(None, _INVALID, "A message is a JSON object.")
+    id = message.get("id")
+    if isinstance(id, bool) or not isinstance(id, str | int | None):
+        return None, _error(None, _INVALID, "The id of a message is a text or a whole number.")
+    if "method" not in message:
+        if not isinstance(message.get("error", {}), dict):
+            message["error"] = {}
+        return message, None
+    if not isinstance(message["method"], str):
+        return None, _error(id, _INVALID, "The method of a message is a text.")
+    params = message.get("params")
+    if not isinstance(params, dict | None):
+        return None, _error(id, _INVALID, "The params of a message are an object.")
+    # The SDK would pass what is in _meta on as arguments, unchecked.
+    message["params"] = {name: value for name, value in (params or {}).items() if name != "_meta"}
+    return message, None
+
+
+def told(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as it is sent: wrong parameters are one line, and nothing that was sent comes back in it."""
+    error = message.get("error")
+    if not isinstance(error, dict) or error.get("code") != _WRONG_PARAMS:
+        return message
+    data = error.get("data")
+    found = data.get("errors") if isinstance(data, dict) else None
+    if not isinstance(found, list):
+        return message
+    parts = [f"{'.'.join(map(str, one['loc'])) or 'params'}: {one['msg']}" for one in found[:3]]
+    return {**message, "error": {"code": _WRONG_PARAMS, "message": one_line("; ".join(parts), 300)}}
+
+
+def _no_number(text: str) -> float:
+    """JSON has neither NaN nor Infinity."""
+    raise ValueError(text)
+
+
+def _error(id: Any, code: int, text: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}

@@ -1,0 +1,56 @@
+"""`chatterm acp`: the protocol on standard input and output."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from acp import run_agent
+
+from chatterm.acp.agent import Agent
+from chatterm.acp.engine import Engine
+from chatterm.acp.lines import Lines
+from chatterm.backends.backend import Backend
+from chatterm.sessions.store import Store
+from chatterm.terminal.error_log import write_down
+
+
+class _ToLog(logging.Handler):
+    """What the SDK logs goes where our own errors go, and not between an editor's lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, ConnectionError):
+            write_down(error)
+
+
+def serve(
+    backend: Backend,
+    store: Store | None,
+    *,
+    sampling: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tools: str,
+    version: str,
+) -> bool:
+    """Answer until the editor closes its end; whether everything is saved by then.
+
+    The thread that answers may still be reading a model then, which cannot be interrupted.
+    """
+    source, target = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # whatever is printed by mistake is no line of the protocol
+    logging.getLogger().addHandler(_ToLog(logging.WARNING))
+
+    async def run() -> None:
+        engine = Engine(backend, sampling, settings)
+        agent = Agent(engine, store, tools, version)
+        try:
+            await run_agent(agent, Lines(source, target), use_unstable_protocol=True)  # type: ignore[arg-type]
+        finally:
+            agent.end()
+
+    with suppress(KeyboardInterrupt, ConnectionError, BrokenPipeError):
+        asyncio.run(run())
+    return store is None or store.close()

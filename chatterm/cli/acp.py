@@ -1,0 +1,114 @@
+"""`chatterm acp`: an editor shows the conversation, chatterm answers."""
+
+import os
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from chatterm.cli import options
+from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
+from engine.errors import EngineError
+
+
+def acp(
+    invocation: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help=f"{options.ASKED} Default: smollm2.",
+            show_default=False,
+            autocompletion=model_names,
+        ),
+    ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Tools that are on from the start: read, search, write, run, fetch, or all. The editor asks before "
+            "each call, and switches them by its modes.",
+            show_default=False,
+        ),
+    ] = "",
+    preset: options.Preset = None,
+    system: options.System = None,
+    think: options.Think = "auto",
+    think_cache: options.ThinkCache = "exact",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quantize: options.Quantize = "auto",
+    kv_dtype: options.KVDtype = "auto",
+    context: options.Context = None,
+    threads: options.Threads = None,
+    attention: options.Attention = "auto",
+    no_graph: options.NoGraph = False,
+    no_tune: options.NoTune = False,
+    deterministic: options.Deterministic = False,
+    no_server: options.NoServer = False,
+) -> None:
+    """Answer an editor (Zed, Toad, ...) that speaks the Agent Client Protocol on standard input and output.
+
+    The editor starts this command. Conversations are saved as any other: chatterm run --session goes on with them.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("acp") is None:
+        raise EngineError(
+            "Editors need the package agent-client-protocol; install it with: pip install 'chatterm[acp]'"
+        )
+    if sys.stdin is None or sys.stdin.isatty():
+        raise WrongUsage("chatterm acp is started by an editor; the README says how to set up Zed and Toad.")
+    if system is not None:
+        options.check_utf8(system)
+    options.check_model(model)
+    _check_tools(tools)
+    chosen = replace(options.engine_options(invocation), system=system, think=think)
+    of_preset: set[str] = set()
+    if preset is not None:
+        chosen, preset_model, of_preset = options.with_preset(chosen, preset, invocation)
+        model = model or preset_model
+    from chatterm.settings.settings import with_settings
+    from models.hub.default import DEFAULT_MODEL
+
+    preferences = options.preferences()
+    sampling = dict(chosen.sampling)
+    chosen = with_settings(chosen, preferences, options.decided(invocation) | of_preset)
+    name = model or preferences.model.name or DEFAULT_MODEL
+    from importlib.metadata import version
+
+    from chatterm.acp.serve import serve
+    from chatterm.sessions.store import Store
+
+    with options.answering(name, chosen, no_server, remotes=preferences.remotes) as backend:
+        store = Store.open() if preferences.sessions.save else None
+        is_saved = serve(
+            backend,
+            store,
+            sampling=sampling,
+            settings=preferences.sampling.given(),
+            tools=tools,
+            version=version("chatterm"),
+        )
+        if store is not None and not is_saved:
+            why = store.problem or "The session database is not responding."
+            print(f"chatterm: {why}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(0 if is_saved else 1)  # a model that is just being read cannot be interrupted
+
+
+def _check_tools(names: str) -> None:
+    """Raises WrongUsage for a tool that there is none of."""
+    from pathlib import Path
+
+    from chatterm.tools.box import Box
+    from chatterm.tools.builtin.all import built_in
+
+    box = Box(built_in(Path.cwd()))
+    for word in filter(None, (name.strip() for name in names.split(","))):
+        try:
+            box.found(word)
+        except EngineError as error:
+            raise WrongUsage(f"--tools: {error}") from None

@@ -1,0 +1,317 @@
+"""`chatterm acp` as an editor meets it: the SDK's own client, over the streams of a process."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, text_block
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatterm.acp.lines import understood
+from chatterm.sessions.store import Store
+from chatterm.tools.rules import read_rules, rules_path
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass
+class Editor:
+    """A client that notes what it is shown, and answers as it is told."""
+
+    answers: list[str] = field(default_factory=list)
+    """To questions, in their order: ids of options, or "cancelled". Later ones are `no`."""
+    shown: list[Any] = field(default_factory=list)
+    asked: list[tuple[schema.ToolCallUpdate, list[schema.PermissionOption]]] = field(default_factory=list)
+    silent: bool = False
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.shown.append(update)
+
+    async def request_permission(
+        self, session_id: str, tool_call: Any, options: Any, **_: Any
+    ) -> schema.RequestPermissionResponse:
+        self.asked.append((tool_call, options))
+        if self.silent:
+            await asyncio.Event().wait()
+        answer = self.answers.pop(0) if self.answers else "no"
+        if answer == "cancelled":
+            return schema.RequestPermissionResponse(outcome=schema.DeniedOutcome(outcome="cancelled"))
+        return schema.RequestPermissionResponse(
+            outcome=schema.AllowedOutcome(outcome="selected", option_id=answer)
+        )
+
+    def on_connect(self, conn: Any) -> None: ...
+
+    def text(self, kind: str) -> str:
+        return "".join(u.content.text for u in self.shown if u.session_update == kind)
+
+    def last_of(self, kind: str) -> Any:
+        return [u for u in self.shown if u.session_update == kind][-1]
+
+
+@asynccontextmanager
+async def agent(
+    editor: Editor, scripts: list[dict[str, Any]], tools: str = ""
+) -> AsyncIterator[tuple[Any, asyncio.subprocess.Process]]:
+    command = [sys.executable, "-m", "tests.chatterm.acp.scripted_agent", json.dumps(scripts), tools]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    async with spawn_agent_process(editor, *command, env=env, cwd=ROOT, use_unstable_protocol=True) as both:
+        await both[0].initialize(protocol_version=PROTOCOL_VERSION)
+        yield both
+
+
+async def test_an_answer_with_thinking_is_streamed_and_saved_as_any_other(tmp_path: Path) -> None:
+    editor = Editor()
+    async with agent(editor, [{"text": "It is **four**.", "reasoning": "two and two"}]) as (conn, _):
+        made = await conn.new_session(cwd=str(tmp_path), mcp_servers=[])
+        done = await conn.prompt(session_id=made.session_id, prompt=[text_block("2 + 2?")])
+        assert done.stop_reason == "end_turn"
+        assert done.usage.output_tokens > 0
+        assert editor.text("agent_message_chunk") == "It is **four**."
+        assert editor.text("agent_thought_chunk") == "two and two"
+        assert editor.last_of("session_info_update").title == "2 + 2?"
+        assert editor.last_of("usage_update").size == 4096
+        listed = await conn.list_sessions()
+        assert [one.session_id for one in listed.sessions] == [made.session_id]
+    store = Store.open()
+    info, tree, _ = store.load(made.session_id)
+    store.close()
+    assert info.title == "2 + 2?"
+    assert [(e.user, e.text, e.reasoning, e.finish_reason) for e in tree.path(tree.head)] == [
+        ("2 + 2?", "It is **four**.", "two and two", "eos")
+    ]
+
+
+async def test_two_conversations_share_the_engine_and_a_saved_one_is_told_again(tmp_path: Path) -> None:
+    first, second = Editor(), Editor()
+    async with agent(first, [{"text": "one"}, {"text": "two"}, {"text": "three"}]) as (conn, _):
+        a = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        b = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        for session, text in ((a, "first"), (b, "second"), (a, "third")):
+            await conn.prompt(session_id=session, prompt=[text_block(text)])
+    async with agent(second, [{"text": "four"}]) as (conn, _):
+        await conn.load_session(cwd=str(tmp_path), session_id=a, mcp_servers=[])
+        assert second.text("user_message_chunk") == "firstthird"
+        assert second.text("agent_message_chunk") == "onethree"
+        await conn.prompt(session_id=a, prompt=[text_block("fourth")])
+        with pytest.raises(RequestError, match="session"):
+            await conn.load_session(cwd=str(tmp_path), session_id="nowhere", mcp_servers=[])
+    store = Store.open()
+    said = {id: [(e.user, e.text) for e in store.load(id)[1].exchanges] for id in (a, b)}
+    store.close()
+    assert said == {a: [("first", "one"), ("third", "three"), ("fourth", "four")], b: [("second", "two")]}
+
+
+async def test_a_prompt_is_cancelled_in_the_middle_and_the_text_stays(tmp_path: Path) -> None:
+    editor = Editor()
+    scripts = [{"text": "A long answer that never ends.", "waits": True, "gate_after": 2}, {"text": "Next."}]
+    async with agent(editor, scripts) as (conn, _):
+        session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Tell me.")]))
+        while not editor.text("agent_message_chunk"):
+            await asyncio.sleep(0.01)
+        with pytest.raises(RequestError, match="being answered"):
+            await conn.prompt(session_id=session, prompt=[text_block("And now?")])
+        await conn.cancel(session_id=session)
+        assert (await asked).stop_reason == "cancelled"
+        assert (
+            await conn.prompt(session_id=session, prompt=[text_block("Go on.")])
+        ).stop_reason == "end_turn"
+    store = Store.open()
+    texts = [(e.text, e.finish_reason) for e in store.load(session)[1].exchanges]
+    store.close()
+    assert texts == [("A long a", "cancelled"), ("Next.", "eos")]
+
+
+WRITES = {"text": "I write.", "calls": [["write_file", {"path": "a.txt", "text": "hello ``` <!-- x\n"}]]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "written", "states"),
+    [
+        ("no", False, ["refused"]),
+        ("yes please", False, ["refused"]),
+        ("cancelled", False, ["refused"]),
+        ("once", True, ["done"]),
+        ("always", True, ["done"]),
+    ],
+)
+async def test_a_call_runs_once_the_person_has_seen_it_and_said_yes(
+    tmp_path: Path, answer: str, written: bool, states: list[str]
+) -> None:
+    editor = Editor([answer])
+    async with agent(editor, [WRITES, {"text": "Done."}], "write") as (conn, _):
+        made = await conn.new_session(cwd=str(tmp_path), mcp_servers=[])
+        assert made.modes.current_mode_id == "given"
+        done = await conn.prompt(session_id=made.session_id, prompt=[text_block("Write it.")])
+    assert done.stop_reason == ("cancelled" if answer == "cancelled" else "end_turn")
+    assert (tmp_path / "a.txt").exists() is written
+    [(call, options)] = editor.asked
+    assert (call.kind, call.title) == ("edit", "write_file `a.txt`")
+    assert {o.kind for o in options} == {"allow_once", "allow_always", "reject_once"}
+    shown = call.content[-1].content.text
+    assert "hello ``` <!-- x" in shown
+    assert shown.startswith("````diff\n")
+    assert shown.endswith("\n````")  # what is in it cannot end it
+    assert editor.last_of("tool_call_update").status == ("completed" if written else "failed")
+    assert bool(read_rules(rules_path())) is (answer == "always")
+    store = Store.open()
+    exchanges = store.load(made.session_id)[1].exchanges
+    store.close()
+    assert [result.state for e in exchanges for result in e.results] == states
+
+
+async def test_what_was_allowed_for_the_session_is_not_asked_again_and_no_mode_has_other_tools(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_text("inside")
+    reads = {"text": "", "calls": [["read_file", {"path": "a.txt"}]]}
+    editor = Editor(["session"])
+    async with agent(editor, [reads, reads, WRITES, {"text": "Done."}]) as (conn, _):
+        session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        await conn.set_session_mode(session_id=session, mode_id="read")
+        with pytest.raises(RequestError, match="no such mode"):
+            await conn.set_session_mode(session_id=session, mode_id="root")
+        await conn.prompt(session_id=session, prompt=[text_block("Read.")])
+    assert len(editor.asked) == 1
+    ends = [u.status for u in editor.shown if u.session_update == "tool_call_update"]
+    assert ends.count("completed") == 2
+    assert (
+        not (tmp_path / "a.txt").read_text().startswith("hello")
+    )  # writing was off, and so was never asked for
+    failed = [u for u in editor.shown if u.session_update == "tool_call" and u.status == "failed"]
+    assert len(failed) == 1
+
+
+async def test_a_question_that_nobody_answers_ends_with_the_prompt(tmp_path: Path) -> None:
+    editor = Editor(silent=True)
+    async with agent(editor, [WRITES], "write") as (conn, _):
+        session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Write.")]))
+        while not editor.asked:
+            await asyncio.sleep(0.01)
+        await conn.cancel(session_id=session)
+        assert (await asked).stop_reason == "cancelled"
+    assert not (tmp_path / "a.txt").exists()
+
+
+async def test_files_are_attached_and_what_cannot_be_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    link = schema.ResourceContentBlock(
+        type="resource_link", name="notes", uri=(tmp_path / "notes.txt").as_uri()
+    )
+    held = schema.EmbeddedResourceContentBlock(
+        type="resource", resource=schema.TextResourceContents(uri="file:///x/y.py", text="print(1)")
+    )
+    picture = schema.ImageContentBlock(type="image", data="AAAA", mime_type="image/png")
+    editor = Editor()
+    async with agent(editor, [{"text": "Yes."}, {"error": "The context is full; /compact makes room."}]) as (
+        conn,
+        _,
+    ):
+        session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        await conn.prompt(session_id=session, prompt=[text_block("See "), link, text_block(" and "), held])
+        with pytest.raises(RequestError, match="text and files"):
+            await conn.prompt(session_id=session, prompt=[picture])
+        with pytest.raises(RequestError, match="context is full"):
+            await conn.prompt(session_id=session, prompt=[text_block("More.")])
+        with pytest.raises(RequestError, match="full path of a folder"):
+            await conn.new_session(cwd="somewhere", mcp_servers=[])
+    store = Store.open()
+    [exchange] = store.load(session)[1].exchanges
+    store.close()
+    assert exchange.user.startswith(f"See {tmp_path}/notes.txt and /x/y.py\n\n{tmp_path}/notes.txt:\n```")
+    assert "remember the milk" in exchange.user
+    assert exchange.user.endswith("/x/y.py:\n```\nprint(1)\n```")
+
+
+METHODS = ["initialize", "authenticate", "session/new", "session/load", "session/prompt", "session/cancel"]
+METHODS += ["session/list", "session/set_mode", "session/close", "session/resume", "session/fork", "_own", ""]
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+VALUES = st.recursive(
+    LEAVES,
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=8), v, max_size=3),
+    max_leaves=8,
+)
+NAMES = [
+    "sessionId",
+    "cwd",
+    "mcpServers",
+    "prompt",
+    "protocolVersion",
+    "cursor",
+    "modeId",
+    "_meta",
+    "methodId",
+]
+MESSAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": VALUES,
+        "method": st.sampled_from(METHODS) | VALUES,
+        "params": st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5) | VALUES,
+        "result": VALUES,
+        "error": VALUES,
+    },
+)
+LINES = st.one_of(
+    st.binary(max_size=60).map(lambda b: b.replace(b"\n", b"")),
+    VALUES.map(lambda v: json.dumps(v).encode()),
+    MESSAGES.map(lambda m: json.dumps(m).encode()),
+    st.sampled_from([b"[" * 200_000, b'{"id":1,"method":"session/list","params":' + b'{"a":' * 5_000]),
+)
+
+
+@given(LINES)
+def test_what_goes_on_to_the_connection_is_a_message_that_it_can_stand(line: bytes) -> None:
+    message, problem = understood(line)
+    assert message is None or problem is None
+    if message is not None:
+        assert {message.get("id"): 0}  # it can be looked up
+        assert isinstance(message.get("method", ""), str)
+        assert "_meta" not in (message.get("params") or {})
+        assert "method" in message or isinstance(message.get("error", {}), dict)
+        json.dumps(message.get("id"), allow_nan=False)
+    if problem is not None:
+        assert "\n" not in problem["error"]["message"]
+
+
+@settings(max_examples=2, deadline=None)
+@given(st.lists(LINES, min_size=40, max_size=60))
+def test_hostile_lines_never_end_it_and_give_no_traceback(lines: list[bytes]) -> None:
+    asyncio.run(_survives(lines))
+
+
+async def _survives(lines: list[bytes]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.chatterm.acp.scripted_agent", "[]"),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    last = {"jsonrpc": "2.0", "id": "last", "method": "initialize", "params": {"protocolVersion": 1}}
+    sent = b"\n".join([*lines, json.dumps(last).encode()]) + b"\n"
+    assert process.stdin is not None
+    process.stdin.write(sent)
+    await process.stdin.drain()
+    assert process.stdout is not None
+    answers = []
+    while not answers or answers[-1].get("id") != "last":
+        answers.append(json.loads(await asyncio.wait_for(process.stdout.readline(), 60)))
+    assert answers[-1]["result"]["protocolVersion"] == 1
+    process.stdin.close()
+    rest, errors = await process.communicate()
+    assert process.returncode == 0, errors
+    assert b"Traceback" not in errors
+    for answer in [*answers, *map(json.loads, rest.splitlines())]:
+        assert "Traceback" not in json.dumps(answer)
+        assert answer["jsonrpc"] == "2.0"
