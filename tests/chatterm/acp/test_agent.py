@@ -277,7 +277,7 @@ def test_what_goes_on_to_the_connection_is_a_message_that_it_can_stand(line: byt
     if message is not None:
         assert {message.get("id"): 0}  # it can be looked up
         assert isinstance(message.get("method", ""), str)
-        assert "_meta" not in (message.get("params") or {})
+        assert "method" not in message or "_meta" not in (message.get("params") or {})
         assert "method" in message or isinstance(message.get("error", {}), dict)
         json.dumps(message.get("id"), allow_nan=False)
     if problem is not None:
