@@ -242,9 +242,11 @@ def _engine(given: argparse.Namespace, model: str) -> Server:
 
 
 def _context(given: argparse.Namespace) -> int:
-    """Of a server's model: its KV cache has room for four of these."""
-    each = given.inputs[1] + given.outputs[1] + 64
-    return max(-(-max(given.clients) * each // 4), 4096 if given.turns else 0, each)
+    """Of a server's model: its KV cache has room for some of these, and so for all requests at once."""
+    from chatterm.cli.serve import long_ones
+
+    each, clients = given.inputs[1] + given.outputs[1] + 64, max(given.clients)
+    return max(-(-clients * each // long_ones(clients)), 4096 if given.turns else 0, each)
 
 
 def main() -> None:

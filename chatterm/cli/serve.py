@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from chatterm.server.service import Service
     from chatterm.server.supervisor import Web
 
-_STREAMS = 4
-"""Conversations for which the KV cache has room, however long they are."""
+_FEWEST, _SHORT = 4, 16
+"""At least so many conversations are to have room in the KV cache, however long they are; one in so many is long."""
+
+
+def long_ones(running: int) -> int:
+    """Of how many conversations the KV cache holds a whole context where `running` are answered at the same time."""
+    return max(_FEWEST, running // _SHORT)
 
 
 def serve(
@@ -82,7 +87,7 @@ def serve(
     chosen = with_settings(
         options.engine_options(invocation), options.preferences(), options.decided(invocation)
     )
-    chosen = replace(chosen, streams=_STREAMS, system=None, sampling={})
+    chosen = replace(chosen, streams=long_ones(max_running), system=None, sampling={})
     make_web = _web(host, port, api_key_file, max_running, max_context_per_request)
 
     def load() -> None:
