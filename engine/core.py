@@ -29,6 +29,7 @@ from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
+from engine.schedule.speculating import Speculating
 from engine.schedule.step import EngineStep, explain
 from engine.schedule.tally import Traffic
 from models.network import Network
@@ -105,6 +106,8 @@ class EngineCore:
         )
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
+        elif pieces.runner.checks_guesses:
+            self._engine_step.speculating = Speculating(self._scheduler)
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
