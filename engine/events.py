@@ -217,3 +217,5 @@ class Figures:
     """What a token takes there, with the scales."""
     host_bytes: int = 0
     """Those of the weights that a GPU had no room for: experts in host memory."""
+    speculation: str = ""
+    """How tokens are guessed, or why none are."""

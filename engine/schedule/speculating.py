@@ -46,7 +46,7 @@ class Speculating:
     _known: dict[Sequence, Guessing] = field(default_factory=dict)
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The same chunks with guesses where they pay; those of prompts, and what runs beside them, stay as they are."""
+        """The same chunks, with guesses where they pay. A step with a prompt in it stays as it is."""
         self._forget()
         asking = [chunk for chunk in chunks if _may_guess(chunk)]
         if len(asking) < len(chunks) or len(chunks) >= MOST_ROWS:
@@ -130,6 +130,15 @@ class Speculating:
             known = self._known.pop(sequence)
             known.follow(sequence)
             self.texts.give_back(known.text)
+
+
+def how_speculated(guesses: bool, device: str) -> str:
+    """What a person is told: how tokens are guessed, or why none are."""
+    if guesses:
+        return "suffix matching"
+    if device == "cuda":
+        return "off: a step on a GPU takes one row of an answer"
+    return "off: only the native kernels check several rows of an answer at once"
 
 
 def _may_guess(chunk: Chunk) -> bool:

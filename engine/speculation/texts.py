@@ -1,4 +1,4 @@
-"""The texts in which guesses are looked up: an index for each conversation, branches included, kept for its next turn."""
+"""The texts in which guesses are looked up: one for each conversation, branches included, kept for its next turn."""
 
 from array import array
 from collections.abc import Hashable, Sequence

@@ -33,7 +33,7 @@ from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, speculation="off")
 
 
 TOLERANCE = {"none": 1e-4, "int8": 0.1}

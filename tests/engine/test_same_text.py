@@ -1,9 +1,9 @@
 """The same conversation, parameters and seed give the same text, whatever was cached and however it came to be.
 
-Random programs are run on an engine with a small cache, which checks every guess that it has. Each answer, and the bits of all logits that it was drawn
-from, are compared with those of another engine, which has nothing cached, guesses nothing and gets the whole conversation at once.
-That holds for quantised weights on a CPU, whose decode steps and chunks of prompts add up in the same order.
-CHATTERM_EXAMPLES says how many programs to run.
+Random programs are run on an engine with a small cache, which checks every guess that it has. Each answer, and the bits
+of all logits that it was drawn from, are compared with those of another engine, which has nothing cached, guesses
+nothing and gets the whole conversation at once. That holds for quantised weights on a CPU, whose decode steps and
+chunks of prompts add up in the same order. CHATTERM_EXAMPLES says how many programs to run.
 """
 
 import os

@@ -158,13 +158,13 @@ def test_costs_follow_what_steps_take() -> None:
     assert costs.of(8) >= costs.of(4) >= costs.of(2) >= costs.of(1) == 1.0
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
+@pytest.fixture(scope="module", params=["int8", "none"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Network:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("speculation")
     write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
-    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="int8")
+    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +215,10 @@ def told(sequence: Sequence) -> list[Any]:
 def test_an_answer_is_the_same_whatever_is_guessed(
     engine: Engine, several: list[SamplingParams], seed: int
 ) -> None:
+    if not engine._runner.all_native:
+        del several[
+            1:
+        ]  # torch computes the prompts, and others whose prompts are beside change their last bits
     engine._engine_step.speculating = None
     engine._loop.call(engine._blocks.evict_all)
     plain, events, cached = list[Sequence](), list[list[TokenEvent]](), list[int]()
