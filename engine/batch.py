@@ -18,8 +18,8 @@ class Span:
     tokens: Sequence[int] = ()
     """One a row, as the positions."""
     positions: Sequence[int] = ()
-    wanted: bool = False
-    """Whether the logits that follow the last row are."""
+    wanted: int = 0
+    """The logits that follow so many of the last rows are: 1 to draw a token, more to check guesses, too."""
     answer: int = 0
     """From which row on decode steps would compute them: those before are a prompt's."""
 
@@ -38,7 +38,7 @@ class Span:
                 end - first,
                 self.tokens[first:end],
                 self.positions[first:end],
-                self.wanted and end == self.count,
+                min(max(self.wanted - (self.count - end), 0), end - first),
                 self.answer,
             )
             if first < end

@@ -29,6 +29,7 @@ from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
+from engine.schedule.speculating import Speculating, how_speculated
 from engine.schedule.step import EngineStep, explain
 from engine.schedule.tally import Traffic
 from models.network import Network
@@ -105,6 +106,9 @@ class EngineCore:
         )
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
+        elif pieces.runner.checks_guesses:
+            self._engine_step.speculating = Speculating(self._scheduler)
+        self._speculation = how_speculated(self._engine_step.speculating is not None, device.type)
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
@@ -171,6 +175,7 @@ class EngineCore:
             bandwidth=self._bandwidth,
             host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
+            speculation=self._speculation,
         )
 
     def traffic(self) -> Traffic:

@@ -110,6 +110,12 @@ class TurnStats:
     decode_s: float = 0.0
     warmed_tokens: int = 0
     """Of the cached ones those that were computed in idle time since the answer before."""
+    guessed_tokens: int = 0
+    """Tokens that speculation guessed and had checked,"""
+    accepted_tokens: int = 0
+    """those of them that were right: each saved a step,"""
+    saved_s: float = 0.0
+    """and the decode time saved, as measured; below 0 it took longer."""
     parting: Parting | None = None
     """Why no more was reused than that; None where nothing more could have been."""
     draft_parting: Parting | None = None
@@ -211,3 +217,5 @@ class Figures:
     """What a token takes there, with the scales."""
     host_bytes: int = 0
     """Those of the weights that a GPU had no room for: experts in host memory."""
+    speculation: str = ""
+    """How tokens are guessed, or why none are."""

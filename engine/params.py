@@ -17,6 +17,9 @@ MOST_ALTERNATIVES = 20
 MOST_CHARACTERS = 262_144
 """Of a schema, a regular expression or a grammar."""
 
+Speculation = Literal["auto", "off", "suffix"]
+"""How tokens are guessed ahead: `suffix` by what the text said before, `auto` in whatever way pays here."""
+
 ConstraintKind = Literal["json_schema", "json_object", "regex", "lark"]
 
 
@@ -89,6 +92,8 @@ class SamplingParams:
     """Tokens to generate at most; None means as many as the context holds."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it and may span tokens."""
+    speculation: Speculation = "auto"
+    """Whether tokens are guessed and checked several at once. The text is the same to the token."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -113,6 +118,12 @@ class SamplingParams:
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more"),
             (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1"),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
+            (
+                self.speculation in get_args(Speculation),
+                "speculation",
+                self.speculation,
+                "one of " + ", ".join(get_args(Speculation)),
+            ),
         )
         for valid, name, value, allowed in rules:
             if not valid:

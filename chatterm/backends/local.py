@@ -162,7 +162,11 @@ class LocalBackend(Chosen):
         if engine is None or chat is None:
             return None
         figures = engine.figures()
-        return replace(figures, warmed=chat.present_tokens, notes=(*figures.notes, *chat.notes))
+        return replace(
+            figures,
+            warmed=chat.present_tokens,
+            notes=(*figures.notes, *chat.notes, *self._no_guesses(figures)),
+        )
 
     def blocks(self) -> "BlockMap | None":
         engine = self._engine
@@ -327,6 +331,12 @@ class LocalBackend(Chosen):
         if self._chat is not None:
             self._chat.think = think
         self._think = think
+
+    def _no_guesses(self, figures: Figures) -> list[str]:
+        """What to tell a person who asked for guesses where there are none."""
+        if self._sampling.get("speculation") != "suffix" or not figures.speculation.startswith("off: "):
+            return []
+        return [f"Speculation is {figures.speculation}; answers come as without it."]
 
     def set_think_cache(self, think_cache: ThinkCache) -> None:
         if (chat := self._person()) is not None:

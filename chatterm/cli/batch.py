@@ -48,6 +48,7 @@ def batch(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
+    speculation: options.Speculation = None,
     think: options.Think = "auto",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -68,7 +69,8 @@ def batch(
 
     It may have an "id", and these, which go before the options given here:
     temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-    frequency_penalty, seed, max_tokens, stop, think and response_format.
+    frequency_penalty, seed, max_tokens, stop, speculation, think and
+    response_format.
 
     A "response_format" is {"type": "json_object"} or
     {"type": "json_schema", "json_schema": {"schema": SCHEMA}}: the answer is JSON that matches.

@@ -170,6 +170,7 @@ def run(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
+    speculation: options.Speculation = None,
     schema: options.Schema = None,
     json_object: options.JsonObject = False,
     regex: options.Regex = None,

@@ -6,9 +6,25 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from chatterm.backends.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
+from chatterm.backends.backend import (
+    Backend,
+    EngineError,
+    Figures,
+    FinishReason,
+    Outcome,
+    TokenEvent,
+    TurnStats,
+)
 from chatterm.cli.progress import progress_on
-from chatterm.conversation.figures import new_notes, rate_text, seconds_text, weights_text
+from chatterm.conversation.figures import (
+    guesses_text,
+    new_notes,
+    rate_text,
+    saved_text,
+    seconds_text,
+    tokens_a_step,
+    weights_text,
+)
 from chatterm.conversation.talk import Talk
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.terminal.spinner import Spinner, has_colour
@@ -246,9 +262,17 @@ def stats_line(outcome: Outcome) -> str:
         *([prompt] if stats.prompt_tokens else []),
         f"first token after {seconds_text(stats.ttft_s)}",
         f"{counted(stats.generated_tokens, 'token')}{thought} at {rate_text(stats.decode_tokens_per_s)}",
+        *([guesses_line(stats)] if stats.guessed_tokens else []),
         str(outcome.finish_reason or FinishReason.CANCELLED),
     )
     return f"[{' | '.join(parts)}]"
+
+
+def guesses_line(stats: TurnStats) -> str:
+    """What came of guesses."""
+    a_step = tokens_a_step(stats.generated_tokens, stats.accepted_tokens)
+    right = guesses_text(stats.guessed_tokens, stats.accepted_tokens)
+    return f"guessed right {right}, {a_step:.2f} tokens a step, saved {saved_text(stats.saved_s)}"
 
 
 def write(stream: TextIO, text: str) -> None:

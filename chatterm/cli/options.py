@@ -102,6 +102,14 @@ Seed = Annotated[
         help="The same seed gives the same text for the same conversation.", rich_help_panel=_SAMPLING
     ),
 ]
+Speculation = Annotated[
+    Literal["auto", "off", "suffix"] | None,
+    typer.Option(
+        help="Guess what comes next from what was said before, and check several tokens at once; the text stays "
+        "the same.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING),

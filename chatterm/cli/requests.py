@@ -14,10 +14,12 @@ from chatterm.settings.settings import SamplingSettings
 LINE_LIMIT = 16 * 1024 * 1024
 """Bytes of one line that are read at most: far beyond any model's context."""
 _NUMBERS = {
-    name: int in get_args(kind) for name, kind in get_type_hints(SamplingSettings).items() if name != "stop"
+    name: int in get_args(kind)
+    for name, kind in get_type_hints(SamplingSettings).items()
+    if name not in ("stop", "speculation")
 }
 """Fields of the sampling, and whether they are whole numbers."""
-_FIELDS = ("prompt", "messages", "id", *_NUMBERS, "stop", "think", "response_format")
+_FIELDS = ("prompt", "messages", "id", *_NUMBERS, "stop", "speculation", "think", "response_format")
 _THINK: Mapping[Any, ThinkMode] = {True: "on", False: "off", "on": "on", "off": "off", "auto": "auto"}
 
 
@@ -125,6 +127,8 @@ def _request(fields: dict[str, Any]) -> Request:
     for name, whole in _NUMBERS.items():
         if fields.get(name) is not None:
             sampling[name] = _number(name, fields[name], whole=whole)
+    if fields.get("speculation") is not None:
+        sampling["speculation"] = _text(fields["speculation"], "speculation")
     if fields.get("stop") is not None:
         stop = fields["stop"]
         texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [None]

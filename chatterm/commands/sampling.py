@@ -25,6 +25,7 @@ _OFFERED = {
     "frequency_penalty": ("0", "0.2", "0.5"),
     "max_tokens": ("256", "1024", "4096"),
     "seed": ("0", "42"),
+    "speculation": ("auto", "off", "suffix"),
 }
 """Values that completion offers; any other can be typed."""
 

@@ -78,6 +78,10 @@ class SessionStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     ttfts: list[float] = field(default_factory=list)
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
+    saved_s: float = 0.0
+    """What the guesses that were right saved of `decode_s`."""
     warmed_tokens: int = 0
     """Of the cached ones those that were computed in idle time."""
     retries: int = 0
@@ -100,6 +104,9 @@ class SessionStats:
         self.prefill_s += stats.prefill_s
         self.decode_s += stats.decode_s
         self.ttfts.append(stats.ttft_s)
+        self.guessed_tokens += stats.guessed_tokens
+        self.accepted_tokens += stats.accepted_tokens
+        self.saved_s += stats.saved_s
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, float]]) -> "SessionStats":
@@ -149,6 +156,9 @@ class Live:
     """That of the conversation; "" before it begins."""
     left_s: float | None = None
     """Seconds until the progress, the prefill or the warming of the history will be done."""
+    guessed: int = 0
+    """Tokens that were guessed of the answer, and those of them that were right."""
+    accepted: int = 0
 
     @property
     def is_warming(self) -> bool:
@@ -157,14 +167,30 @@ class Live:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """The fraction of the memory's bandwidth that decoding uses: each token reads the weights and the KV of
+        """The fraction of the memory's bandwidth that decoding uses: each step reads the weights and the KV of
         what is before it. None while a part of it is unknown."""
         figures, speed = self.figures, self.speed or self.average
         if self.is_saved or figures is None or not figures.bandwidth or not speed:
             return None
         blocks = figures.blocks_free + figures.blocks_cached + figures.blocks_held
         per_token = figures.kv_bytes / (blocks * figures.block_size) if blocks else 0.0
-        return speed * (figures.weight_bytes + self.used * per_token) / figures.bandwidth
+        steps = speed / tokens_a_step(self.generated, self.accepted)
+        return steps * (figures.weight_bytes + self.used * per_token) / figures.bandwidth
+
+
+def tokens_a_step(generated: int, accepted: int) -> float:
+    """How many tokens a step gave on average: one of its own, and the guesses that were right."""
+    return generated / (generated - accepted) if 0 < accepted < generated else 1.0
+
+
+def guesses_text(guessed: int, accepted: int) -> str:
+    """How many guesses were right; "" where nothing was guessed."""
+    return f"{accepted:,} of {guessed:,} ({accepted / guessed:.0%})" if guessed else ""
+
+
+def saved_text(saved_s: float) -> str:
+    """What guessing gained."""
+    return f"{'-' if saved_s < 0 else ''}{seconds_text(abs(saved_s))}"
 
 
 class Pace:

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from chatterm.backends.backend import Figures, ModelInfo, OffloadFigures, TurnStats
-from chatterm.conversation.figures import SessionStats, rate_text, seconds_text, weights_text
+from chatterm.conversation.figures import (
+    SessionStats,
+    guesses_text,
+    rate_text,
+    saved_text,
+    seconds_text,
+    tokens_a_step,
+    weights_text,
+)
 from chatterm.markdown.lines import Line, cells, longest_word, wrap
 from chatterm.markdown.table import table_lines
 from models.units import bytes_text, counted
@@ -85,6 +93,10 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
         ["decode time", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
     ]
+    if any(s.guessed_tokens for _, s in columns):
+        rows.append(["guessed right", *each(_guessed, _guessed)])
+        rows.append(["  tokens a step", *each(_a_step, _a_step)])
+        rows.append(["  time saved", *each(_saved, _saved)])
     if any(s.retries for _, s in columns):
         rows.append(["retries", _NONE, *(f"{s.retries:,}" for _, s in columns)])
         rows.append(["  tokens reused", _NONE, *(f"{s.reused_tokens:,}" for _, s in columns)])
@@ -134,6 +146,8 @@ def _about(
         blocks = (
             f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
         )
+        if figures.speculation:
+            pairs.append(("guesses", figures.speculation))
         pairs.append(("weights", weights_text(figures)))
         cache = (
             f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
@@ -175,6 +189,18 @@ def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
         for row, part in enumerate(wrap([(text, "")], max(width - column, 8))):
             lines.append([((name if row == 0 else "").ljust(column), "muted"), *part])
     return lines
+
+
+def _guessed(stats: TurnStats | SessionStats) -> str:
+    return guesses_text(stats.guessed_tokens, stats.accepted_tokens) or _NONE
+
+
+def _a_step(stats: TurnStats | SessionStats) -> str:
+    return f"{tokens_a_step(stats.generated_tokens, stats.accepted_tokens):.2f}"
+
+
+def _saved(stats: TurnStats | SessionStats) -> str:
+    return saved_text(stats.saved_s) if stats.guessed_tokens else _NONE
 
 
 def _cached_share(stats: SessionStats) -> str:

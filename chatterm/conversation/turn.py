@@ -245,6 +245,8 @@ def live_figures(
         cached=known.cached_tokens if known else None,
         computed=known.prefilled_tokens if known else None,
         generated=count,
+        guessed=stats.guessed_tokens if stats else 0,
+        accepted=stats.accepted_tokens if stats else 0,
         prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
     )
@@ -260,6 +262,8 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
         cached=stats.cached_tokens,
         computed=stats.prefilled_tokens,
         generated=stats.generated_tokens,
+        guessed=stats.guessed_tokens,
+        accepted=stats.accepted_tokens,
         is_saved=True,
     )
 

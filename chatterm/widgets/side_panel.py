@@ -1,6 +1,15 @@
 """The conversation and the engine at work, beside the messages on a wide screen: first what matters to a person."""
 
-from chatterm.conversation.figures import Live, bar, left_text, meter, progress_parts, seconds_text, sparkline
+from chatterm.conversation.figures import (
+    Live,
+    bar,
+    left_text,
+    meter,
+    progress_parts,
+    seconds_text,
+    sparkline,
+    tokens_a_step,
+)
 from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.meter import context_bar, context_style
@@ -92,6 +101,9 @@ def _speed(live: Live, width: int) -> list[Line]:
         lines.append(_pair("first token", seconds_text(live.ttft_s), width))
     if live.prefill_rate:
         lines.append(_pair("prefill", f"{live.prefill_rate:,.0f} tok/s", width))
+    if live.guessed:
+        lines.append(_pair("guessed right", f"{live.accepted / live.guessed:.0%}", width))
+        lines.append(_pair("tokens a step", f"{tokens_a_step(live.generated, live.accepted):.1f}", width))
     if (share := live.bandwidth_share) is not None:
         lines.append(_pair("of bandwidth", f"{share:.0%}", width))
     return lines

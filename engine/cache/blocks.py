@@ -208,6 +208,10 @@ class BlockManager:
                 self._complete(table, index)
         self._slide(table)
 
+    def trim(self, table: BlockTable) -> None:
+        """Give back the blocks of `table` that none of its rows is written in."""
+        self._cut_table(table, self.blocks_for(table.length))
+
     def close(self, table: BlockTable) -> None:
         """Let go of every block of `table`; what was written stays as cache until it is evicted."""
         self._tables.remove(table)

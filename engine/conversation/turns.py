@@ -118,6 +118,9 @@ def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
         reasoning_tokens=first.reasoning_tokens + then.reasoning_tokens,
         ttft_s=first.ttft_s or then.ttft_s,
         decode_s=first.decode_s + (then.ttft_s if first.ttft_s else 0.0) + then.decode_s,
+        guessed_tokens=first.guessed_tokens + then.guessed_tokens,
+        accepted_tokens=first.accepted_tokens + then.accepted_tokens,
+        saved_s=first.saved_s + then.saved_s,
     )
 
 

@@ -128,6 +128,11 @@ class Runner:
         return Recorded() if padded is None or padded.deterministic else padded.recorded
 
     @property
+    def checks_guesses(self) -> bool:
+        """Whether several rows of one answer in a step have the bits of rows that are decoded one by one."""
+        return self._native is not None
+
+    @property
     def all_native(self) -> bool:
         """Whether native kernels compute everything, attention included."""
         return self._native is not None and self._native.takes_prompts
@@ -153,7 +158,7 @@ class Runner:
             self._pool.set_alone(alone)
 
     def run(self, batch: StepBatch) -> list[Tensor]:
-        """Compute the rows of `batch` and return the logits [vocab] of each span that wants some, in order.
+        """Compute the rows of `batch` and return the logits [vocab] of each row whose are wanted, in order.
 
         The next call may overwrite them.
         """
@@ -172,9 +177,11 @@ class Runner:
         of_prompts = iter(self._run(prompts) if prompts else [])
         of_answers = iter(native.step(answers) if answers else [])
         return [
-            next(of_prompts if answer is None else of_answers)
-            for span, (_, answer) in zip(spans, parts, strict=True)
-            if span.wanted
+            next(logits)
+            for prompt, answer in parts
+            for part, logits in ((prompt, of_prompts), (answer, of_answers))
+            if part is not None
+            for _ in range(part.wanted)
         ]
 
     @torch.inference_mode()  # native kernels need none, and it takes longer than all else around a step of theirs
@@ -184,7 +191,7 @@ class Runner:
         token_ids = [token for span in spans for token in span.tokens]
         positions = [position for span in spans for position in span.positions]
         ends = accumulate(span.count for span in spans)
-        last = [end - 1 for span, end in zip(spans, ends, strict=True) if span.wanted]
+        last = [row for span, end in zip(spans, ends, strict=True) for row in range(end - span.wanted, end)]
         hidden = self._model.forward(
             torch.tensor(token_ids, device=self._device),
             torch.tensor(positions, device=self._device),

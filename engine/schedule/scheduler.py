@@ -26,11 +26,15 @@ class MaskedRowsEvictedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows `start` to `start + count` of a sequence. With `samples`, its next token is drawn after them."""
+    """Rows `start` to `start + count` of a sequence. With `samples`, its next token is drawn after them.
+
+    Then tokens may be guessed: their rows are computed, too, and count as soon as just these tokens were drawn.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    guesses: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -46,13 +50,14 @@ class Chunk:
         sequence, rows = self.sequence, self.sequence.rows
         assert sequence.table is not None
         at = slice(self.start, self.start + self.count)
+        more = len(self.guesses)
         return Span(
             tuple(sequence.table.blocks),
             self.start,
-            self.count,
-            rows.token_ids[at],
-            rows.positions[at],
-            self.samples,
+            self.count + more,
+            [*rows.token_ids[at], *self.guesses],
+            [*rows.positions[at], *range(rows.next_position, rows.next_position + more)],
+            int(self.samples) + more,
             sequence.prompt_tokens - (sequence.earlier if self.count == 1 else 0),
         )
 
@@ -219,10 +224,13 @@ class Scheduler:
     def done(self, step: Step) -> None:
         """The rows of the chunks are written: from now on they can be found."""
         for chunk in step.chunks:
-            table = chunk.sequence.table
-            if table is not None:
-                sequence, stop = chunk.sequence, chunk.start + chunk.count
-                self.blocks.commit(table, sequence.rows.keys[chunk.start : stop], repeat(sequence.origin))
+            self.commit(chunk.sequence, chunk.start, chunk.count)
+
+    def commit(self, sequence: Sequence, start: int, count: int) -> None:
+        """The same of rows `start` to `start + count` of a sequence, which follow those that are."""
+        if sequence.table is not None:
+            keys = sequence.rows.keys[start : start + count]
+            self.blocks.commit(sequence.table, keys, repeat(sequence.origin))
 
     def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
         """Make room for `rows` more rows in a table; unless it is `idle` itself, idle work may have to wait for that.

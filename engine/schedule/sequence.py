@@ -102,6 +102,12 @@ class Sequence:
     """How many of them were there before: the sequence goes on with an answer."""
     told: int = 1
     """How many tokens the last draw gave: the one drawn, and those that a constraint forces after it."""
+    guessed: int = 0
+    """Tokens that were guessed of the answer,"""
+    accepted: int = 0
+    """those of them that were right,"""
+    saved_s: float = 0.0
+    """and the seconds that this took less than decoding one by one."""
     seed: int = 0
     """With the number of tokens generated it is the state of sampling; drawn where the request gives none."""
     created: float = field(default_factory=perf_counter)
@@ -185,4 +191,7 @@ class Sequence:
             prefill_s=reached - self.admitted if self.admitted else 0.0,
             decode_s=self.last_token - self.first_token if self.first_token else 0.0,
             warmed_tokens=self.hit.warmed,
+            guessed_tokens=self.guessed,
+            accepted_tokens=self.accepted,
+            saved_s=self.saved_s,
         )

@@ -22,6 +22,7 @@ from engine.schedule.decoding import Decoding
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.speculating import Speculating
 from models.load import is_out_of_memory
 
 MOST_FORCED = 64
@@ -51,7 +52,9 @@ class EngineStep:
     timer: ChunkTimer | None = None
     """On a GPU."""
     decode_s: float = 0.0
-    """What the last batch without a prompt took on a CPU."""
+    """What the last batch without a prompt or guesses took on a CPU."""
+    seconds: float = 0.0
+    """What this step's batch took, where all of it decodes on a CPU; else 0."""
     others: Others = field(default_factory=Others)
     alone: bool = False
     """Whether idle work keeps to one core now."""
@@ -59,6 +62,8 @@ class EngineStep:
     """As they were set last; 0 before that."""
     jumps: bool = True
     """Whether rows of an answer in a slot may be computed as a prompt's are."""
+    speculating: Speculating | None = None
+    """None: no tokens are guessed."""
     _guided: list[Sequence] = field(default_factory=list)
     """Constrained sequences in slots whose tokens were just read."""
 
@@ -93,15 +98,18 @@ class EngineStep:
         """
         scheduler, decoding = self.scheduler, self.decoding
         step = Step()
-        drawn: list[tuple[Sequence, torch.Tensor]] = []
+        drawn: list[tuple[Chunk, list[torch.Tensor]]] = []
         with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
             if self.timer is not None:
                 self.timer.read()
+            self.seconds = 0.0
             pace = self.chunk_pace
             scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, (pace.rows, pace.cost)
             step = scheduler.next_step()
+            if self.speculating is not None and step.chunks:
+                step.chunks = self.speculating.offer(step.chunks)
         self._report_finished()
         for sequence in step.joining:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
@@ -121,9 +129,7 @@ class EngineStep:
                 drawn = self._run(step.chunks)
         self._read(int(bool(launched)))
         self._jump_ahead()
-        for sequence, logits in drawn:
-            with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
-                self._draw(sequence, logits)
+        self._draw_all(drawn)
         self._report_finished()
 
     def _read(self, ahead: int) -> None:
@@ -141,12 +147,13 @@ class EngineStep:
             for sequence in sequences():
                 self.scheduler.finish(sequence, None, error)
 
-    def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
-        """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
+    def _run(self, chunks: list[Chunk]) -> list[tuple[Chunk, list[torch.Tensor]]]:
+        """Compute chunks. Returns those whose next token is drawn now, and logits [vocab]: of its row, and of those
+        of guesses."""
         idle = chunks[0].sequence.priority is Priority.IDLE
         prompts = Step(chunks=chunks).prompts
         count = sum(chunk.count for chunk in chunks)
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+        sampling = [chunk for chunk in chunks if chunk.samples]
         batch = StepBatch(tuple(chunk.span for chunk in chunks))
         self._share_cores(batch, idle)
         began = perf_counter()
@@ -161,11 +168,29 @@ class EngineStep:
         pace.saw(count, seconds, self.scheduler.max_chunk, idle and not sampling)
         if self.device.type == "cpu" and not idle:
             if not prompts:
-                self.decode_s = seconds
+                self.seconds = seconds
+                if not any(chunk.guesses for chunk in chunks):
+                    self.decode_s = seconds
             else:
                 decoding = self.decode_s if len(prompts) < len(chunks) else 0.0
                 self._saw(prompts, seconds - decoding)
-        return list(zip(sampling, logits, strict=True))
+        each = iter(logits)
+        return [(chunk, [next(each) for _ in range(1 + len(chunk.guesses))]) for chunk in sampling]
+
+    def _draw_all(self, drawn: list[tuple[Chunk, list[torch.Tensor]]]) -> None:
+        """The next tokens of these, and what that says of guesses."""
+        before = [chunk.sequence.accepted for chunk, _ in drawn]
+        for chunk, logits in drawn:
+            with self._ending(lambda: [chunk.sequence]):  # noqa: B023 - it is called here
+                if self.speculating is not None:
+                    self.speculating.draw(chunk, logits, self._draw)
+                else:
+                    self._draw(chunk.sequence, logits[0])
+        if self.speculating is not None and self.seconds:
+            accepted = [
+                chunk.sequence.accepted - held for (chunk, _), held in zip(drawn, before, strict=True)
+            ]
+            self.speculating.saw([chunk for chunk, _ in drawn], accepted, self.seconds)
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
         """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""

@@ -33,7 +33,7 @@ from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, speculation="off")
 
 
 TOLERANCE = {"none": 1e-4, "int8": 0.1}
@@ -92,9 +92,11 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     found: list[tuple[list[int], Tensor]] = []
     run = EngineStep._run
 
-    def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
+    def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Chunk, list[Tensor]]]:
         drawn = run(self, chunks)
-        found.extend((list(sequence.rows.token_ids), row.clone()) for sequence, row in drawn)
+        for chunk, rows in drawn:
+            for count, row in enumerate(rows):
+                found.append(([*chunk.sequence.rows.token_ids, *chunk.guesses[:count]], row.clone()))
         return drawn
 
     monkeypatch.setattr(EngineStep, "_run", record)

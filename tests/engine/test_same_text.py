@@ -1,9 +1,9 @@
 """The same conversation, parameters and seed give the same text, whatever was cached and however it came to be.
 
-Random programs are run on an engine with a small cache. Each answer, and the bits of all logits that it was drawn
-from, are compared with those of another engine, which has nothing cached and gets the whole conversation at once.
-That holds for quantised weights on a CPU, whose decode steps and chunks of prompts add up in the same order.
-CHATTERM_EXAMPLES says how many programs to run.
+Random programs are run on an engine with a small cache, which checks every guess that it has. Each answer, and the bits
+of all logits that it was drawn from, are compared with those of another engine, which has nothing cached, guesses
+nothing and gets the whole conversation at once. That holds for quantised weights on a CPU, whose decode steps and
+chunks of prompts add up in the same order. CHATTERM_EXAMPLES says how many programs to run.
 """
 
 import os
@@ -24,10 +24,10 @@ from engine.conversation.chat import Chat, Turn
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Library
 from engine.schedule.scheduler import Chunk
-from engine.schedule.sequence import Sequence
 from engine.schedule.step import EngineStep
 from models.load import load_model
 from models.network import Network
+from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
@@ -82,16 +82,22 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
         seen: dict[int, dict[tuple[Key, ...], bytes]] = {}
         run = EngineStep._run
 
-        def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
+        def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Chunk, list[Tensor]]]:
             found = run(self, chunks)
-            for sequence, row in found:
-                seen.setdefault(id(self.runner), {})[tuple(sequence.rows.keys)] = row.numpy().tobytes()
+            logits = seen.setdefault(id(self.runner), {})
+            for chunk, rows in found:
+                for count, row in enumerate(rows):
+                    told = chunk.sequence.rows.copy()
+                    told.extend(chunk.guesses[:count])
+                    logits[tuple(told.keys)] = row.numpy().tobytes()
             return found
 
         patch.setattr(EngineStep, "_run", record)
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
+        speculate(used)
+        fresh._engine_step.speculating = None
         yield Pair(used, fresh, seen)
 
 

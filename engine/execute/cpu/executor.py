@@ -105,7 +105,7 @@ class NativeDecoder:
         return logits
 
     def step(self, spans: Sequence[Span]) -> list[Tensor]:
-        """As `run`: fp32 [vocab_size] for each span that wants it, in memory that the next step overwrites."""
+        """As `run`: fp32 [vocab_size] for each row that wants it, in memory that the next step overwrites."""
         wanted = sum(span.wanted for span in spans)
         if wanted > len(self._rows):
             # Fresh memory for every step would have to be mapped by the system, page by page.

@@ -168,10 +168,10 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
                               const char** problem);
 void ct_decoder_destroy(ct_decoder* decoder);
 
-// `count` spans of a batch: writes K and V of their rows, and fp32 [wanted spans, vocabulary] to `logits`. Null, or what
+// `count` spans of a batch: writes K and V of their rows, and fp32 [wanted rows, vocabulary] to `logits`. Null, or what
 // was wrong with the spans (a static string). One call at a time for a pool.
-// A span is `tokens` tokens of one sequence in its rows from `row` on, with a position each, and whether the logits that
-// follow the last one are wanted: the numbers blocks, row, tokens, wanted, then table[blocks], token[tokens],
+// A span is `tokens` tokens of one sequence in its rows from `row` on, with a position each, and of how many of its last
+// rows the logits are wanted: the numbers blocks, row, tokens, wanted, then table[blocks], token[tokens],
 // position[tokens], and then comes the next span. Row r of the sequence lies in slot table[r / block_size] * block_size +
 // r % block_size.
 // What products with quantised weights read is rounded to int8 by 32 numbers. A row's K, V and logits are the same to

@@ -95,6 +95,7 @@ Span read_span(const int32_t*& at) {
 
 const char* misuse(const Decoder& decoder, const Span& span) {
   if (span.count < 1) return "a span has no tokens";
+  if (span.wanted < 0 || span.wanted > span.count) return "a span wants more logits than it has rows";
   for (int32_t i = 0; i < span.count; ++i) {
     if (span.tokens[i] < 0 || span.tokens[i] >= decoder.model.embedding.rows) return "there is no such token";
     if (span.positions[i] < 0 || span.positions[i] >= decoder.model.positions) return "the position is out of range";

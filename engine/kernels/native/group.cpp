@@ -205,12 +205,12 @@ void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits
       for (int32_t i = 0; i < some; ++i) {
         const int64_t slot = int64_t(spans->table[(row + i) / size]) * size + (row + i) % size;
         space.given.push_back({spans->tokens[done + i], spans->positions[done + i], slot});
+        if (done + i >= spans->count - spans->wanted) space.wanted.push_back(first + i);
       }
       done += some;
       left -= some;
       free -= some;
       if (done == spans->count) {
-        if (spans->wanted) space.wanted.push_back(first + some - 1);
         ++spans;
         done = 0;
       }

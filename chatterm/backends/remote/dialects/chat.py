@@ -45,7 +45,7 @@ class ChatCompletions:
     path = "/chat/completions"
     models_path = "/models"
     is_lines = False
-    unknown = ("logprobs", "logit_bias")
+    unknown = ("logprobs", "logit_bias", "speculation")
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -30,7 +30,7 @@ class Ollama:
     path = "/api/chat"
     models_path = "/api/tags"
     is_lines = True
-    unknown = ("logprobs", "logit_bias")
+    unknown = ("logprobs", "logit_bias", "speculation")
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
         options = {

@@ -1,0 +1,120 @@
+"""How many tokens are guessed: as many as pay, by what steps of several rows take here and how often guesses hold."""
+
+from dataclasses import dataclass, field
+
+from engine.speculation.suffixes import Guess
+
+MOST_ROWS = 8
+"""Of a step: up to so many have the bits of rows that are computed one by one, and none costs as much as a step."""
+LEAST_GAIN = 1.05
+"""So many times as many tokens a second have to be expected."""
+CREDIT = 1.0
+"""Steps that guesses may cost an answer before any of them held."""
+SAVED = 2.0
+"""Steps saved that are remembered: what held long ago pays for no more than these."""
+SHARE = 0.01
+"""Of an answer's steps that guesses may cost besides."""
+_LENGTHS = (4, 6, 10, 20)
+"""Of matches: from each on they hold more often."""
+_BELIEVED = (0.4, 0.5, 0.6, 0.75, 0.85)
+"""How often a guessed token is right before anything was measured, where all places agree."""
+_DIVIDED = 0.7
+"""So much less often where they do not."""
+_ROW = 0.15
+"""Of a step: what another row is believed to cost."""
+
+
+@dataclass(slots=True)
+class Costs:
+    """What a step of 1 to 8 rows takes, in steps of one row."""
+
+    unit_s: float = 0.0
+    """Seconds of a step of one row; 0.0 while none has been seen."""
+    ratios: list[float] = field(default_factory=lambda: [1 + _ROW * more for more in range(MOST_ROWS)])
+
+    def of(self, rows: int) -> float:
+        """Of a step of so many rows."""
+        return self.ratios[rows - 1]
+
+    def saw(self, rows: int, seconds: float) -> None:
+        """A step of `rows` rows took so long. One that was interrupted counts little."""
+        if not 1 <= rows <= MOST_ROWS:
+            return
+        if rows == 1:
+            unit = self.unit_s or seconds
+            self.unit_s = unit + (min(seconds, 2 * unit) - unit) / 8
+        elif self.unit_s:
+            at, ratio = rows - 1, seconds / self.unit_s
+            change = (min(ratio, 2 * self.ratios[at]) - self.ratios[at]) / 4
+            self.ratios[at] = max(self.ratios[at] + change, 1.0)
+            # More rows take no less, and fewer no more.
+            for other in range(1, MOST_ROWS):
+                bound = max if other > at else min
+                self.ratios[other] = bound(self.ratios[other], self.ratios[at])
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How often a guessed token was right where all before it were, by how long the match was."""
+
+    rates: dict[tuple[int, bool], float] = field(default_factory=dict)
+
+    def of(self, guess: Guess) -> float:
+        """For a token of this guess."""
+        return self.rates.get(_kind(guess), _believed(guess))
+
+    def saw(self, guess: Guess, offered: int, held: int) -> None:
+        """Of `offered` tokens of a guess the first `held` were right."""
+        kind, rate = _kind(guess), self.of(guess)
+        for right in [1.0] * held + [0.0] * (held < offered):
+            rate += (right - rate) / 16
+        self.rates[kind] = rate
+
+
+def _kind(guess: Guess) -> tuple[int, bool]:
+    return sum(guess.length >= length for length in _LENGTHS), guess.agreed
+
+
+def _believed(guess: Guess) -> float:
+    at, agreed = _kind(guess)
+    return _BELIEVED[at] if agreed else _DIVIDED * _BELIEVED[at]
+
+
+@dataclass(slots=True)
+class Balance:
+    """Whether guesses pay in one answer, in steps of one row: what they cost at most is a share of the answer."""
+
+    saved: float = 0.0
+
+    def allows(self, cost: float, tokens: int) -> bool:
+        """Whether a guess that costs so much, should it fail, may be made after so many tokens of the answer."""
+        return self.saved - cost >= -(CREDIT + SHARE * tokens)
+
+    def saw(self, saved: float) -> None:
+        """A step with guesses saved so many steps; below 0 it cost them."""
+        self.saved = min(self.saved + saved, SAVED)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Decides for each step, of all answers together. It belongs to the loop thread."""
+
+    costs: Costs = field(default_factory=Costs)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
+        """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
+
+        `said` tokens has the answer, and `balance` is its own.
+        """
+        if not self.costs.unit_s:
+            return 0
+        right, expected = self.acceptance.of(guess), 0.0
+        best, found = LEAST_GAIN * tokens / self.costs.of(rows), 0
+        for count in range(1, min(len(guess.tokens), MOST_ROWS - rows) + 1):
+            expected += right**count
+            cost = self.costs.of(rows + count)
+            gain = (tokens + expected) / cost
+            if gain > best and balance.allows(cost - self.costs.of(rows), said):
+                best, found = gain, count
+        return found

@@ -1,0 +1,82 @@
+"""The texts in which guesses are looked up: one for each conversation, branches included, kept for its next turn."""
+
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.speculation.suffixes import LONGEST, NOTHING, Guess, SuffixIndex
+
+MOST_TOKENS = 1 << 18
+"""Of a text; beyond them only what its conversation says now is kept."""
+KEPT = 8
+"""Texts of conversations that are not answered now."""
+SURE = 8
+"""A match in the conversation's own text that is as long is taken before others are looked at."""
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """What was said in a conversation, on all its branches one after the other."""
+
+    client: Hashable
+    path: "array[int]" = field(default_factory=lambda: array("i"))
+    """The branch that was said last: its tokens from the first one on."""
+    index: SuffixIndex = field(default_factory=SuffixIndex)
+
+    def go_on(self, tokens: Sequence[int]) -> None:
+        """The branch has these tokens now, beside those that it has."""
+        self.path.extend(tokens)
+        self.index.extend(tokens)
+        if len(self.index) > MOST_TOKENS:
+            self.index = SuffixIndex()
+            self.index.extend(self.path[-MOST_TOKENS // 2 :])
+
+    def turn_to(self, tokens: "array[int]", common: int) -> None:
+        """Another branch is said, whose first `common` tokens are those of the one before."""
+        del self.path[common:]
+        self.go_on(tokens[common:])
+
+
+@dataclass(slots=True)
+class Texts:
+    """Whoever is answered has a text for himself; those of a client's other conversations are looked at, too."""
+
+    idle: list[Text] = field(default_factory=list)
+    """The latest comes last."""
+
+    def take(self, client: Hashable, tokens: Sequence[int]) -> Text:
+        """The text of the conversation that goes on with these tokens, which it then ends with."""
+        said = array("i", tokens)
+        own = [(_common(text.path, said), text) for text in self.idle if text.client == client]
+        common, text = max(own, key=lambda pair: pair[0], default=(0, Text(client)))
+        if 2 * common < min(len(text.path), len(said)) or common == 0:
+            common, text = 0, Text(client)
+        else:
+            self.idle.remove(text)
+        text.turn_to(said, common)
+        return text
+
+    def give_back(self, text: Text) -> None:
+        """Its conversation waits for its next message."""
+        self.idle.append(text)
+        del self.idle[:-KEPT]
+
+    def guess(self, text: Text, most: int) -> Guess:
+        """Up to `most` tokens that may follow in `text`."""
+        tail = text.path[-LONGEST:]
+        best = text.index.guess(tail, most)
+        if best.length >= SURE:
+            return best
+        others = [one.index.guess(tail, most) for one in self.idle if one.client == text.client]
+        return max(best, *others, NOTHING, key=lambda guess: guess.length)
+
+
+def _common(one: "array[int]", other: "array[int]") -> int:
+    """How many tokens two texts begin with alike."""
+    count = min(len(one), len(other))
+    if count == 0:
+        return 0
+    differ = np.frombuffer(one, np.int32, count) != np.frombuffer(other, np.int32, count)
+    return int(differ.argmax()) if differ.any() else count

@@ -1,0 +1,43 @@
+"""Guesses for tests: always offered, right and wrong ones."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from engine import Engine
+from engine.schedule.speculating import Speculating
+from engine.speculation.pace import MOST_ROWS, Balance, Pace
+from engine.speculation.suffixes import Guess
+from engine.speculation.texts import Text, Texts
+
+
+class Eager(Pace):
+    """Every guess is checked, whatever it costs."""
+
+    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
+        return min(len(guess.tokens), MOST_ROWS - rows)
+
+
+@dataclass(slots=True)
+class Oracle(Texts):
+    """Guesses what `answers` say, by the first tokens of a prompt, and now and then something else."""
+
+    answers: dict[Hashable, list[int]] = field(default_factory=dict)
+    random: Random = field(default_factory=lambda: Random(0))
+
+    def guess(self, text: Text, most: int) -> Guess:
+        known = next((one for one in self.answers.values() if starts(one, text.path)), [])
+        coming = known[len(text.path) :][: self.random.randint(0, most)]
+        tokens = [token if self.random.random() < 0.8 else self.random.randrange(256) for token in coming]
+        return Guess(tuple(tokens), len(tokens))
+
+
+def starts(whole: Sequence[int], first: Sequence[int]) -> bool:
+    return list(whole[: len(first)]) == list(first)
+
+
+def speculate(engine: Engine, texts: Texts | None = None) -> Speculating:
+    """Have `engine` check every guess from now on."""
+    speculating = Speculating(engine._scheduler, Eager(), texts or Texts())
+    engine._engine_step.speculating = speculating
+    return speculating

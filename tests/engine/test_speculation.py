@@ -1,0 +1,279 @@
+"""Guesses: what they are, how many pay, and that an answer is the same to the token and the bit with any of them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import zip_longest
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import Engine, EngineError, SamplingParams
+from engine.cache.rows import Rows
+from engine.events import TokenEvent
+from engine.kernels.native import library as native
+from engine.params import Constraint
+from engine.schedule.sequence import Sequence
+from engine.schedule.speculating import Speculating
+from engine.speculation import suffixes
+from engine.speculation.pace import CREDIT, MOST_ROWS, SHARE, Balance, Costs, Pace
+from engine.speculation.suffixes import GRAM, LONGEST, Guess, SuffixIndex
+from engine.speculation.texts import KEPT, Texts
+from models.load import load_model
+from models.network import Network
+from tests.engine.speculation import Oracle, speculate
+from tests.engine.test_native_engine import CPU, a_native_engine
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+
+EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "12"))
+TOKENS = st.lists(st.integers(0, 3), max_size=200)
+
+
+def index_of(*parts: list[int]) -> SuffixIndex:
+    index = SuffixIndex()
+    for part in parts:
+        index.extend(part)
+    return index
+
+
+def longest_match(text: list[int], tail: list[int]) -> int:
+    """Of the ends of `tail` the longest that stands in `text` with something after it; 0 if below GRAM."""
+    for length in range(min(len(tail), LONGEST), GRAM - 1, -1):
+        if any(text[at : at + length] == tail[-length:] for at in range(len(text) - length)):
+            return length
+    return 0
+
+
+@given(TOKENS, TOKENS)
+def test_the_longest_match_is_found(text: list[int], tail: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffixes, "LOOKED", 1000)
+        guess = index_of(text).guess(tail, 4)
+        own = index_of(text).guess(text, 4)
+    for found, end in ((guess, tail), (own, text)):
+        assert found.length == longest_match(text, end)
+        assert bool(found.tokens) == bool(found.length)
+        whole = [*end[len(end) - found.length :], *found.tokens]
+        assert not found.tokens or any(text[at : at + len(whole)] == whole for at in range(len(text)))
+
+
+@given(st.lists(st.lists(st.integers(0, 100_000), max_size=150), max_size=20))
+def test_however_a_text_came_its_index_is_the_same(parts: list[list[int]]) -> None:
+    whole = [token for part in parts for token in part]
+    one_by_one, in_parts, at_once = index_of(*[[t] for t in whole]), index_of(*parts), index_of(whole)
+    assert one_by_one._links == in_parts._links == at_once._links
+    assert one_by_one._heads == in_parts._heads == at_once._heads
+
+
+def test_the_places_with_the_longest_match_vote() -> None:
+    text = [1, 2, 3, 7, 9, 1, 2, 3, 8, 5, 1, 2, 3, 8, 6, 0, 1, 2, 3]
+    assert index_of(text).guess(text, 3) == Guess((8, 6, 0), 3, agreed=False)
+    assert index_of(text).guess([0, 1, 2, 3], 2) == Guess((8, 6), 3, agreed=False)
+    assert index_of([9, 1, 2, 3, 4, 4]).guess([5, 1, 2, 3], 2) == Guess((4, 4), 3, agreed=True)
+
+
+def test_an_index_takes_far_less_memory_than_the_kv_of_the_text() -> None:
+    index = index_of(torch.randint(50_000, (100_000,)).tolist())
+    assert index.nbytes < 14 * 100_000  # of a small model, SmolLM2 135M, a token of KV takes 23,040
+
+
+def test_a_conversation_finds_its_text_again_on_every_branch() -> None:
+    texts, words = Texts(), list(range(100, 200))
+    text = texts.take(None, words)
+    text.go_on([1, 2, 3, 4, 5, 6])
+    texts.give_back(text)
+    again = texts.take(None, [*words, 1, 2, 3, 9, 9])
+    assert again is text
+    assert list(again.path) == [*words, 1, 2, 3, 9, 9]
+    again.go_on([2, 3, 4])
+    assert texts.guess(again, 2).tokens == (5, 6)
+
+
+def test_others_are_looked_at_as_long_as_they_are_the_clients_own() -> None:
+    texts = Texts()
+    texts.give_back(texts.take("me", list(range(50))))
+    mine, theirs = texts.take("me", [900, 901, 7, 8, 9]), texts.take("you", [900, 901, 7, 8, 9])
+    assert texts.guess(mine, 3).tokens == (10, 11, 12)
+    assert texts.guess(theirs, 3).tokens == ()
+    for first in range(1000, 1000 + 100 * KEPT, 50):
+        texts.give_back(texts.take("me", list(range(first, first + 40))))
+    assert len(texts.idle) == KEPT
+
+
+def test_guesses_are_as_many_as_pay() -> None:
+    pace = Pace()
+    sure = Guess(tuple(range(7)), 32)
+    assert pace.count(sure, 1, 1.0, Balance(), 0) == 0, "nothing was measured"
+    pace.costs.saw(1, 0.01)
+    for _ in range(40):
+        for rows in range(1, MOST_ROWS + 1):
+            pace.costs.saw(rows, 0.01 + 0.001 * (rows - 1))
+    assert pace.count(sure, 1, 1.0, Balance(), 0) == 7
+    assert pace.count(sure, 6, 6.0, Balance(), 0) == 2, "a step has 8 rows"
+    for _ in range(40):
+        pace.acceptance.saw(sure, 4, 0)
+    assert pace.count(sure, 1, 1.0, Balance(), 0) == 0, "they never hold"
+    for _ in range(40):
+        for rows in range(2, MOST_ROWS + 1):
+            pace.costs.saw(rows, 0.01 * rows)
+    other = Guess(tuple(range(7)), 5)
+    assert pace.count(other, 1, 1.0, Balance(), 0) == 0, "every row costs as much as a step"
+
+
+@given(st.integers(0, 2**32), st.floats(0.0, 0.3), st.floats(1.0, 2.5), st.integers(50, 400))
+def test_what_never_holds_costs_next_to_nothing(seed: int, held: float, slope: float, tokens: int) -> None:
+    random, pace, balance, spent = Random(seed), Pace(), Balance(), 0.0
+    pace.costs.saw(1, 0.01)
+    said = 0
+    while said < tokens:
+        guess = Guess(tuple(range(7)), random.choice([3, 5, 8, 15, 32]))
+        count = pace.count(guess, 1, 1.0, balance, said)
+        cost = 1 + slope * count / 7
+        right = 0
+        while right < count and random.random() < held:
+            right += 1
+        spent += cost
+        said += 1 + right
+        pace.costs.saw(1 + count, 0.01 * cost)
+        if count:
+            pace.acceptance.saw(guess, count, right)
+            balance.saw(1 + right - cost)
+    # The first failures may cost more than was believed of a row.
+    assert spent <= said * (1 + SHARE) + CREDIT + slope
+
+
+def test_costs_follow_what_steps_take() -> None:
+    costs = Costs()
+    costs.saw(4, 1.0)
+    assert costs.unit_s == 0.0
+    for _ in range(60):
+        costs.saw(1, 0.02)
+        costs.saw(4, 0.05)
+    assert costs.of(4) == pytest.approx(2.5, rel=0.05)
+    assert costs.of(8) >= costs.of(4) >= costs.of(2) >= costs.of(1) == 1.0
+
+
+@pytest.fixture(scope="module", params=["int8", "none"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Network:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("speculation")
+    write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
+    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Network) -> Iterator[Engine]:
+    with a_native_engine(model, context=300, num_blocks=600) as engine:
+        yield engine
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([0, 5]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    repetition_penalty=st.sampled_from([1.0, 1.2]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    logit_bias=st.sampled_from([{}, {97: 4.0, 98: 4.0}]),
+    logprobs=st.sampled_from([None, None, 2]),
+    constraint=st.sampled_from([None, None, Constraint("regex", "(abc|[a-d]{2}xyz| )*")]),
+    seed=st.integers(0, 1000),
+    max_tokens=st.integers(1, 60),
+    stop=st.sampled_from([(), ("a",), ("bc", "\n")]),
+)
+
+
+def asked(engine: Engine, number: int, params: SamplingParams) -> Sequence:
+    ids = [*b"abcabd xyz ", *Random(number).choices(range(256), k=number % 30)]
+    return engine.start(Rows.of(ids), params)
+
+
+def heard(engine: Engine, sequences: list[Sequence]) -> list[list[TokenEvent]]:
+    events = [list(engine.events(sequence)) for sequence in sequences]
+    engine._loop.call(engine._blocks.check)
+    assert engine.figures().blocks_held == 0
+    return events
+
+
+def told(sequence: Sequence) -> list[Any]:
+    """All that is known of an answer but its times and what was guessed."""
+    stats = replace(
+        sequence.stats(), guessed_tokens=0, accepted_tokens=0, saved_s=0.0, ttft_s=0, prefill_s=0, decode_s=0
+    )
+    return [sequence.finish_reason, sequence.tail, sequence.generated, sequence.rows.keys, stats]
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 1000))
+def test_an_answer_is_the_same_whatever_is_guessed(
+    engine: Engine, several: list[SamplingParams], seed: int
+) -> None:
+    if not engine._runner.all_native:
+        del several[
+            1:
+        ]  # torch computes the prompts, and others whose prompts are beside change their last bits
+    engine._engine_step.speculating = None
+    engine._loop.call(engine._blocks.evict_all)
+    plain, events, cached = list[Sequence](), list[list[TokenEvent]](), list[int]()
+    for number, params in enumerate(several):
+        plain.append(asked(engine, seed + number, params))
+        events += heard(engine, plain[-1:])
+        cached.append(engine.cached_rows(plain[-1].rows))
+    engine._loop.call(engine._blocks.evict_all)
+    texts = Oracle(
+        answers={number: list(one.rows.token_ids) for number, one in enumerate(plain)}, random=Random(seed)
+    )
+    speculate(engine, texts)
+    again = [asked(engine, seed + number, params) for number, params in enumerate(several)]
+    failed = f"seed {seed}"
+    for number, (one, other) in enumerate(zip(events, heard(engine, again), strict=True)):
+        for step, (event, same) in enumerate(zip_longest(one, other)):
+            assert event == same, f"{failed}, answer {number}, token {step}"
+    assert [told(one)[:4] for one in again] == [told(one)[:4] for one in plain], failed
+    assert [engine.cached_rows(one.rows) for one in again] == cached, failed
+    for one, before in zip(again, plain, strict=True):
+        # Neighbours may have what a prompt begins with.
+        assert told(one)[4].generated_tokens == told(before)[4].generated_tokens
+
+
+def test_most_guesses_of_one_who_knows_hold_and_some_do_not(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=60)
+    engine._engine_step.speculating = None
+    (expected,) = heard(engine, [plain := asked(engine, 1, params)])
+    speculate(engine, Oracle(answers={0: list(plain.rows.token_ids)}))
+    (found,) = heard(engine, [sequence := asked(engine, 1, params)])
+    assert found == expected
+    stats = sequence.stats()
+    assert 10 < stats.accepted_tokens < stats.guessed_tokens
+    assert told(sequence)[:4] == told(plain)[:4]
+
+
+def test_who_wants_no_guesses_gets_none(engine: Engine) -> None:
+    speculating: Speculating = speculate(engine)
+    params = SamplingParams(temperature=0.0, max_tokens=60, speculation="off")
+    heard(engine, [sequence := asked(engine, 1, params)])
+    assert (sequence.guessed, speculating._known) == (0, {})
+
+
+def test_guesses_take_free_blocks_only(model: Network) -> None:
+    with ExitStack() as stack:
+        small = stack.enter_context(a_native_engine(model, context=60, num_blocks=15))
+        params = SamplingParams(temperature=0.0, max_tokens=200)
+        small._engine_step.speculating = None
+        plain = list(small.stream([*b"abcabc"], params))
+        small._loop.call(small._blocks.evict_all)
+        speculate(small, Oracle(answers={0: [*b"abcabc", *(event.token_id for event in plain)]}))
+        assert list(small.stream([*b"abcabc"], params)) == plain
+        small._loop.call(small._blocks.check)
+
+
+def test_another_kind_of_speculation_is_refused() -> None:
+    with pytest.raises(EngineError, match="speculation is 'draft'; it must be one of auto, off, suffix"):
+        SamplingParams(speculation="draft")  # type: ignore[arg-type]
