@@ -92,7 +92,7 @@ class SamplingParams:
     """Tokens to generate at most; None means as many as the context holds."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it and may span tokens."""
-    speculation: Speculation = "auto"
+    speculation: Speculation = "off"
     """Whether tokens are guessed and checked several at once. The text is the same to the token."""
 
     def __post_init__(self) -> None:

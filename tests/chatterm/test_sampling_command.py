@@ -96,7 +96,7 @@ def test_each_value_says_where_it_comes_from() -> None:
         "max_tokens": (None, ""),
         "seed": (3, "this conversation"),
         "stop": ((), ""),
-        "speculation": ("auto", ""),
+        "speculation": ("off", ""),
     }
     silent = ModelInfo("m", "cpu", "float32", 4096, False)
     assert in_force({}, NONE, silent)["top_p"].source == "chatterm"

@@ -121,7 +121,7 @@ def test_the_text_of_a_seed_is_the_same_whatever_was_cached(
 
 
 def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, number: int) -> None:
-    params = SamplingParams(temperature=1.0, seed=number, max_tokens=4 + number)
+    params = SamplingParams(speculation="auto", temperature=1.0, seed=number, max_tokens=4 + number)
     before = copies(chat.turns)
     match kind:
         case "send":
@@ -136,7 +136,9 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
             list(chat.retry(params))
             check(pair, chat, before[:-1], params)
         case "stop and resume":
-            events = chat.send(text, SamplingParams(temperature=1.0, seed=number, max_tokens=24))
+            events = chat.send(
+                text, SamplingParams(speculation="auto", temperature=1.0, seed=number, max_tokens=24)
+            )
             for _ in range(1 + number % 5):
                 next(events, None)
             events.close()  # type: ignore[attr-defined]
@@ -144,8 +146,17 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
                 if number % 2:
                     pair.used._loop.call(pair.used._blocks.evict_all)
                 left = 24 - len(chat.last.token_ids)
-                list(chat.resume(SamplingParams(temperature=1.0, seed=number, max_tokens=left)))
-            check(pair, chat, before, SamplingParams(temperature=1.0, seed=number, max_tokens=24))
+                list(
+                    chat.resume(
+                        SamplingParams(speculation="auto", temperature=1.0, seed=number, max_tokens=left)
+                    )
+                )
+            check(
+                pair,
+                chat,
+                before,
+                SamplingParams(speculation="auto", temperature=1.0, seed=number, max_tokens=24),
+            )
         case "settle":
             chat.settle(wait=bool(number))
         case "undo":

@@ -187,6 +187,7 @@ PARAMS = st.builds(
     seed=st.integers(0, 1000),
     max_tokens=st.integers(1, 60),
     stop=st.sampled_from([(), ("a",), ("bc", "\n")]),
+    speculation=st.just("auto"),
 )
 
 
@@ -244,7 +245,7 @@ def test_an_answer_is_the_same_whatever_is_guessed(
 
 
 def test_most_guesses_of_one_who_knows_hold_and_some_do_not(engine: Engine) -> None:
-    params = SamplingParams(temperature=1.0, seed=4, max_tokens=60)
+    params = SamplingParams(speculation="auto", temperature=1.0, seed=4, max_tokens=60)
     engine._engine_step.speculating = None
     (expected,) = heard(engine, [plain := asked(engine, 1, params)])
     speculate(engine, Oracle(answers={0: list(plain.rows.token_ids)}))
@@ -265,7 +266,7 @@ def test_who_wants_no_guesses_gets_none(engine: Engine) -> None:
 def test_guesses_take_free_blocks_only(model: Network) -> None:
     with ExitStack() as stack:
         small = stack.enter_context(a_native_engine(model, context=60, num_blocks=15))
-        params = SamplingParams(temperature=0.0, max_tokens=200)
+        params = SamplingParams(speculation="auto", temperature=0.0, max_tokens=200)
         small._engine_step.speculating = None
         plain = list(small.stream([*b"abcabc"], params))
         small._loop.call(small._blocks.evict_all)
