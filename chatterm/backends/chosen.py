@@ -107,3 +107,10 @@ def no_tools(info: ModelInfo | None) -> EngineError:
 def no_model() -> EngineError:
     """Somebody asks before a model is loaded."""
     return EngineError("No model is loaded; load one with /model NAME.")
+
+
+def no_guesses(sampling: Mapping[str, Any], figures: Figures) -> list[str]:
+    """What to tell a person who asked for guesses where there are none."""
+    if sampling.get("speculation") != "suffix" or not figures.speculation.startswith("off: "):
+        return []
+    return [f"Speculation is {figures.speculation}; answers come as without it."]

@@ -28,7 +28,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.calling import Calling, Said, calls_of, engine_calls
-from chatterm.backends.chosen import Chosen, checked, no_model, no_tools
+from chatterm.backends.chosen import Chosen, checked, no_guesses, no_model, no_tools
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
@@ -165,7 +165,7 @@ class LocalBackend(Chosen):
         return replace(
             figures,
             warmed=chat.present_tokens,
-            notes=(*figures.notes, *chat.notes, *self._no_guesses(figures)),
+            notes=(*figures.notes, *chat.notes, *no_guesses(self._sampling, figures)),
         )
 
     def blocks(self) -> "BlockMap | None":
@@ -331,12 +331,6 @@ class LocalBackend(Chosen):
         if self._chat is not None:
             self._chat.think = think
         self._think = think
-
-    def _no_guesses(self, figures: Figures) -> list[str]:
-        """What to tell a person who asked for guesses where there are none."""
-        if self._sampling.get("speculation") != "suffix" or not figures.speculation.startswith("off: "):
-            return []
-        return [f"Speculation is {figures.speculation}; answers come as without it."]
 
     def set_think_cache(self, think_cache: ThinkCache) -> None:
         if (chat := self._person()) is not None:
