@@ -26,6 +26,7 @@ from chatterm.tools.policy import Policy
 from chatterm.tools.rules import rules_path
 from chatterm.tools.session import ToolSession
 from chatterm.tools.tool import ToolError
+from models.units import counted
 
 MOST_ROUNDS = 50
 """Answers with calls to one prompt, at most."""
@@ -247,7 +248,7 @@ class Agent:
             self._dialogues.pop(idle[0].id)
             idle[0].tools.close()
         if len(self._dialogues) >= MOST_OPEN:
-            raise EngineError(f"{MOST_OPEN} sessions are open; close some of them first.")
+            raise EngineError(f"{counted(MOST_OPEN, 'session')} are open; close some of them first.")
         self._dialogues[id] = dialogue
         self._engine.load()
         return dialogue

@@ -272,7 +272,7 @@ def guesses_line(stats: TurnStats) -> str:
     """What came of guesses."""
     a_step = tokens_a_step(stats.generated_tokens, stats.accepted_tokens)
     right = guesses_text(stats.guessed_tokens, stats.accepted_tokens)
-    return f"guessed right {right}, {a_step:.2f} tokens a step, saved {saved_text(stats.saved_s)}"
+    return f"guessed right {right}, in a step {a_step:.2f} on average, saved {saved_text(stats.saved_s)}"
 
 
 def write(stream: TextIO, text: str) -> None:
