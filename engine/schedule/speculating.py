@@ -48,6 +48,7 @@ class Speculating:
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
         """The same chunks, with guesses where they pay. A step with a prompt in it stays as it is."""
         self._forget()
+        self.pace.turn_to(sum(chunk.start for chunk in chunks))
         asking = [chunk for chunk in chunks if _may_guess(chunk)]
         if len(asking) < len(chunks) or len(chunks) >= MOST_ROWS:
             return chunks
@@ -86,7 +87,7 @@ class Speculating:
             if not chunk.guesses or known is None or not costs.unit_s:
                 continue
             self.pace.acceptance.saw(known.guess, len(chunk.guesses), held)
-            saved = held * plain - (min(seconds / costs.unit_s, 2 * costs.of(rows)) - plain) / guessing
+            saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
             known.balance.saw(saved)
             chunk.sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds)

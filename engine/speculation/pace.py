@@ -22,6 +22,8 @@ _DIVIDED = 0.7
 """So much less often where they do not."""
 _ROW = 0.15
 """Of a step: what another row is believed to cost."""
+SHORT = 512
+"""Contexts up to so many rows are alike; others are up to twice as many."""
 
 
 @dataclass(slots=True)
@@ -31,24 +33,32 @@ class Costs:
     unit_s: float = 0.0
     """Seconds of a step of one row; 0.0 while none has been seen."""
     ratios: list[float] = field(default_factory=lambda: [1 + _ROW * more for more in range(MOST_ROWS)])
+    seen: set[int] = field(default_factory=set)
+    """Those of `ratios` that were measured."""
 
     def of(self, rows: int) -> float:
         """Of a step of so many rows."""
         return self.ratios[rows - 1]
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A step of `rows` rows took so long. One that was interrupted counts little."""
+        """A step of `rows` rows took so long. One that was interrupted counts little.
+
+        Of numbers of rows that have not been seen it is believed that each row more costs as much as in this step.
+        """
         if not 1 <= rows <= MOST_ROWS:
             return
         if rows == 1:
             unit = self.unit_s or seconds
             self.unit_s = unit + (min(seconds, 2 * unit) - unit) / 8
         elif self.unit_s:
-            at, ratio = rows - 1, seconds / self.unit_s
-            change = (min(ratio, 2 * self.ratios[at]) - self.ratios[at]) / 4
-            self.ratios[at] = max(self.ratios[at] + change, 1.0)
-            # More rows take no less, and fewer no more.
+            at = rows - 1
+            ratio = min(max(seconds / self.unit_s, 1.0), float(rows))
+            self.ratios[at] += (ratio - self.ratios[at]) / (4 if at in self.seen else 1)
+            self.seen.add(at)
             for other in range(1, MOST_ROWS):
+                if other not in self.seen:
+                    self.ratios[other] = 1 + (self.ratios[at] - 1) * other / at
+                # More rows take no less, and fewer no more.
                 bound = max if other > at else min
                 self.ratios[other] = bound(self.ratios[other], self.ratios[at])
 
@@ -100,7 +110,14 @@ class Pace:
     """Decides for each step, of all answers together. It belongs to the loop thread."""
 
     costs: Costs = field(default_factory=Costs)
+    """Those of the context that is decoded at."""
     acceptance: Acceptance = field(default_factory=Acceptance)
+    _known: dict[int, Costs] = field(default_factory=dict)
+    """By context: the longer it is, the more of a step is attention, which each row pays for alone."""
+
+    def turn_to(self, context: int) -> None:
+        """The next step attends to so many rows in all."""
+        self.costs = self._known.setdefault(max(context, SHORT).bit_length(), Costs())
 
     def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
         """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
