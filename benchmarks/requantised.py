@@ -8,11 +8,12 @@ from torch import Tensor
 
 from benchmarks.shapes import shared_tensors
 from models.families.family import NAMES
-from models.load import fill_network, match
+from models.load import fill_network
 from models.network import Network
 from models.spec import FeedForward, ModelSpec
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
+from models.weights.matching import match
 from models.weights.quantize import choose_kinds
 from models.weights.slots import Slot
 

@@ -17,6 +17,7 @@ from models.network import (
 )
 from models.reference.rope import rotary_table
 from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope, ropes
+from models.weights.share import Share
 
 Tables = dict[tuple[Rope, int], Tensor]
 """Rotary tables by rope and width: layers alike share one."""
@@ -56,6 +57,7 @@ def assemble(
     dtype: torch.dtype,
     device: torch.device,
     host_layers: frozenset[int] = frozenset(),
+    share: Share | None = None,
 ) -> Network:
     """The network whose tensors are in `store`, with rotary tables for `positions`. The experts of `host_layers` are in
     host memory."""
@@ -77,6 +79,7 @@ def assemble(
         head=Linear((embedding,)) if spec.tied else store.linear("head"),
         positions=positions,
         position_embedding=store.plain.get("position_embedding.weight"),
+        share=share,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.assemble import Store, assemble
-from models.errors import ModelError, TooLargeError
+from models.errors import TooLargeError
 from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
@@ -21,6 +21,7 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
+from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.weights.packing import packed_bytes
@@ -29,6 +30,8 @@ from models.weights.quantised_checkpoint import joined, without_empty_biases
 from models.weights.quantize import choose_kinds, conversion_note, is_file, packed_rows, plain_note
 from models.weights.quantized import row_bytes
 from models.weights.schemes import scheme_of
+from models.weights.sharding import shared_out
+from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
 
@@ -55,6 +58,7 @@ def load_model(
     longest: int | None = None,
     room: Room | None = None,
     packs: Callable[[ModelSpec], bool] | None = None,
+    rank: tuple[int, int] = (0, 1),
 ) -> Network:
     """The network of local files in `dtype` on `device`.
 
@@ -67,10 +71,15 @@ def load_model(
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
     None: all weights are on the device. `packs` says whether what computes such a network on this device reads
     quantised weights in planes (models.weights.packing): then those of a file stay quantised, or plain ones become so
-    as `quantize` says. Raises ModelError for what is wrong with the files and when memory is short.
+    as `quantize` says. `rank` is (0, 1), or which of how many parts it is to be: the other ones are loaded by other
+    processes, and all compute together. Raises ModelError for what is wrong with the files and when memory is short.
     """
     spec, tensors, names, notes = read_tensors(files)
     spec = for_context(spec, longest or spec.max_positions)
+    share = None
+    if rank[1] > 1:
+        share, tensors = shared_out(spec, tensors, names, *rank)
+        spec = share.spec
     places = match(spec, tensors, names)
     in_planes = quantize != "none" and packs is not None and packs(spec)
     packed = choose_packed(tensors, places, quantize) if in_planes else {}
@@ -105,6 +114,7 @@ def load_model(
         names=names,
         host_layers=host_layers,
         packed=packed,
+        share=share,
     )
 
 
@@ -216,14 +226,15 @@ def fill_network(
     names: Names = NAMES,
     host_layers: frozenset[int] = frozenset(),
     packed: Mapping[str, Kind] | None = None,
+    share: Share | None = None,
 ) -> Network:
     """A network of these tensors, with rotary tables for `positions` (None: the model's own).
 
     Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed,
     without it they are copied one tensor at a time; `kinds` has the matrices that are held in blocks, by name: all or
     none, but for the experts of `host_layers`, which lie in host memory; `packed` those that are held in planes for a
-    GPU (see `choose_packed`). Raises ModelError; what `on_progress` raises
-    ends the load, and nothing of it stays in memory.
+    GPU (see `choose_packed`); `share` says which part of a larger network it is. Raises ModelError; what `on_progress`
+    raises ends the load, and nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
     if spec.learned_positions:  # there are no vectors for more
@@ -250,7 +261,7 @@ def fill_network(
         orders = {places[t.name]: t.on_device.order for t in tensors if t.on_device is not None}
         filling.allocate(list(places.values()), {places[name].group for name in kinds}, planes, orders)
         filling.fill(places, kinds, staging)
-        return assemble(spec, filling.store, positions, dtype, device, host_layers)
+        return assemble(spec, filling.store, positions, dtype, device, host_layers, share)
     except BaseException as error:
         # The frames of the error hold views of the tensors, which would keep their memory.
         clear_frames(error.__traceback__)
@@ -397,41 +408,6 @@ def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _touch(data: Tensor) -> None:
     """Read a byte of every page, so that a mapped file is in memory when the first token is computed."""
     data.flatten()[::4096].sum()
-
-
-def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dict[str, Slot]:
-    """Where each tensor goes, by its name, in file order.
-
-    Raises ModelError unless the tensors are exactly the network's.
-    """
-    wanted = {slot.name(names): slot for slot in slots(spec)}
-    places: dict[str, Slot] = {}
-    for tensor in tensors:
-        if _is_redundant(tensor.name, spec, names):
-            continue
-        slot = wanted.pop(tensor.name, None)
-        if slot is None:
-            raise ModelError(
-                f"The checkpoint has the tensor {tensor.name[:80]}, which {spec.architecture} with this "
-                "config does not use, or has it twice; the weights and the config do not match."
-            )
-        if tensor.shape != slot.shape:
-            raise ModelError(
-                f"{tensor.name} has the shape {list(tensor.shape)}, but the config requires "
-                f"{list(slot.shape)}; the weights and the config do not match."
-            )
-        places[tensor.name] = slot
-    if wanted:
-        more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
-        raise ModelError(
-            f"The checkpoint lacks {next(iter(wanted))}{more}; it is incomplete: download it again."
-        )
-    return places
-
-
-def _is_redundant(name: str, spec: ModelSpec, names: Names) -> bool:
-    """Tensors that old checkpoints carry and that follow from the others."""
-    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == f"{names['head']}.weight")
 
 
 def needed_bytes(

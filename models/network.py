@@ -10,6 +10,7 @@ from torch import Tensor
 from models.spec import ModelSpec
 from models.weights.block_formats import Kind
 from models.weights.packing import Planes
+from models.weights.share import Share
 
 T = TypeVar("T")
 Axis = Literal["rows", "columns"]
@@ -164,6 +165,13 @@ class Network:
     """Positions that the network can tell apart: rows of the rotary tables."""
     position_embedding: Tensor | None = None
     """[positions, hidden]"""
+    share: Share | None = None
+    """Which part of a larger network it is, that several ranks compute; `spec` is then the part's."""
+
+    @property
+    def whole(self) -> ModelSpec:
+        """The description of what all ranks compute together."""
+        return self.spec if self.share is None else self.share.whole
 
     def parts(self, kind: type[T]) -> list[T]:
         """Every tensor, or weight, or layer of products in it, each once; but for the rotary tables."""
@@ -209,5 +217,5 @@ def _parts(whole: object, kind: type[T]) -> Iterator[T]:
             yield from _parts(part, kind)
     elif is_dataclass(whole):
         for field in fields(whole):
-            if field.name not in ("spec", "rotary"):
+            if field.name not in ("spec", "rotary", "share"):
                 yield from _parts(getattr(whole, field.name), kind)

@@ -14,7 +14,7 @@ from models.files import ModelFiles
 from models.hub.digests import sha256
 from models.hub.fetching import need_space, size_of
 from models.hub.manifest import Manifest, manifest_path, write_manifest
-from models.load import fill_network, match, read_tensors
+from models.load import fill_network, read_tensors
 from models.network import Network
 from models.progress import OnProgress
 from models.quantising.activations import divergence, measure
@@ -24,6 +24,7 @@ from models.quantising.fit import BLOCK
 from models.spec import ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
+from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.slots import Names, slots
 

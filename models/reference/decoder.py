@@ -18,6 +18,7 @@ from models.network import (
     Weight,
 )
 from models.reference.attention import Attention
+from models.reference.peers import Peers
 from models.reference.products import choose_product
 from models.reference.rope import rotate, select_rotation
 from models.reference.tiled import TiledProduct, embed
@@ -56,15 +57,17 @@ class Decoder:
         quantized: QuantizedProduct | None = None,
         on_host: HostMixture | None = None,
         embedding: Embedding = embed,
+        peers: Peers | None = None,
     ) -> None:
         """`quantized` computes the products with quantised weights (None: TiledProduct), `on_host` the experts that lie
-        in host memory, `embedding` looks up rows of a weight."""
+        in host memory, `embedding` looks up rows of a weight; `peers` compute the other parts of the network."""
         self.network = network
         self.spec = network.spec
         self._on_host = on_host
         self._product = choose_product(network.dtype, network.device)
         self._quantized = quantized or TiledProduct(network.dtype, device=network.device)
         self._embedding = embedding
+        self._peers = peers
 
     @property
     def positions(self) -> int:
@@ -91,18 +94,36 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size], in the model's dtype"""
         spec = self.spec
-        logits = _scale(self._linear(self.network.head, hidden), spec.logit_scale)
+        logits = self._linear(self.network.head, hidden)
+        if self._peers is not None:
+            logits = self._peers.join(logits)[:, : self.network.whole.vocab_size]
+        logits = _scale(logits, spec.logit_scale)
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """int64 [T], int64 [T] -> [T, hidden_size]: what the first layer is given."""
         network = self.network
-        x = self._embedding(network.embedding, token_ids, network.dtype)
+        x = self._look_up(token_ids)
         if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained
             x = x * float(torch.tensor(self.spec.embedding_scale, dtype=x.dtype))
         if network.position_embedding is not None:
             x = x + network.position_embedding.index_select(0, positions)
         return x
+
+    def _look_up(self, token_ids: Tensor) -> Tensor:
+        """int64 [T] -> their rows of the embedding [T, hidden_size]."""
+        network, peers = self.network, self._peers
+        if peers is None or network.share is None:
+            return self._embedding(network.embedding, token_ids, network.dtype)
+        part = network.share.vocab  # the other rows are those of the other ranks
+        held = (token_ids >= part.start) & (token_ids < part.stop)
+        rows = torch.where(held, token_ids - part.start, 0)
+        x = self._embedding(network.embedding, rows, network.dtype)
+        return peers.sum(torch.where(held[:, None], x, 0.0))
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """What all ranks have of a result together."""
+        return x if self._peers is None else self._peers.sum(x)
 
     def _layer(
         self,
@@ -115,7 +136,7 @@ class Decoder:
     ) -> Tensor:
         """[T, hidden_size] -> the same shape"""
         given = _norm(spec.attention_norm, weights.attention_norm, x)
-        out = self._attend(index, spec.attention, weights.attention, given, rotation, attention)
+        out = self._sum(self._attend(index, spec.attention, weights.attention, given, rotation, attention))
         x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
         given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
@@ -125,7 +146,7 @@ class Decoder:
         else:
             assert isinstance(parts, FeedForwardWeights)
             out = self._feed(feed, parts, given)
-        out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
+        out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, self._sum(out))
         return x + _scale(out, spec.residual_scale)
 
     def _attend(

@@ -79,7 +79,8 @@ def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
         Blocks(tensor.kind, rows, is_mapped=order is None) if packed else None,
         cut=None
         if len(tensor.shape) == 1 and tensor.kind.block > 1
-        else lambda start, count: _stored(_rows(tensor, start, count), None),
+        # Heads are cut whole, so the rows of each keep their order.
+        else lambda start, count: _stored(_rows(tensor, start, count), head_dim),
     )
 
 

@@ -122,7 +122,7 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
 
     def cut(start: int, count: int) -> StoredTensor:
         part = _picked(tensor, (count, columns), lambda stored: stored.T[start : start + count])
-        return replace(part, cut=cut)
+        return replace(part, cut=lambda first, some: cut(start + first, some))
 
     return cut(0, rows)
 

@@ -14,12 +14,13 @@ from models.errors import ModelError
 from models.families.registry import load_spec
 from models.files import ModelFiles
 from models.hub.inspect import describe
-from models.load import fill_network, load_model, match, read_tensors
+from models.load import fill_network, load_model, read_tensors
 from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.dequantize import chunks
 from models.weights.gguf import read_gguf
+from models.weights.matching import match
 from models.weights.slots import slots
 from models.weights.staging import Staging
 from tests.models.checkpoints import (

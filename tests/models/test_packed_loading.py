@@ -7,8 +7,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGUF
 
-from models.load import bytes_to_load, fill_network, load_model, match, needed_bytes, read_tensors
+from models.load import bytes_to_load, fill_network, load_model, needed_bytes, read_tensors
 from models.network import ExpertWeights, Network, Weight
+from models.weights.matching import match
 from models.weights.packed_groups import choose_packed, expansion_note
 from models.weights.packing import unpack
 from models.weights.staging import Staging

@@ -14,7 +14,7 @@ from chatterm.cli.main import call
 from models.errors import ModelError
 from models.hub.manifest import manifest_path, read_manifest
 from models.hub.verify import verify
-from models.load import fill_network, load_model, match, read_tensors
+from models.load import fill_network, load_model, read_tensors
 from models.network import Weight
 from models.progress import Progress
 from models.quantising.activations import divergence, measure, places
@@ -23,6 +23,7 @@ from models.quantising.fit import fit
 from models.quantising.quantise import quantise
 from models.weights.block_formats import Kind
 from models.weights.dequantize import dequantize
+from models.weights.matching import match
 from models.weights.quantize import quantize
 from tests.models.checkpoints import (
     files_of,

@@ -18,7 +18,7 @@ import models.load
 from models.errors import ModelError
 from models.families.family import NAMES
 from models.families.registry import spec_of_hf
-from models.load import _Filling, fill_network, load_model, match, needed_bytes, read_tensors
+from models.load import _Filling, fill_network, load_model, needed_bytes, read_tensors
 from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
 from models.reference.decoder import Decoder
@@ -28,6 +28,7 @@ from models.weights.block_formats import Kind as BlockKind
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
 from models.weights.dequantize import dequantize
 from models.weights.gguf import GGUFFile, read_gguf
+from models.weights.matching import match
 from models.weights.quantize import choose_kinds, packed_rows, quantize
 from models.weights.quantized import KINDS, row_bytes
 from models.weights.slots import Slot, slots

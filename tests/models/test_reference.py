@@ -20,11 +20,12 @@ from engine.build import Options, build
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from models.features import Feature, features
-from models.load import fill_network, match, needed_bytes
+from models.load import fill_network, needed_bytes
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, ropes
 from models.weights.checkpoint import StoredTensor
+from models.weights.matching import match
 from models.weights.quantize import choose_kinds
 from models.weights.slots import Names, slots
 from tests.models.checkpoints import PlainAttention, run, tensors_in

@@ -1,0 +1,43 @@
+"""Which tensor of a checkpoint goes where."""
+
+from collections.abc import Iterable
+
+from models.errors import ModelError
+from models.spec import ModelSpec
+from models.weights.checkpoint import StoredTensor
+from models.weights.slots import Names, Slot, slots
+
+
+def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dict[str, Slot]:
+    """Where each tensor goes, by its name, in file order.
+
+    Raises ModelError unless the tensors are exactly the network's.
+    """
+    wanted = {slot.name(names): slot for slot in slots(spec)}
+    places: dict[str, Slot] = {}
+    for tensor in tensors:
+        if _is_redundant(tensor.name, spec, names):
+            continue
+        slot = wanted.pop(tensor.name, None)
+        if slot is None:
+            raise ModelError(
+                f"The checkpoint has the tensor {tensor.name[:80]}, which {spec.architecture} with this "
+                "config does not use, or has it twice; the weights and the config do not match."
+            )
+        if tensor.shape != slot.shape:
+            raise ModelError(
+                f"{tensor.name} has the shape {list(tensor.shape)}, but the config requires "
+                f"{list(slot.shape)}; the weights and the config do not match."
+            )
+        places[tensor.name] = slot
+    if wanted:
+        more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+        raise ModelError(
+            f"The checkpoint lacks {next(iter(wanted))}{more}; it is incomplete: download it again."
+        )
+    return places
+
+
+def _is_redundant(name: str, spec: ModelSpec, names: Names) -> bool:
+    """Tensors that old checkpoints carry and that follow from the others."""
+    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == f"{names['head']}.weight")

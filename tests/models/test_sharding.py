@@ -1,0 +1,158 @@
+"""A network that several ranks compute together gives the logits that it gives alone."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import Olmo2Config
+
+from models.errors import ModelError
+from models.load import load_model
+from models.network import Network, Weight
+from models.reference.decoder import Decoder
+from models.spec import Attention, FeedForward, Norm, uniform
+from models.weights.block_formats import Kind as Held
+from models.weights.share import Share
+from tests.models.checkpoints import (
+    PlainAttention,
+    files_of,
+    random_model,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+    write_gguf,
+)
+from tests.models.families import FAMILIES, tiny
+
+CPU = torch.device("cpu")
+TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62, 64, 33, 83, 27, 95, 0, 28, 159]
+CONFIGS = {"qwen3": tiny_qwen3(), "llama": tiny_llama(), **FAMILIES}
+WHOLE = [name for name in CONFIGS if not name.startswith("olmo")]
+
+
+@dataclass(slots=True)
+class Threads:
+    """The ranks as threads of one process."""
+
+    rank: int
+    barrier: Barrier
+    given: list[Tensor]
+
+    def sum(self, x: Tensor) -> Tensor:
+        return torch.stack(self._all(x)).sum(0).to(x.dtype)
+
+    def join(self, x: Tensor) -> Tensor:
+        return torch.cat(self._all(x), -1)
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        self.given[self.rank] = x
+        self.barrier.wait(60)
+        found = list(self.given)
+        self.barrier.wait(60)
+        return found
+
+
+def logits_of(network: Network, peers: Threads | None = None) -> Tensor:
+    """[tokens, vocab], the second half after the first as an engine computes them."""
+    with torch.inference_mode():
+        model, attention = Decoder(network, peers=peers), PlainAttention(network)
+        found = []
+        for first, end in ((0, 11), (11, len(TOKENS))):
+            hidden = model.forward(torch.tensor(TOKENS[first:end]), torch.arange(first, end), attention)
+            found.append(model.logits(hidden))
+        return torch.cat(found)
+
+
+def together(load: Callable[[tuple[int, int]], Network], ranks: int) -> list[Tensor]:
+    """The logits that each of `ranks` ranks has."""
+    barrier, given_by = Barrier(ranks), [torch.empty(0)] * ranks
+
+    def run(rank: int) -> Tensor:
+        try:
+            return logits_of(load((rank, ranks)), Threads(rank, barrier, given_by))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(run, range(ranks)))
+
+
+def loading(path: Path, **options: Any) -> Callable[[tuple[int, int]], Network]:
+    return lambda rank: load_model(files_of(path), dtype=torch.float32, device=CPU, rank=rank, **options)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_ranks_compute_together_what_one_computes(name: str, tmp_path: Path) -> None:
+    load = loading(write_checkpoint(tmp_path, CONFIGS[name]))
+    alone = logits_of(load((0, 1)))
+    for ranks in (2, 3, 4):
+        for found in together(load, ranks):
+            torch.testing.assert_close(found, alone, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K])
+@pytest.mark.parametrize("quantize", ["auto", "none"])
+def test_blocks_of_a_file_are_divided_as_they_are(kind: Kind, quantize: str, tmp_path: Path) -> None:
+    config = tiny_llama(
+        hidden_size=512, intermediate_size=768, num_attention_heads=4, num_key_value_heads=2, head_dim=128
+    )
+    load = loading(write_gguf(tmp_path / "m.gguf", random_model(config), kind), quantize=quantize)
+    alone = logits_of(load((0, 1)))
+    for ranks in (2, 3):
+        for found in together(load, ranks):
+            torch.testing.assert_close(found, alone, atol=5e-4, rtol=1e-3)
+    held = {weight.format for weight in load((1, 2)).parts(Weight)}
+    assert held == ({Held[kind.name]} if quantize == "auto" else {Held.F32})
+
+
+def test_weights_that_are_quantised_as_they_are_loaded_are_divided_before(tmp_path: Path) -> None:
+    load = loading(write_checkpoint(tmp_path, tiny_llama(hidden_size=192)), quantize="int8")
+    alone = logits_of(load((0, 1)))
+    for found in together(load, 2):
+        assert (found - alone).abs().max() < 0.1 * alone.abs().max(), "blocks may begin elsewhere"
+
+
+def test_a_network_that_norms_all_heads_together_says_that_it_cannot_be_divided(tmp_path: Path) -> None:
+    load = loading(write_checkpoint(tmp_path, tiny(Olmo2Config)))
+    with pytest.raises(ModelError, match="norms all heads"):
+        load((0, 2))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 400), st.integers(1, 500), st.integers(1, 12))
+def test_every_head_every_column_and_every_word_has_one_rank(
+    kv_heads: int, groups: int, size: int, vocab: int, ranks: int
+) -> None:
+    attention = Attention(kv_heads * groups, kv_heads, 8)
+    whole = uniform(
+        "Any", layers=1, vocab_size=vocab, hidden_size=16, max_positions=8, attention=attention,
+        feed_forward=FeedForward(size), norm=Norm(), tied=True,
+    )  # fmt: skip
+    shares = [Share(rank, ranks, whole) for rank in range(ranks)]
+    assert len({share.spec for share in shares}) == 1, "all ranks run the same program"
+    spec = shares[0].spec.attention
+    for count, parts in (
+        (attention.heads, [share.q_heads(attention) for share in shares]),
+        (size, [share.width(size) for share in shares]),
+        (vocab, [share.vocab for share in shares]),
+    ):
+        covered = [number for part in parts for number in range(part.start, part.stop)]
+        assert covered == list(range(count))
+        assert all(0 <= part.count <= part.size for part in parts)
+    for share in shares:
+        heads, kv = share.q_heads(attention), share.kv_heads(attention)
+        assert (heads.size, kv.size) == (spec.heads, spec.kv_heads)
+        for place, head in enumerate(range(heads.start, heads.stop)):
+            assert kv.start + place // spec.groups == head // groups, (
+                "it reads the KV head that it read before"
+            )
