@@ -33,8 +33,9 @@ from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_ru
 from engine.execute.cuda.fetched_experts import EXPANDING_BYTES
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts, without_experts
+from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
-from engine.execute.runner import Runner
+from engine.execute.runner import DIVIDED, Runner
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.idle_pace import IdlePace
@@ -86,6 +87,8 @@ class Options:
     """None: what the memory gives."""
     max_chunk: int | None = None
     """Prefill rows in a step."""
+    group: Group | None = None
+    """Those who compute the other parts of a network that is divided: they build at the same time, alike."""
 
 
 @dataclass(slots=True)
@@ -149,6 +152,8 @@ def build(
         reserve += EXPANDING_BYTES if on_host is not None else 0
         reserve += EXPANDED_BYTES if row.is_quantised else 0
     free = available_memory(device) if options.free is None else options.free
+    if options.group is not None:  # blocks have the same numbers everywhere
+        free = options.group.least(free - reserve) + reserve
     share = kv_share(device)
     window = Window(spec.window, max_chunk) if spec.window is not None else None
     plan = plan_kv(
@@ -164,7 +169,7 @@ def build(
     )
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
-    cache.host = _host_memory(cache, options, device)
+    cache.host = _host_memory(cache, options, device) if network.share is None else None
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
@@ -180,7 +185,7 @@ def build(
             max_positions=network.positions,
         ),
         backend,
-        Runner(network, backend, device, on_host),
+        Runner(network, backend, device, on_host, options.group),
         None,
         on_host,
         plan.context_length,
@@ -188,7 +193,11 @@ def build(
         (*notes, choice.note) if choice.note else notes,
     )
     if device.type == "cuda":
-        _speed_up_gpu(pieces, network, device, options)
+        if network.share is None:
+            _speed_up_gpu(pieces, network, device, options)
+        else:
+            _refuse_deterministic(options, DIVIDED)
+            pieces.notes += (f"Computed by {by_torch(DIVIDED, False)}.",)
     elif options.fused:
         try:
             _tell(pieces, pieces.runner.go_native(network, cache, pieces.threads))

@@ -20,6 +20,7 @@ from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
+from engine.parallel.ranks import Ranks
 from engine.params import UNRECOMMENDED, Constraint, SamplingParams
 from engine.schedule.channel_guide import ChannelGuide
 from engine.schedule.channels import ChannelTracker
@@ -60,10 +61,18 @@ class EngineCore:
         device: torch.device,
         dtype: torch.dtype,
         notes: tuple[str, ...] = (),
+        ranks: Ranks | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
+        """`options` are those of `engine.build`; `ranks` compute the other parts of a network that is divided.
+
+        Raises EngineError when nothing fits or does not work here.
+        """
         pieces = build(network, device, dtype, Options(**options), notes)
+        parts, self._ranks = 1, ranks
+        if ranks is not None:
+            ranks.ready()
+            parts, pieces.runner.tell, pieces.cache.tell = ranks.count, ranks.step, ranks.copy
         self.model_name = name
         self.device = device
         self.dtype = dtype
@@ -71,17 +80,17 @@ class EngineCore:
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = network.positions
         self.context_length = pieces.context_length
-        self.spec = network.spec
-        self.vocab_size = network.spec.vocab_size
+        self.spec = network.whole
+        self.vocab_size = self.spec.vocab_size
         self._grammars: Grammars | None = None
         self._grammars_lock = Lock()
-        self._weight_bytes = network.nbytes
+        self._weight_bytes = network.nbytes * parts
         self._network = network
         self._tuner: Tuner | None = None
         self._cache = pieces.cache
-        self._kv_bytes = pieces.cache.kv.nbytes
+        self._kv_bytes = pieces.cache.kv.nbytes * parts
         self._kv_row = pieces.cache.row
-        self._kv_token_bytes = 2 * len(network.spec.layers) * pieces.cache.row.nbytes
+        self._kv_token_bytes = 2 * len(network.spec.layers) * pieces.cache.row.nbytes * parts
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
@@ -211,6 +220,8 @@ class EngineCore:
         if self._tuner is not None:
             self._tuner.stop()
         self._loop.close()
+        if self._ranks is not None:
+            self._ranks.close()
         if self._tuner is not None:
             self._tuner.join()
             self._tuner = None

@@ -60,6 +60,15 @@ def pick_device(name: str) -> DeviceChoice:
     return DeviceChoice(torch.device("cpu"), (note,))
 
 
+def check_parallel(ranks: int, device: torch.device) -> None:
+    """Raises EngineError unless so many devices can compute a model together."""
+    if ranks < 1:
+        raise EngineError(f"--tensor-parallel is {ranks}; it must be 1 or more.")
+    if device.type == "cuda" and ranks > (there := torch.cuda.device_count()):
+        gpus = "1 GPU" if there == 1 else f"{there} GPUs"
+        raise EngineError(f"--tensor-parallel {ranks} needs as many GPUs, and this machine has {gpus}.")
+
+
 def cuda_problem() -> CudaProblem | None:
     """Why the GPU cannot be used; None when it can. Prints nothing, whatever torch warns of."""
     with warnings.catch_warnings():

@@ -4,11 +4,12 @@ import torch
 
 from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.core import EngineCore
-from engine.device import available_memory, pick_device, pick_dtype
+from engine.device import available_memory, check_parallel, pick_device, pick_dtype
 from engine.errors import EngineError
 from engine.execute.cpu.held_weights import read_model
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.room import mapped_bytes
+from engine.parallel.ranks import Order, Ranks
 from engine.schedule.loop import Loop
 from models.files import ModelFiles
 from models.hub.sources import resolve
@@ -49,6 +50,7 @@ class Engine(EngineCore):
         offload_gb: float | None = None,
         streams: int = 1,
         taken: int = 0,
+        tensor_parallel: int = 1,
         room: Room | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
@@ -62,13 +64,15 @@ class Engine(EngineCore):
         free and are not (mapped weights of other models).
         `tuned`: a GPU's kernels are cut as was measured on it, where it was; `tunes`: where it was not, it is measured
         while nobody asks for anything, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the
-        same bits however it is cut, and those of an answer whoever is beside it, which takes time. `room` is for tests:
-        how many bytes of the device the weights may take before experts are held in host memory.
+        same bits however it is cut, and those of an answer whoever is beside it, which takes time.
+        `tensor_parallel`: so many GPUs (on a CPU: processes) compute every layer together. `room` is for tests: how
+        many bytes of the device the weights may take before experts are held in host memory.
         """
         check_threads(threads)
         if streams < 1:
             raise EngineError(f"streams is {streams}; it must be 1 or more.")
         choice = pick_device(device)
+        check_parallel(tensor_parallel, choice.device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
@@ -76,12 +80,30 @@ class Engine(EngineCore):
         tokenizer.start_template()
         loop = Loop()
         threads = threads or default_threads()
+        ranks = None
+        if tensor_parallel > 1:  # they load while this process does
+            threads = max(threads // tensor_parallel, 1) if picked.type == "cpu" else threads
+            asked = Order.of(
+                files,
+                device=picked.type,
+                dtype=str(picked_dtype).removeprefix("torch."),
+                quantize=quantize,
+                context=context,
+                kv_dtype=kv_dtype,
+                attention=attention,
+                threads=threads,
+                streams=streams,
+            )
+            ranks = Ranks(asked, tensor_parallel)
 
         def build() -> Engine:
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            network, told = read_model(files, picked_dtype, picked, quantize, on_progress, context, room)
+            network, told = read_model(
+                files, picked_dtype, picked, quantize, on_progress, context, room, (0, tensor_parallel)
+            )
+            group = ranks.meet(picked) if ranks is not None else None
             engine = cls(
                 loop,
                 network,
@@ -97,10 +119,14 @@ class Engine(EngineCore):
                 deterministic=deterministic,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - taken - network.nbytes, 0) if picked.type == "cpu" else None,
+                free=max(before - taken - network.nbytes * tensor_parallel, 0) // tensor_parallel
+                if picked.type == "cpu"
+                else None,
                 offload_gb=offload_gb,
                 streams=streams,
                 notes=(*([files.note] if files.note else []), *choice.notes, *told),
+                ranks=ranks,
+                group=group,
             )
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
             return engine
@@ -108,6 +134,8 @@ class Engine(EngineCore):
         try:
             engine = loop.call(build)
         except BaseException:
+            if ranks is not None:
+                ranks.close()
             loop.close()
             tokenizer.close()
             raise

@@ -1,6 +1,6 @@
 """The tensors behind the block ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,9 @@ from engine.cache.blocks import Copy, RowCopy
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_rows import kv_row
 from engine.cache.window import Window
+
+Runs = Sequence[tuple[int, int]]
+"""Slots, from the first of each run to the one after its last."""
 
 
 class KVCache:
@@ -49,6 +52,8 @@ class KVCache:
         self.k, self.v = self.kv.unbind()
         self.host: HostKV | None = None
         """What takes evicted blocks."""
+        self.tell: Callable[[Runs, Runs], None] = lambda source, target: None
+        """Called before rows are copied, where others have to copy theirs, too."""
 
     def hold_as(self, dtype: torch.dtype) -> None:
         """Have the memory hold plain numbers of another dtype of the same size. What is there loses its meaning."""
@@ -121,16 +126,18 @@ class KVCache:
         """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
         if isinstance(copy, RowCopy):
             source, target = copy.source * self.block_size, copy.target * self.block_size
-            if self.kv.device.type == "cuda":
-                self.copy_rows([(source, source + copy.rows)], [(target, target + copy.rows)])
-            else:  # slices are faster there
-                self.kv[:, :, target : target + copy.rows] = self.kv[:, :, source : source + copy.rows]
+            self.copy_rows([(source, source + copy.rows)], [(target, target + copy.rows)])
         else:
             assert self.host is not None
             self.host.carry_out(copy)
 
-    def copy_rows(self, source: Sequence[tuple[int, int]], target: Sequence[tuple[int, int]]) -> None:
+    def copy_rows(self, source: Runs, target: Runs) -> None:
         """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap."""
+        self.tell(source, target)
+        (first, end), (to, last) = source[0], target[0]
+        if len(source) == len(target) == 1 and end - first == last - to and self.kv.device.type == "cpu":
+            self.kv[:, :, to:last] = self.kv[:, :, first:end]  # slices are faster there
+            return
         sources, targets = _indices(source), _indices(target)
         if sources.numel() != targets.numel():
             raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
@@ -151,5 +158,5 @@ def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
     kv.index_copy_(2, slots[1], kv.index_select(2, slots[0]))
 
 
-def _indices(runs: Sequence[tuple[int, int]]) -> Tensor:
+def _indices(runs: Runs) -> Tensor:
     return torch.cat([torch.arange(first, end) for first, end in runs])

@@ -1,5 +1,6 @@
 """From a batch to logits."""
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,9 +21,13 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
+from models.reference.peers import Peers
 
 if TYPE_CHECKING:
     from engine.execute.cuda.padded_prefill import PaddedPrefill
+
+
+DIVIDED = "it is divided among several processes"
 
 
 class Decoder(Protocol):
@@ -48,10 +53,17 @@ class Runner:
         backend: AttentionBackend,
         device: torch.device,
         on_host: HostExperts | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """`on_host` computes the experts that lie in host memory while all else is on a GPU."""
-        self._model: Decoder = Reference(network, on_host=None if on_host is None else on_host.mix)
+        """`on_host` computes the experts that lie in host memory while all else is on a GPU; `peers` the other parts of
+        a network that is divided."""
+        self._model: Decoder = Reference(
+            network, on_host=None if on_host is None else on_host.mix, peers=peers
+        )
         self._on_host = on_host
+        self._peers = peers
+        self.tell: Callable[[StepBatch], None] = lambda batch: None
+        """Called before a step is computed, where others have to compute it, too."""
         self._backend = backend
         self._device = device
         self._padded: PaddedPrefill | None = None
@@ -72,14 +84,14 @@ class Runner:
         Else say why not, and have them compute the products where its weights are quantised. Raises NativeError when
         they cannot be had after all.
         """
-        reason = unsupported(network.spec)
+        reason = unsupported(network.spec) if network.share is None else DIVIDED
         if reason is None:
             self._pool = Pool(threads)
             self._native = _native_decoder(network, cache, self._pool)
             self._interleaving = Interleaving(self._native, cache.kv.nbytes)
         elif network.is_quantized and products.problem() is None:
             self._pool = Pool(threads)
-            self._model = Reference(network, products.NativeProduct(network, self._pool))
+            self._model = Reference(network, products.NativeProduct(network, self._pool), peers=self._peers)
         return reason
 
     @property
@@ -162,6 +174,7 @@ class Runner:
 
         The next call may overwrite them.
         """
+        self.tell(batch)
         spans = batch.spans
         if self._native is None:
             return self._run(spans)

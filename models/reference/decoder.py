@@ -96,7 +96,7 @@ class Decoder:
         spec = self.spec
         logits = self._linear(self.network.head, hidden)
         if self._peers is not None:
-            logits = self._peers.join(logits)[:, : self.network.whole.vocab_size]
+            logits = self._peers.join_columns(logits)[:, : self.network.whole.vocab_size]
         logits = _scale(logits, spec.logit_scale)
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 

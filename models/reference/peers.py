@@ -11,5 +11,5 @@ class Peers(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in the shape and dtype of x; x may be overwritten."""
 
-    def join(self, x: Tensor) -> Tensor:
+    def join_columns(self, x: Tensor) -> Tensor:
         """[n, columns] of every rank side by side: [n, ranks * columns]."""

@@ -50,7 +50,7 @@ class Threads:
     def sum(self, x: Tensor) -> Tensor:
         return torch.stack(self._all(x)).sum(0).to(x.dtype)
 
-    def join(self, x: Tensor) -> Tensor:
+    def join_columns(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
 
     def _all(self, x: Tensor) -> list[Tensor]:

@@ -25,15 +25,17 @@ def read_model(
     on_progress: OnProgress | None,
     context: int | None = None,
     room: Room | None = None,
+    rank: tuple[int, int] = (0, 1),
 ) -> tuple[Network, tuple[str, ...]]:
     """Read the weights, `quantize` as in `models.load`: the network, and what people should know of how it is held.
     `context` is how many tokens a text may have, where a person said so. Experts beyond `room` are held in host memory
-    (None: beyond what a GPU has; all are on a CPU).
+    (None: beyond what a GPU has; all are on a CPU). `rank` is that of `models.load`; a part
+    has no experts in host memory.
 
     Quantised ones are expanded where no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """
     told: list[str] = []
-    if room is None and device.type == "cuda" and native.problem() is None:
+    if room is None and rank[1] == 1 and device.type == "cuda" and native.problem() is None:
         room = _gpu_room(dtype, device, context)
 
     def load(quantize: str) -> Network:
@@ -48,6 +50,7 @@ def read_model(
             longest=context,
             room=room,
             packs=packs(dtype, device),
+            rank=rank,
         )
 
     network = load(quantize)

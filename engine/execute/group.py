@@ -1,0 +1,77 @@
+"""What ranks exchange in a step, by torch's process groups: gloo between CPUs, NCCL between GPUs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.errors import EngineError
+
+PATIENCE = timedelta(seconds=10)
+"""How long a rank waits for the others, who compute as much as it does, before it takes them to hang."""
+LOST = (
+    "A process that computes a part of the model has ended or hangs; the conversation is intact. "
+    "Load the model again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All ranks of one model; see `models.reference.peers.Peers`. Not torch's default group: there may be several."""
+
+    group: Any
+    """torch's."""
+    ranks: int
+    device: torch.device
+
+    @classmethod
+    def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
+        """Meet the others in the new file `meeting`, which all name. Raises EngineError when they do not come."""
+        try:
+            store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
+            if device.type == "cpu":
+                options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+                options._timeout = PATIENCE
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+                return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device)
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = PATIENCE
+            return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device)
+        except RuntimeError as error:
+            raise EngineError(f"The processes of the model did not meet ({_line(error)}).") from None
+
+    def sum(self, x: Tensor) -> Tensor:
+        """In fp32, rounded once, with the same bits on every rank."""
+        wide = x.float() if x.dtype != torch.float64 else x
+        self._do(lambda: self.group.allreduce([wide]))
+        return wide.to(x.dtype)
+
+    def join_columns(self, x: Tensor) -> Tensor:
+        """[n, columns] of every rank -> [n, ranks * columns]"""
+        found = [torch.empty_like(x) for _ in range(self.ranks)]
+        self._do(lambda: self.group.allgather([found], [x.contiguous()]))
+        return torch.cat(found, -1)
+
+    def least(self, number: int) -> int:
+        """The smallest of what the ranks give."""
+        found = torch.tensor([number], device=self.device)
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        self._do(lambda: self.group.allreduce([found], options))
+        return int(found.item())
+
+    def _do(self, start: Callable[[], Any]) -> None:
+        """Raises EngineError when a rank is lost."""
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise EngineError(LOST) from error
+
+
+def _line(error: RuntimeError) -> str:
+    return (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")

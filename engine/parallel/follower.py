@@ -1,0 +1,97 @@
+"""A rank other than the first: `python -m engine.parallel.follower FD`, started by `engine.parallel.ranks`.
+
+It loads its part, joins the others, and does what rank 0 tells it over the socket FD until that is closed.
+"""
+
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+
+from engine.batch import StepBatch
+from engine.build import build
+from engine.cache.kv_cache import KVCache, Runs
+from engine.device import DTYPES
+from engine.errors import EngineError
+from engine.execute.cpu.held_weights import read_model
+from engine.execute.group import Group
+from engine.execute.runner import Runner
+from engine.parallel.link import hear, receive, tell
+from engine.parallel.messages import follow
+from engine.parallel.ranks import Order
+from models.errors import ModelError
+
+
+class _Follower:
+    """The runner and the KV cache of this rank."""
+
+    def __init__(self, runner: Runner, cache: KVCache) -> None:
+        self._runner = runner
+        self._cache = cache
+
+    def run(self, batch: StepBatch) -> None:
+        """Compute a step; rank 0 samples."""
+        self._runner.run(batch)
+
+    def copy_rows(self, source: Runs, target: Runs) -> None:
+        """Copy rows of the KV cache."""
+        self._cache.copy_rows(source, target)
+
+
+def main(fd: int) -> None:
+    """Follow until the socket is closed. What goes wrong is told to rank 0, in one line."""
+    link = socket.socket(fileno=fd)
+    begin = hear(link)
+    if begin is None:
+        return
+    try:
+        _follow(link, begin)
+    except (EngineError, ModelError) as error:
+        _complain(link, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 says it
+        _complain(link, f"A part of the model cannot be computed: {error!r:.200}")
+
+
+def _follow(link: socket.socket, begin: dict[str, Any]) -> None:
+    order, rank, ranks = Order(**begin["order"]), int(begin["rank"]), int(begin["ranks"])
+    told: SimpleQueue[bytes] = SimpleQueue()
+    # Nobody waits for this process: without rank 0 it ends at once, whatever it computes.
+    Thread(target=_listen, args=(link, told), daemon=True).start()
+    device = torch.device("cuda", rank) if order.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(order.threads)
+    network, _ = read_model(
+        order.files, DTYPES[order.dtype], device, order.quantize, None, order.context, rank=(rank, ranks)
+    )
+    tell(link, {"said": "loaded"})
+    told.get()
+    group = Group.join(Path(begin["meeting"]), rank, ranks, device)
+    # Rank 0 knows how much memory there is for all ranks of a CPU.
+    pieces = build(network, device, DTYPES[order.dtype], order.options(group, sys.maxsize), ())
+    follower = _Follower(pieces.runner, pieces.cache)
+    tell(link, {"said": "ready"})
+    while True:
+        follow(told.get(), follower)
+
+
+def _listen(link: socket.socket, told: "SimpleQueue[bytes]") -> None:
+    while (message := receive(link)) is not None:
+        told.put(message)
+    os._exit(0)
+
+
+def _complain(link: socket.socket, line: str) -> None:
+    with suppress(OSError):
+        tell(link, {"error": line})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

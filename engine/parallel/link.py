@@ -1,0 +1,44 @@
+"""Messages between rank 0 and another rank over a socket: a length, and as many bytes."""
+
+import json
+import socket
+from typing import Any
+
+_LENGTH = 8
+
+
+def send(link: socket.socket, message: bytes) -> None:
+    """Raises OSError when the other end is gone."""
+    link.sendall(len(message).to_bytes(_LENGTH, "little") + message)
+
+
+def receive(link: socket.socket) -> bytes | None:
+    """The next message; None when the other end is gone."""
+    try:
+        head = _exactly(link, _LENGTH)
+        return _exactly(link, int.from_bytes(head, "little"))
+    except OSError:
+        return None
+
+
+def tell(link: socket.socket, words: dict[str, Any]) -> None:
+    """The same for what is said once: how a rank begins, and what went wrong."""
+    send(link, json.dumps(words).encode())
+
+
+def hear(link: socket.socket) -> dict[str, Any] | None:
+    """What was told; None when the other end is gone."""
+    message = receive(link)
+    found = None if message is None else json.loads(message)
+    return found if isinstance(found, dict) else None
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    view, done = memoryview(data), 0
+    while done < count:
+        got = link.recv_into(view[done:])
+        if not got:
+            raise OSError("the other end is gone")
+        done += got
+    return bytes(data)

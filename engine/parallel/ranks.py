@@ -1,0 +1,194 @@
+"""The other ranks of a model, as rank 0 knows them: processes that it starts, tells what to compute, and ends."""
+
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+
+import torch
+
+from engine.batch import StepBatch
+from engine.build import Options
+from engine.cache.kv_cache import Runs
+from engine.errors import EngineError
+from engine.execute.group import LOST, Group
+from engine.parallel.link import hear, send, tell
+from engine.parallel.messages import of_copy, of_step
+from models.files import ModelFiles
+
+_GRACE_S = 3.0
+"""How long a rank that was told to end may take for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a rank is to load, and how: all ranks alike."""
+
+    name: str
+    folder: str | None
+    gguf: str | None
+    device: str
+    dtype: str
+    quantize: str
+    context: int | None
+    kv_dtype: str
+    attention: str
+    threads: int
+    streams: int
+
+    @classmethod
+    def of(cls, files: ModelFiles, **options: str | int | None) -> "Order":
+        """`options` are the other fields."""
+        paths = (None if path is None else str(path) for path in (files.folder, files.gguf))
+        return cls(files.name, *paths, **options)  # type: ignore[arg-type]
+
+    @property
+    def files(self) -> ModelFiles:
+        """Those of the model."""
+        folder, gguf = (None if path is None else Path(path) for path in (self.folder, self.gguf))
+        return ModelFiles(self.name, folder, gguf)
+
+    def options(self, group: Group, free: int) -> Options:
+        """How a rank builds its executor; `free` bytes of a CPU are left for the KV cache."""
+        return Options(
+            context=self.context,
+            kv_dtype=self.kv_dtype,
+            streams=self.streams,
+            attention=self.attention,
+            threads=self.threads,
+            free=free if self.device == "cpu" else None,
+            group=group,
+        )
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    said: "SimpleQueue[dict[str, object] | None]" = field(default_factory=SimpleQueue)
+
+
+class Ranks:
+    """Ranks 1 to `count` - 1. Every one of them ends with this process, however that ends."""
+
+    def __init__(self, order: Order, count: int) -> None:
+        """Starts them; they load at once."""
+        self.count = count
+        self._folder = TemporaryDirectory(prefix="chatterm-ranks-")
+        self._meeting = Path(self._folder.name) / "meeting"
+        self._lock = Lock()
+        self._closed = False
+        self._problem: EngineError | None = None
+        self._ranks: list[_Rank] = []
+        try:
+            for number in range(1, count):
+                self._ranks.append(_start(number, self.count, order, self._meeting))
+        except BaseException:
+            self.close()
+            raise
+        for rank in self._ranks:
+            Thread(target=self._listen, args=(rank,), name=f"rank {rank.number}", daemon=True).start()
+
+    def meet(self, device: torch.device) -> Group:
+        """Wait until all have loaded their part, and join them. Raises EngineError when one of them cannot."""
+        for rank in self._ranks:
+            self._wait(rank)
+        for rank in self._ranks:
+            self._send(rank, b"meet")
+        return Group.join(self._meeting, 0, self.count, device)
+
+    def ready(self) -> None:
+        """Wait until all follow. Raises EngineError when one of them cannot."""
+        for rank in self._ranks:
+            self._wait(rank)
+
+    def step(self, batch: StepBatch) -> None:
+        """Have all compute a step, which this process does then. Raises EngineError once one is lost."""
+        self._broadcast(of_step(batch))
+
+    def copy(self, source: Runs, target: Runs) -> None:
+        """The same for rows of the KV cache that are copied."""
+        self._broadcast(of_copy(source, target))
+
+    def close(self) -> None:
+        """End them. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._end(_GRACE_S)
+        self._folder.cleanup()
+
+    def _broadcast(self, message: bytes) -> None:
+        for rank in self._ranks:
+            self._send(rank, message)
+
+    def _send(self, rank: _Rank, message: bytes) -> None:
+        if self._problem is not None:
+            raise EngineError(*self._problem.args)
+        try:
+            send(rank.link, message)
+        except OSError:
+            raise EngineError(LOST) from None
+
+    def _wait(self, rank: _Rank) -> None:
+        """For the next thing that it says."""
+        if rank.said.get() is None:
+            raise EngineError(*(self._problem or EngineError(LOST)).args)
+
+    def _listen(self, rank: _Rank) -> None:
+        """On a thread of its own: hear what a rank says until it ends; the others end with it."""
+        error = None
+        while (words := hear(rank.link)) is not None:
+            if "error" in words:
+                error = str(words["error"])
+                break
+            rank.said.put(words)
+        with self._lock:
+            if not self._closed and self._problem is None:
+                self._problem = EngineError(error or _lost(rank))
+                self._end(0.0)
+        rank.said.put(None)
+
+    def _end(self, grace: float) -> None:
+        for rank in self._ranks:
+            with suppress(OSError):
+                rank.link.shutdown(socket.SHUT_RDWR)
+        for rank in self._ranks:
+            try:
+                rank.process.wait(grace)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+
+
+def _lost(rank: _Rank) -> str:
+    with suppress(subprocess.TimeoutExpired):
+        rank.process.wait(1.0)
+    code = rank.process.returncode
+    how = f" (signal {-code})" if code is not None and code < 0 else ""
+    return (
+        f"The process that computes part {rank.number + 1} of the model has ended{how}; the conversation is intact. "
+        "Load the model again."
+    )
+
+
+def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.parallel.follower", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which ends them
+        )
+    tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})
+    return _Rank(number, process, ours)

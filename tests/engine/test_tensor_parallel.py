@@ -1,0 +1,193 @@
+"""Several processes that compute one model: the same text as one, and one line when one of them is lost."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Span, StepBatch
+from engine.cache.kv_cache import Runs
+from engine.cache.rows import Rows
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.parallel import ranks
+from engine.parallel.messages import follow, of_copy, of_step
+from engine.params import SamplingParams
+from tests.engine.tiny import tiny_tokenizer
+from tests.models.checkpoints import tiny_qwen3, write_checkpoint
+
+
+def make_span(start: int, count: int, big: int) -> Span:
+    """One with numbers of all sizes."""
+    tokens = tuple(range(big, big + count))
+    return Span(tuple(range(-(-(start + count) // 4))), start, count, tokens, tokens, count // 2, start // 2)
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    for _ in range(500):
+        if true():
+            return True
+        sleep(0.02)
+    return False
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPT = list(b"What is the capital of a country that has none, and why?")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_checkpoint(path, tiny_qwen3(vocab_size=272, max_position_embeddings=512))
+    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
+    return path
+
+
+@contextmanager
+def loaded(folder: Path, ranks: int, **options: Any) -> Iterator[Engine]:
+    engine = Engine.load(
+        str(folder), device="cpu", dtype="float32", threads=1, context=400, tensor_parallel=ranks, **options
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def text(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    return [event.token_id for event in engine.stream(prompt, params)]
+
+
+def test_the_text_is_that_of_one_process(folder: Path) -> None:
+    sampled = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
+    with loaded(folder, 1) as one, loaded(folder, 2) as two:
+        for params in (GREEDY, sampled):
+            assert text(two, PROMPT, params) == text(one, PROMPT, params)
+        longer = PROMPT + text(one, PROMPT) + list(b" And then?")
+        assert text(two, longer) == text(one, longer), "what it wrote is found in the cache, on every rank"
+        assert two.figures().weight_bytes >= one.figures().weight_bytes
+        processes = [rank.process for rank in two._ranks._ranks]
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_prompts_are_cut_and_streams_run_side_by_side(folder: Path) -> None:
+    prompts = [PROMPT[start:] * repeats for start, repeats in ((0, 1), (3, 4), (9, 2))]
+    with loaded(folder, 1) as one, loaded(folder, 3, streams=3) as three:
+        alone = [text(one, prompt) for prompt in prompts]
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(lambda prompt: text(three, prompt), prompts)) == alone
+
+
+def test_rows_move_up_on_every_rank(folder: Path) -> None:
+    with loaded(folder, 1) as one, loaded(folder, 2) as two:
+        found = []
+        for engine in (one, two):
+            rows = Rows.of(PROMPT * 3)
+            hidden = engine.hide(rows, 5, 40)
+            for token in b" So?":
+                hidden.append(token)
+            sequence = engine.start(hidden, GREEDY)
+            found.append([event.token_id for event in engine.events(sequence)])
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("how", "after"), [(signal.SIGKILL, 0), (signal.SIGKILL, 3), (signal.SIGSTOP, 3)])
+def test_a_rank_that_is_lost_is_one_line_soon(folder: Path, how: signal.Signals, after: int) -> None:
+    with loaded(folder, 3) as engine:
+        victim = engine._ranks._ranks[1].process
+        stream = engine.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=200))
+        for _ in range(after):
+            next(stream)
+        os.kill(victim.pid, how)
+        began = monotonic()
+        with pytest.raises(EngineError, match="Load the model again") as failure:
+            for _ in stream:
+                pass
+        assert "\n" not in str(failure.value)
+        assert monotonic() - began < 20, "ten seconds, and what a busy machine adds"
+        with pytest.raises(EngineError, match="Load the model again"):
+            text(engine, PROMPT)
+        processes = [rank.process for rank in engine._ranks._ranks]
+    assert all(process.poll() is not None for process in processes), "nobody is left"
+
+
+def test_a_rank_that_cannot_load_says_why(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    order = ranks.Order.of
+    # Rank 0 reads the model that is there, the others one that is not.
+    monkeypatch.setattr(
+        ranks.Order,
+        "of",
+        lambda files, **given: replace(order(files, **given), folder=str(tmp_path / "none")),
+    )
+    with pytest.raises(EngineError, match="none") as failure:
+        Engine.load(str(broken), device="cpu", dtype="float32", tensor_parallel=2)
+    assert "\n" not in str(failure.value)
+
+
+def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
+    program = (
+        "import sys; from engine.engine import Engine;"
+        "e = Engine.load(sys.argv[1], device='cpu', dtype='float32', threads=1, context=64, tensor_parallel=2);"
+        "print(*[rank.process.pid for rank in e._ranks._ranks], flush=True);"
+        "[list(e.stream([1, 2, 3])) for _ in range(10_000)]"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        pids = [int(pid) for pid in first.stdout.readline().split()]
+        first.kill()
+    assert len(pids) == 1
+    for pid in pids:
+        assert eventually(lambda: not is_running(pid)), "an orphan"  # noqa: B023
+
+
+@pytest.mark.parametrize("count", [0, -2])
+def test_fewer_than_one_is_refused(folder: Path, count: int) -> None:
+    with pytest.raises(EngineError, match="must be 1 or more"):
+        Engine.load(str(folder), device="cpu", tensor_parallel=count)
+
+
+@given(
+    st.lists(st.builds(make_span, st.integers(0, 40), st.integers(1, 9), st.integers(0, 2**40)), max_size=4)
+)
+def test_a_step_is_told_as_it_is(spans: list[Span]) -> None:
+    told: list[StepBatch] = []
+    copied: list[tuple[Runs, Runs]] = []
+
+    class Told:
+        def run(self, batch: StepBatch) -> None:
+            told.append(batch)
+
+        def copy_rows(self, source: Runs, target: Runs) -> None:
+            copied.append((source, target))
+
+    follow(of_step(StepBatch(tuple(spans))), Told())
+    assert told == [StepBatch(tuple(spans))]
+    runs = [(span.start, span.stop) for span in spans]
+    follow(of_copy(runs, runs[::-1]), Told())
+    assert copied == [(runs, runs[::-1])]
