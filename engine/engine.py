@@ -8,7 +8,7 @@ from engine.device import available_memory, check_parallel, pick_device, pick_dt
 from engine.errors import EngineError
 from engine.execute.cpu.held_weights import read_model
 from engine.kernels.native.library import check_threads, default_threads
-from engine.machine.room import mapped_bytes
+from engine.machine.room import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Order, Ranks
 from engine.schedule.loop import Loop
 from models.files import ModelFiles
@@ -65,22 +65,23 @@ class Engine(EngineCore):
         `tuned`: a GPU's kernels are cut as was measured on it, where it was; `tunes`: where it was not, it is measured
         while nobody asks for anything, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the
         same bits however it is cut, and those of an answer whoever is beside it, which takes time.
-        `tensor_parallel`: so many GPUs (on a CPU: processes) compute every layer together. `room` is for tests: how
-        many bytes of the device the weights may take before experts are held in host memory.
+        `tensor_parallel`: so many GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
+        `room` is for tests: how many bytes of the device the weights may take before experts are held in host memory.
         """
         check_threads(threads)
         if streams < 1:
             raise EngineError(f"streams is {streams}; it must be 1 or more.")
         choice = pick_device(device)
-        check_parallel(tensor_parallel, choice.device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
+        tensor_parallel = tensor_parallel or fewest_ranks(files, device, dtype, quantize, context, kv_dtype)
+        check_parallel(tensor_parallel, picked)
         tokenizer = load_tokenizer(files)
         tokenizer.start_template()
         loop = Loop()
         threads = threads or default_threads()
-        ranks = None
+        ranks, together = None, None
         if tensor_parallel > 1:  # they load while this process does
             threads = max(threads // tensor_parallel, 1) if picked.type == "cpu" else threads
             asked = Order.of(
@@ -95,6 +96,8 @@ class Engine(EngineCore):
                 streams=streams,
             )
             ranks = Ranks(asked, tensor_parallel)
+            parts = "GPUs" if picked.type == "cuda" else "processes"
+            together = f"{tensor_parallel} {parts} compute the model together."
 
         def build() -> Engine:
             if picked.type == "cpu":
@@ -124,7 +127,7 @@ class Engine(EngineCore):
                 else None,
                 offload_gb=offload_gb,
                 streams=streams,
-                notes=(*([files.note] if files.note else []), *choice.notes, *told),
+                notes=tuple(filter(None, (files.note, *choice.notes, together, *told))),
                 ranks=ranks,
                 group=group,
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from chatterm.backends.backend import (
+    ENGINE_OPTIONS,
     Backend,
     ChatOptions,
     EngineError,
@@ -17,7 +18,7 @@ from chatterm.backends.backend import (
     TokenEvent,
     ToolResult,
 )
-from chatterm.backends.wire import ENGINE_OPTIONS, Hello, Welcome, agreed
+from chatterm.backends.wire import Hello, Welcome, agreed
 from chatterm.channel.link import Link, ServerGoneError
 from chatterm.channel.runtime import ServerRunsError, connected
 
@@ -91,7 +92,7 @@ def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
     link, welcome = peer
     if other := [name for name in ENGINE_OPTIONS if _differs(name, options, welcome.options)]:
         link.close()
-        names = ", ".join(f"--{_OPTION.get(name, name)}" for name in other)
+        names = ", ".join(f"--{_OPTION.get(name, name.replace('_', '-'))}" for name in other)
         end = " chatterm stop ends that server." if welcome.ends_unused else ""
         why = f"The server that runs here has another {names}, so the model is loaded in this process."
         return None, why + end
@@ -118,7 +119,7 @@ def _started(options: ChatOptions, start: Start) -> tuple[_Peer | None, str]:
             let_go()
 
 
-_OPTION = {"graphs": "no-graph", "offload_gb": "offload-gb", "kv_dtype": "kv-dtype", "tune": "no-tune"}
+_OPTION = {"graphs": "no-graph", "tune": "no-tune"}
 
 
 def _differs(name: str, asked: ChatOptions, given: ChatOptions) -> bool:

@@ -73,6 +73,8 @@ class ChatOptions:
     """Whether a GPU decodes with CUDA graphs."""
     tune: bool = True
     """Whether a GPU's kernels run as was measured on it, and that is measured where it never was."""
+    tensor_parallel: int = 1
+    """GPUs that compute every layer together; 0: as few as have room for the model."""
     deterministic: bool = False
     """Whether a GPU, too, gives the same text whatever is cached or computed beside it."""
     streams: int = 1
@@ -88,6 +90,24 @@ class ChatOptions:
     """What every answer has to match."""
     tools: tuple[Tool, ...] = ()
     """What the model may ask for."""
+
+
+ENGINE_OPTIONS = (
+    "device",
+    "dtype",
+    "quantize",
+    "kv_dtype",
+    "context",
+    "threads",
+    "attention",
+    "graphs",
+    "tune",
+    "tensor_parallel",
+    "deterministic",
+    "offload_gb",
+)
+"""Fields of ChatOptions that an engine is loaded with: all conversations with it have the same. So they have `streams`,
+which changes no answer. All other fields are of one conversation."""
 
 
 @dataclass(frozen=True, slots=True)

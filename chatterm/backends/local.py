@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from chatterm.backends.backend import (
+    ENGINE_OPTIONS,
     ChatOptions,
     DraftCost,
     EngineError,
@@ -78,7 +79,7 @@ class OwnEngines:
         from engine.machine.room import need_of
 
         given = files, options.device, options.dtype, options.quantize, options.context
-        return need_of(*given, self._mapped_bytes, options.kv_dtype)
+        return need_of(*given, self._mapped_bytes, options.kv_dtype, max(options.tensor_parallel, 1))
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -93,20 +94,12 @@ class OwnEngines:
     ) -> "Engine":
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
+        alike = {name: getattr(options, name) for name in ENGINE_OPTIONS if name != "tune"}
         engine = Engine.load(
             files,
-            device=options.device,
-            dtype=options.dtype,
-            quantize=options.quantize,
-            kv_dtype=options.kv_dtype,
-            context=options.context,
-            threads=options.threads,
-            attention=options.attention,
-            graphs=options.graphs,
+            **alike,
             tuned=options.tune,
             tunes=options.tune,
-            deterministic=options.deterministic,
-            offload_gb=options.offload_gb,
             streams=options.streams,
             taken=self._mapped_bytes,
             on_progress=on_progress,

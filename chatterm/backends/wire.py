@@ -16,22 +16,6 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 
-ENGINE_OPTIONS = (
-    "device",
-    "dtype",
-    "quantize",
-    "kv_dtype",
-    "context",
-    "threads",
-    "attention",
-    "graphs",
-    "tune",
-    "deterministic",
-    "offload_gb",
-)
-"""Fields of ChatOptions that an engine is loaded with: all conversations with it have the same. So they have `streams`,
-which changes no answer. All other fields are of one conversation."""
-
 
 @cache
 def agreed() -> str:

@@ -46,6 +46,7 @@ def acp(
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
     no_tune: options.NoTune = False,
+    tensor_parallel: options.TensorParallel = "1",
     deterministic: options.Deterministic = False,
     no_server: options.NoServer = False,
 ) -> None:

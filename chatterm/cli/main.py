@@ -185,6 +185,7 @@ def run(
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
     no_tune: options.NoTune = False,
+    tensor_parallel: options.TensorParallel = "1",
     deterministic: options.Deterministic = False,
     no_server: options.NoServer = False,
     keep_alive: options.KeepAlive = None,

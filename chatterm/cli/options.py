@@ -214,6 +214,14 @@ Deterministic = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+TensorParallel = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help="GPUs that compute every layer together; auto: as few as have room for the model.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 NoServer = Annotated[
     bool,
     typer.Option(
@@ -251,8 +259,20 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
         "deterministic",
     ]
     return ChatOptions(
-        **{name: given[name] for name in same}, graphs=not given["no_graph"], tune=not given["no_tune"]
+        **{name: given[name] for name in same},
+        graphs=not given["no_graph"],
+        tune=not given["no_tune"],
+        tensor_parallel=ranks_of(given["tensor_parallel"]),
     )
+
+
+def ranks_of(given: str) -> int:
+    """What `--tensor-parallel` says; 0: auto. Raises WrongUsage."""
+    if given == "auto":
+        return 0
+    if not given.isascii() or not given.isdigit() or not 0 < int(given[:5]) < 1000:
+        raise WrongUsage(f"--tensor-parallel is {given[:20]!r}; it must be auto or a number of GPUs.")
+    return int(given)
 
 
 def chat_options(invocation: typer.Context) -> "ChatOptions":
@@ -287,6 +307,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         **{name: given[name] for name in same if name in given},
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
+        tensor_parallel=ranks_of(given["tensor_parallel"]),
         sampling=checked_sampling(sampling),
     )
 

@@ -68,6 +68,7 @@ def serve(
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
     no_tune: options.NoTune = False,
+    tensor_parallel: options.TensorParallel = "1",
     deterministic: options.Deterministic = False,
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.

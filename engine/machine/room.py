@@ -41,9 +41,11 @@ def need_of(
     context: int | None,
     mapped: int = 0,
     kv_dtype: str = "auto",
+    ranks: int = 1,
 ) -> Need:
     """Read the headers of a model; arguments as in `Engine.load`. On a CPU `mapped` bytes of other models count as free
-    memory, because the system could read them again. Raises ModelError and EngineError.
+    memory, because the system could read them again. Of a model that `ranks` GPUs compute together it is what one of
+    them needs. Raises ModelError and EngineError.
     """
     place = pick_device(device).device
     numbers = pick_dtype(dtype, place)
@@ -63,9 +65,29 @@ def need_of(
     outside = 0
     if place.type == "cuda" and not_on_host(spec) is None:
         outside = sum(layer.on_device for layer in experts_of(slots(spec), numbers, {}, {}))
-    return Need(
-        weights, weights - outside, beside_weights(spec, numbers, place, context, kv_dtype), max(free, 0)
-    )
+    beside = beside_weights(spec, numbers, place, context, kv_dtype)
+    if place.type == "cpu":  # they share its memory
+        ranks = 1
+    return Need(weights // ranks, (weights - outside) // ranks, beside // ranks, max(free, 0))
+
+
+def fewest_ranks(
+    files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, kv_dtype: str
+) -> int:
+    """How many GPUs a model needs to have room; all of them, by powers of two, where it has none anywhere. 1 on a CPU.
+
+    Arguments and what is raised are those of `need_of`.
+    """
+    if pick_device(device).device.type == "cpu":
+        return 1
+    there = torch.cuda.device_count()
+    free = min(available_memory(torch.device("cuda", number)) for number in range(there))
+    counts = [1 << power for power in range(there.bit_length()) if 1 << power <= there]
+    for ranks in counts:
+        need = need_of(files, device, dtype, quantize, context, kv_dtype=kv_dtype, ranks=ranks)
+        if need.weights + need.beside <= free:
+            return ranks
+    return counts[-1]
 
 
 def mapped_bytes(files: ModelFiles, device: torch.device, weights: int, is_quantized: bool) -> int:

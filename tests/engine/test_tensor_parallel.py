@@ -166,10 +166,14 @@ def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
         assert eventually(lambda: not is_running(pid)), "an orphan"  # noqa: B023
 
 
-@pytest.mark.parametrize("count", [0, -2])
-def test_fewer_than_one_is_refused(folder: Path, count: int) -> None:
+def test_fewer_than_one_is_refused(folder: Path) -> None:
     with pytest.raises(EngineError, match="must be 1 or more"):
-        Engine.load(str(folder), device="cpu", tensor_parallel=count)
+        Engine.load(str(folder), device="cpu", tensor_parallel=-2)
+
+
+def test_a_cpu_is_not_divided_unasked(folder: Path) -> None:
+    with loaded(folder, 0) as engine:
+        assert engine._ranks is None
 
 
 @given(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import Raw
 
 from chatterm.backends.backend import (
+    ENGINE_OPTIONS,
     ChatOptions,
     EngineError,
     Exchange,
@@ -29,7 +30,6 @@ from chatterm.backends.backend import (
 )
 from chatterm.backends.local import LocalBackend
 from chatterm.backends.wire import (
-    ENGINE_OPTIONS,
     Begun,
     Loading,
     Look,

@@ -17,8 +17,16 @@ import pytest
 
 from chatterm.backends import attach, local
 from chatterm.backends.attach import Attached, Stays, attached, greeted
-from chatterm.backends.backend import ChatOptions, EngineError, Exchange, Message, Request, Tool
-from chatterm.backends.wire import ENGINE_OPTIONS, Status
+from chatterm.backends.backend import (
+    ENGINE_OPTIONS,
+    ChatOptions,
+    EngineError,
+    Exchange,
+    Message,
+    Request,
+    Tool,
+)
+from chatterm.backends.wire import Status
 from chatterm.channel.runtime import ServerRunsError
 from chatterm.cli.main import call
 from chatterm.cli.servers import command_link, stays_text
