@@ -164,12 +164,37 @@ class Decoder:
         qk = heads[:, :count]
         if spec.head_norm is not None:
             assert weights.head_norm is not None
-            qk = _norm_heads(spec, spec.head_norm, weights.head_norm, qk)
+            qk = self._norm_heads(index, spec, spec.head_norm, weights.head_norm, qk)
         if rotation is not None:
             assert spec.rope is not None
             qk = rotate(qk, rotation, spec.rope.interleaved)
         out = attention(index, qk[:, : spec.heads], qk[:, spec.heads :], heads[:, count:])
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
+
+    def _norm_heads(self, index: int, spec: AttentionSpec, norm: Norm, weight: Tensor, qk: Tensor) -> Tensor:
+        """q and k heads [T, heads, head_dim] -> the same shape: each normed, or all of q and all of k."""
+        if not spec.norms_all_heads:
+            return _norm(norm, NormWeights(weight), qk)
+        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        q, k = torch.split(qk.flatten(1), sizes, -1)
+        squares = None if self._peers is None else self._mean_squares(index, q, k)
+        parts = zip((q, k), torch.split(weight, sizes), squares or (None, None), strict=True)
+        return torch.cat([_norm(norm, NormWeights(part), x, mean) for x, part, mean in parts], -1).view(
+            qk.shape
+        )
+
+    def _mean_squares(self, index: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the q and of the k heads of all ranks, fp32 [T, 1] each."""
+        assert self._peers is not None
+        assert self.network.share is not None
+        whole = self.network.whole.layers[index].attention
+        own = torch.stack([x.float().square().sum(-1, keepdim=True) for x in (q, k)])
+        q_squares, k_squares = self._peers.sum(own)
+        copies = self.network.share.copies(whole)
+        return (
+            q_squares / (whole.heads * whole.head_dim),
+            k_squares / (whole.kv_heads * whole.head_dim * copies),
+        )
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights, x: Tensor) -> Tensor:
         return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
@@ -233,33 +258,27 @@ def _scale(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
 
 
-def _norm_heads(spec: AttentionSpec, norm: Norm, weight: Tensor, qk: Tensor) -> Tensor:
-    """q and k heads [T, heads, head_dim] -> the same shape: each normed, or all of q and all of k."""
-    if not spec.norms_all_heads:
-        return _norm(norm, NormWeights(weight), qk)
-    sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
-    parts = zip(torch.split(qk.flatten(1), sizes, -1), torch.split(weight, sizes), strict=True)
-    return torch.cat([_norm(norm, NormWeights(part), x) for x, part in parts], -1).view(qk.shape)
-
-
-def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor) -> Tensor:
+def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor, squares: Tensor | None = None) -> Tensor:
     """[..., size] -> the same shape, with a weight of [size], or of [heads, size] for the heads of [T, heads, size].
 
-    In fp32, cast back, then times the weight, as networks were trained.
+    In fp32, cast back, then times the weight, as networks were trained. `squares` fp32 [..., 1] is the mean square of
+    an RMSNorm where x is a part of what is normed.
     """
     if spec is None or weights is None:
         return x
     size, weight = x.shape[-1:], weights.weight
     if spec.offset or spec.rounds_last:  # checkpoints that store an offset multiply before they cast back
-        out = (_scaled(spec, x.float()) * (weight.float() + spec.offset)).to(x.dtype)
+        out = (_scaled(spec, x.float(), squares) * (weight.float() + spec.offset)).to(x.dtype)
     elif spec.kind == "layer" and weight.shape == size:
         return F.layer_norm(x, size, weight, weights.bias, spec.eps)
     else:
-        out = _scaled(spec, x) * weight
+        out = _scaled(spec, x, squares) * weight
     return out if weights.bias is None else out + weights.bias
 
 
-def _scaled(spec: Norm, x: Tensor) -> Tensor:
+def _scaled(spec: Norm, x: Tensor, squares: Tensor | None) -> Tensor:
     """A norm without its weight."""
+    if squares is not None:
+        return (x.float() * torch.rsqrt(squares + spec.eps)).to(x.dtype)
     norm = F.layer_norm if spec.kind == "layer" else F.rms_norm
     return norm(x, x.shape[-1:], eps=spec.eps)

@@ -7,11 +7,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from models.errors import ModelError
 from models.spec import ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.matching import match
-from models.weights.share import UNIT, Part, Share, indivisible
+from models.weights.share import UNIT, Part, Share
 from models.weights.slots import Names, Slot
 
 
@@ -20,10 +19,6 @@ def shared_out(
 ) -> tuple[Share, list[StoredTensor]]:
     """What rank `rank` of `ranks` has of the network `spec`, and its tensors. Raises ModelError."""
     tensors = list(tensors)
-    if (why := indivisible(spec)) is not None:
-        raise ModelError(
-            f"{spec.architecture} cannot be divided among {ranks} devices: {why}. Leave out --tensor-parallel."
-        )
     places = match(spec, tensors, names)
     share = Share(rank, ranks, spec, _block(tensors))
     return share, [_of_share(t, places[t.name], share) for t in tensors if t.name in places]
@@ -45,10 +40,10 @@ def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
         return tensor if share.is_first else _rows(tensor, Part(0, 0, slot.rows))
     if part == "down":
         return _columns(tensor, share.width(slot.shape[1]))
-    if slot.layer is None or part not in ("q", "k", "v", "out", "sinks"):
+    if slot.layer is None or part not in ("q", "k", "v", "q_norm", "k_norm", "out", "sinks") or slot.repeated:
         return tensor
     spec = share.whole.layers[slot.layer].attention
-    heads = share.kv_heads(spec) if part in ("k", "v") else share.q_heads(spec)
+    heads = share.kv_heads(spec) if part in ("k", "v", "k_norm") else share.q_heads(spec)
     if part == "sinks":
         return _rows(tensor, heads)
     part_of = heads.times(spec.head_dim)

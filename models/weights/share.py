@@ -59,7 +59,7 @@ class Share:
         heads = spec.kv_heads
         if heads >= self.ranks:
             return self._even(heads, 1)
-        head = self.rank // self._sharing(spec)
+        head = self.rank // self.copies(spec)
         return Part(head, head + 1, 1) if head < heads else Part(0, 0, 1)
 
     def q_heads(self, spec: Attention) -> Part:
@@ -67,13 +67,17 @@ class Share:
         heads = spec.kv_heads
         if heads >= self.ranks:
             return self.kv_heads(spec).times(spec.groups)
-        sharing = self._sharing(spec)
+        sharing = self.copies(spec)
         head, place = divmod(self.rank, sharing)
         size = -(-spec.groups // sharing)
         if head >= heads:
             return Part(0, 0, size)
         start, stop = (head * spec.groups + min(at * size, spec.groups) for at in (place, place + 1))
         return Part(start, stop, size)
+
+    def copies(self, spec: Attention) -> int:
+        """How many ranks have the same KV head."""
+        return max(self.ranks // spec.kv_heads, 1)
 
     @property
     def spec(self) -> ModelSpec:
@@ -99,17 +103,6 @@ class Share:
     def _feed(self, feed: FeedForward) -> FeedForward:
         return replace(feed, size=self.width(feed.size).size)
 
-    def _sharing(self, spec: Attention) -> int:
-        """How many ranks share a KV head, where there are fewer of those."""
-        return self.ranks // spec.kv_heads
-
     def _even(self, count: int, unit: int) -> Part:
         size = -(-count // (self.ranks * unit)) * unit
         return Part(min(self.rank * size, count), min((self.rank + 1) * size, count), size)
-
-
-def indivisible(spec: ModelSpec) -> str | None:
-    """Why a network cannot be divided; None where it can be."""
-    if any(layer.attention.norms_all_heads for layer in spec.layers):
-        return "it norms all heads of a layer together"
-    return None

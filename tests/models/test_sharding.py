@@ -13,9 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import Olmo2Config
 
-from models.errors import ModelError
 from models.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
@@ -31,12 +29,11 @@ from tests.models.checkpoints import (
     write_checkpoint,
     write_gguf,
 )
-from tests.models.families import FAMILIES, tiny
+from tests.models.families import FAMILIES
 
 CPU = torch.device("cpu")
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62, 64, 33, 83, 27, 95, 0, 28, 159]
 CONFIGS = {"qwen3": tiny_qwen3(), "llama": tiny_llama(), **FAMILIES}
-WHOLE = [name for name in CONFIGS if not name.startswith("olmo")]
 
 
 @dataclass(slots=True)
@@ -91,7 +88,7 @@ def loading(path: Path, **options: Any) -> Callable[[tuple[int, int]], Network]:
     return lambda rank: load_model(files_of(path), dtype=torch.float32, device=CPU, rank=rank, **options)
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_ranks_compute_together_what_one_computes(name: str, tmp_path: Path) -> None:
     load = loading(write_checkpoint(tmp_path, CONFIGS[name]))
     alone = logits_of(load((0, 1)))
@@ -120,12 +117,6 @@ def test_weights_that_are_quantised_as_they_are_loaded_are_divided_before(tmp_pa
     alone = logits_of(load((0, 1)))
     for found in together(load, 2):
         assert (found - alone).abs().max() < 0.1 * alone.abs().max(), "blocks may begin elsewhere"
-
-
-def test_a_network_that_norms_all_heads_together_says_that_it_cannot_be_divided(tmp_path: Path) -> None:
-    load = loading(write_checkpoint(tmp_path, tiny(Olmo2Config)))
-    with pytest.raises(ModelError, match="norms all heads"):
-        load((0, 2))
 
 
 @settings(max_examples=200, deadline=None)
