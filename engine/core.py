@@ -328,7 +328,7 @@ class EngineCore:
         """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
-        self._check(rows, spare=1)
+        self.check_rows(rows, spare=1)
         unknown = [id for id in params.logit_bias if id >= self.vocab_size]
         if unknown:
             raise EngineError(
@@ -383,7 +383,7 @@ class EngineCore:
 
     def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
         """Make the KV of `rows` present. Returns how many rows had to be computed."""
-        self._check(rows, spare=0)
+        self.check_rows(rows, spare=0)
         sequence = Sequence(rows, owner.priority, origin=owner.origin)
         self.submit(sequence)
         if owner.follow is not None:
@@ -477,7 +477,8 @@ class EngineCore:
         if not keep_rows:
             self._blocks.forget(rows.keys, start)
 
-    def _check(self, rows: Rows, spare: int) -> None:
+    def check_rows(self, rows: Rows, spare: int = 0) -> None:
+        """Raises as `stream` does where `rows` and `spare` more cannot be computed."""
         size = self.vocab_size
         if rows and not 0 <= min(rows.token_ids) <= max(rows.token_ids) < size:
             unknown = [id for id in rows.token_ids if not 0 <= id < size]

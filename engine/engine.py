@@ -3,6 +3,7 @@
 import torch
 
 from engine.conversation.chat import Chat, Think, ThinkCache
+from engine.conversation.chunks import Chunks
 from engine.core import EngineCore
 from engine.device import available_memory, check_parallel, pick_device, pick_dtype
 from engine.errors import EngineError
@@ -24,6 +25,8 @@ class Engine(EngineCore):
     Every public method may be called from any thread.
     """
 
+    chunks: Chunks
+    """Beginnings of prompts that stay in the cache."""
     _mapped_at_load = 0
 
     @property
@@ -131,6 +134,7 @@ class Engine(EngineCore):
                 ranks=ranks,
                 group=group,
             )
+            engine.chunks = Chunks(engine, engine._blocks, loop)
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
             return engine
 

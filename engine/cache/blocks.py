@@ -116,6 +116,19 @@ class BlockManager:
         blocks = path if partial is None else [*path, partial]
         return [self.blank if block.is_gone else block.id for block in blocks]
 
+    def branches(self, keys: Sequence[Key]) -> int:
+        """How many ends of paths there are that go on from all of `keys`, as far as these fill blocks."""
+        path = self._index.chain(keys)
+        if len(path) < len(keys) // self.block_size:
+            return 0
+        count, below = 0, list(self.children(path[-1] if path else None))
+        while below:
+            block = below.pop()
+            below += block.children
+            rest = keys[(block.depth - 1) * self.block_size :]
+            count += not block.children and block.keys != list(rest)
+        return count
+
     def most_held(self, rows: int) -> int:
         """How many blocks a table holds at most until it has `rows` rows."""
         blocks = self.blocks_for(rows)
@@ -128,6 +141,11 @@ class BlockManager:
         """
         self._eviction.pin(keys)
 
+    def keep(self, name: str, keys: Sequence[Key] | None) -> None:
+        """The path of `keys`, present or not, is kept under a name: evicted before the conversation in use and after
+        everything else, and by no idle work. It takes the place of the one with that name; None lets go of that."""
+        self._eviction.keep(name, keys)
+
     # -- the life of a table
 
     def match(self, keys: Sequence[Key]) -> int:
@@ -138,7 +156,7 @@ class BlockManager:
 
     def room(self, idle: bool = False) -> int:
         """How many blocks can be had, those of cached rows included. `idle`: as in `reserve`."""
-        spared = sum(block.refs == 0 for block in self._eviction.pinned()) if idle else 0
+        spared = sum(block.refs == 0 for block in self._eviction.spared()) if idle else 0
         return len(self._free) + self._cached - spared
 
     def needs(self, keys: Sequence[Key], rows: int) -> int:
@@ -221,7 +239,7 @@ class BlockManager:
             self._release(self._blocks[id])
         table.blocks.clear()
         table.length = table.first = 0
-        self._eviction.note_change()  # some of them may be on the path that is pinned
+        self._eviction.note_change()  # some of them may be on a path that is kept
 
     def along(self, table: BlockTable) -> list[Block]:
         """The blocks in which the rows of `table` are or were, in order, those that it has let go of included."""

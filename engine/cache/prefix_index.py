@@ -43,7 +43,7 @@ class Block:
     depth: int = 0
     """Its number on its path, from 1; 0 for the root."""
     last_used: int = 0
-    rank: tuple[bool, int, int, int] = (False, 0, 0, GONE)
+    rank: tuple[int, int, int, int] = (0, 0, 0, GONE)
     """Its place among the blocks that can be evicted."""
     name: int = ROOT_NAME
     """What `engine/cache/offload.py` knows a full block by."""
