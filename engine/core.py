@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,25 +20,22 @@ from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
-from engine.params import UNRECOMMENDED, Constraint, SamplingParams
-from engine.schedule.channel_guide import ChannelGuide
-from engine.schedule.channels import ChannelTracker
-from engine.schedule.guide import Guide
+from engine.params import UNRECOMMENDED, SamplingParams
 from engine.schedule.loop import Loop
 from engine.schedule.output import Output
-from engine.schedule.reasoning import ThinkTracker
+from engine.schedule.outputs import Outputs
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.speculating import Speculating, how_speculated
 from engine.schedule.step import EngineStep, explain
 from engine.schedule.tally import Traffic
+from engine.store.disk import DiskTier
 from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.units import counted
 
 if TYPE_CHECKING:
     from engine.execute.cuda.tuner import Tuner
-    from engine.sampling.grammar import Grammars
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
@@ -82,11 +78,11 @@ class EngineCore:
         self.context_length = pieces.context_length
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
-        self._grammars: Grammars | None = None
-        self._grammars_lock = Lock()
+        self._outputs = Outputs(tokenizer, self.vocab_size)
         self._weight_bytes = network.nbytes * parts
         self._network = network
         self._tuner: Tuner | None = None
+        self._disk: DiskTier | None = None
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes * parts
         self._kv_row = pieces.cache.row
@@ -185,6 +181,7 @@ class EngineCore:
             host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
             speculation=self._speculation,
+            disk=self._disk.figures() if self._disk is not None else None,
         )
 
     def traffic(self) -> Traffic:
@@ -222,6 +219,8 @@ class EngineCore:
         self._loop.close()
         if self._ranks is not None:
             self._ranks.close()
+        if self._disk is not None:
+            self._disk.close()
         if self._tuner is not None:
             self._tuner.join()
             self._tuner = None
@@ -276,39 +275,8 @@ class EngineCore:
         thinks: bool = True,
         shown: frozenset[int] = frozenset(),
     ) -> Output:
-        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
-
-        `shown` are special tokens that have text all the same: those of headers, where calls of tools are messages in
-        channels. `thinks`: an answer with a constraint may begin with thinking. Raises EngineError for a constraint
-        that cannot be used.
-        """
-        tracker, guided = self._tracker(inside_think, shown), params.constraint is not None
-        # Where text is bound to a grammar, not even a blank at the start is left out.
-        stream = self.tokenizer.stream(shown, goes_on=guided)
-        guide = (
-            self._guide(params.constraint, inside_think, thinks) if params.constraint is not None else None
-        )
-        return Output(stream, tracker, params.stop, guide=guide)
-
-    def _tracker(
-        self, inside_think: bool, shown: frozenset[int] = frozenset()
-    ) -> ThinkTracker | ChannelTracker:
-        known = self.tokenizer
-        if (channels := known.channels) is not None:
-            spells = known.token_bytes if channels.channel in shown else None
-            return ChannelTracker(channels, inside_think, spells)
-        return ThinkTracker(known.think_start, known.think_end, inside_think)
-
-    def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
-        from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
-
-        with self._grammars_lock:
-            self._grammars = self._grammars or Grammars(self.tokenizer, self.vocab_size)
-        matcher = self._grammars.matcher(constraint)
-        channels = self.tokenizer.channels
-        if channels is not None and matcher.allows(channels.channel):
-            return ChannelGuide.of(self.tokenizer, matcher, channels, thinks)
-        return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think), thinks)
+        """What makes events of the tokens of one answer (see `Outputs.output`)."""
+        return self._outputs.output(params, inside_think, thinks, shown)
 
     def start(
         self,
@@ -361,8 +329,27 @@ class EngineCore:
         return next(self._pauses)
 
     def submit(self, sequence: Sequence) -> None:
-        """Hand a sequence to the loop."""
-        self._loop.post(lambda: self._scheduler.add(sequence))
+        """Hand a sequence to the loop. What the disk has of its prompt is brought back first."""
+
+        def job() -> None:
+            disk, rows = self._engine_step.disk, sequence.rows.keys
+            if disk is None:
+                self._scheduler.add(sequence)
+                return
+            is_idle = sequence.priority is Priority.IDLE
+            disk.bring(rows, is_idle, lambda: not sequence.cancelled, lambda: self._scheduler.add(sequence))
+
+        self._loop.post(job)
+
+    def save(self, owner: str, rows: Rows) -> None:
+        """Have what is cached of `rows` written to disk in idle time, where there is a tier on disk, among what the
+        conversation `owner` has there (letters, digits, - and _). Returns at once."""
+
+        def job() -> None:
+            if (disk := self._engine_step.disk) is not None:
+                disk.wish(owner, rows.keys)
+
+        self._loop.post(job)
 
     def events(self, sequence: Sequence) -> Iterator[TokenEvent]:
         """The events of a started sequence until it ends. Raises what went wrong with it."""

@@ -1,5 +1,7 @@
 """The engine: loads a model, and has conversations with it."""
 
+from pathlib import Path
+
 import torch
 
 from engine.conversation.chat import Chat, Think, ThinkCache
@@ -12,9 +14,12 @@ from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.room import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Order, Ranks
 from engine.schedule.loop import Loop
+from engine.store.disk import DiskTier
+from engine.store.identity import of_code, of_weights
 from models.files import ModelFiles
 from models.hub.sources import resolve
 from models.load import Room
+from models.network import Weight
 from models.progress import OnProgress, Progress
 from models.text.tokenizer import load_tokenizer
 
@@ -54,6 +59,8 @@ class Engine(EngineCore):
         streams: int = 1,
         taken: int = 0,
         tensor_parallel: int = 1,
+        disk: Path | None = None,
+        disk_gb: float | None = None,
         room: Room | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
@@ -69,7 +76,9 @@ class Engine(EngineCore):
         while nobody asks for anything, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the
         same bits however it is cut, and those of an answer whoever is beside it, which takes time.
         `tensor_parallel`: so many GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
-        `room` is for tests: how many bytes of the device the weights may take before experts are held in host memory.
+        What conversations have cached is kept in the folder `disk` (None: nowhere), at most `disk_gb` GB of it (None:
+        a share of the free space). `room` is for tests: how many bytes of the device the weights may take before
+        experts are held in host memory.
         """
         check_threads(threads)
         if streams < 1:
@@ -135,6 +144,8 @@ class Engine(EngineCore):
                 group=group,
             )
             engine.chunks = Chunks(engine, engine._blocks, loop)
+            if disk is not None and ranks is None and network.spec.window is None:
+                engine._keep_in(disk, None if disk_gb is None else int(disk_gb * 1e9), files)
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
             return engine
 
@@ -152,6 +163,23 @@ class Engine(EngineCore):
             size = engine.figures().kv_bytes
             on_progress(Progress("prepare", f"KV cache for {engine.context_length:,} tokens", size, size))
         return engine
+
+    def _keep_in(self, folder: Path, most_bytes: int | None, files: ModelFiles) -> None:
+        """Have a tier on disk. For the loop's thread."""
+        row, threads = self._cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
+        place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        kernels = f"{self._attention_name}, {self._decode_name}, {self._runner.name}"
+        facts = {
+            "spec": repr(self.spec),
+            "weights": repr(sorted((w.format, w.rows, w.columns) for w in self._network.parts(Weight))),
+            "dtype": f"{self.dtype}, {row}, {self.block_size}",
+            "kernels": f"{kernels}, {threads}, {place}",
+        }
+        # Files are read for that, and nobody waits for it.
+        self._disk = self._engine_step.disk = DiskTier(
+            folder, most_bytes, self._cache, self._blocks, self._loop.post,
+            lambda: {**facts, "files": of_weights(files), "code": of_code()},
+        )  # fmt: skip
 
     def chat(
         self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"

@@ -179,6 +179,23 @@ class OffloadFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskFigures:
+    """The tier on disk that outlives the process; times in seconds a token, None before they are measured."""
+
+    blocks: int
+    """Blocks that can be brought back."""
+    written_tokens: int
+    restored_tokens: int
+    """Tokens that were brought back so far instead of being computed."""
+    brought_s: float | None
+    computed_s: float | None
+    is_used: bool
+    """False once it is known that computing is about as fast."""
+    problem: str = ""
+    """Why it is not used any more, in a line."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What the engine holds and does right now; a snapshot, cheap enough to take 30 times a second."""
 
@@ -210,6 +227,7 @@ class Figures:
     bandwidth: float | None = None
     """Bytes/s that the device's memory reads; None where it has never been measured."""
     offload: OffloadFigures | None = None
+    disk: DiskFigures | None = None
     """None where there is no such tier."""
     kv_dtype: str = ""
     """Of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""

@@ -129,6 +129,10 @@ class BlockManager:
             count += not block.children and block.keys != list(rest)
         return count
 
+    def chain(self, keys: Sequence[Key]) -> list[Block]:
+        """The full blocks of the longest known prefix of `keys`, not to be changed; with a window some may be gone."""
+        return self._index.chain(keys)
+
     def most_held(self, rows: int) -> int:
         """How many blocks a table holds at most until it has `rows` rows."""
         blocks = self.blocks_for(rows)

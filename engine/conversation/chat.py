@@ -43,6 +43,8 @@ class Chat(ChatSettings):
         super().__init__(engine, system, think, think_cache)
         self._idle = IdleWork(engine, self._history)
         self.turns: list[Turn] = []
+        self.owner: str | None = None
+        """Under which name it is kept on disk; None: it is not."""
         self._running: Sequence | None = None
         self._several: Several | None = None
         """What makes candidates, while it does."""
@@ -195,7 +197,10 @@ class Chat(ChatSettings):
 
     def settle(self, wait: bool = False) -> None:
         """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
-        self._idle.warm(self.turns, self._history.rows(self.turns), wait)
+        rows = self._history.rows(self.turns)
+        self._idle.warm(self.turns, rows, wait)
+        if self.owner is not None:
+            self._engine.save(self.owner, rows)
 
     def prepare(self, draft: str, wait: bool = False, params: SamplingParams | None = None) -> None:
         """Warm a message that is still being typed, up to the last token that typing on cannot change.

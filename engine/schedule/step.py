@@ -1,7 +1,7 @@
 """A step of the engine: what the scheduler chose is computed, and it is said what came of it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -23,6 +23,7 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.schedule.speculating import Speculating
+from engine.store.disk import DiskTier
 from models.load import is_out_of_memory
 
 MOST_FORCED = 64
@@ -64,6 +65,7 @@ class EngineStep:
     """Whether rows of an answer in a slot may be computed as a prompt's are."""
     speculating: Speculating | None = None
     """None: no tokens are guessed."""
+    disk: DiskTier | None = None
     _guided: list[Sequence] = field(default_factory=list)
     """Constrained sequences in slots whose tokens were just read."""
 
@@ -83,11 +85,12 @@ class EngineStep:
 
     def while_idle(self) -> bool:
         """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
+        more = self.disk is not None and self.disk.go_on()
         if self.device.type != "cpu":
-            return False
+            return more
         self.alone = self.others.are_busy()
         self.runner.set_alone(self.alone)
-        return self.runner.while_idle()
+        return self.runner.while_idle() or more
 
     def step(self) -> None:
         """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
@@ -254,6 +257,8 @@ class EngineStep:
         self.chunk_pace.saw(computed, cost + computed - rows, seconds)
         if self.cache.host is not None and self.timer is not None:
             self.cache.host.costs.saw(rows, seconds)
+        if self.disk is not None:
+            self.disk.costs.saw(rows, seconds)
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
@@ -393,6 +398,9 @@ class EngineStep:
 
     def end(self, error: EngineError | None) -> None:
         """The loop ends, because of `error` if any: nobody may go on waiting."""
+        if self.disk is not None:
+            with suppress(Exception):
+                self.disk.abandon()
         # Nothing of the scheduler or the blocks is needed any more, and they may be what failed.
         scheduler = self.scheduler
         for sequence in [*scheduler.waiting, *scheduler.running, *scheduler.finished]:

@@ -1,0 +1,66 @@
+"""What makes the events of answers of one model: streams of text, thinking, and what text is bound to."""
+
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from engine.params import Constraint, SamplingParams
+from engine.schedule.channel_guide import ChannelGuide
+from engine.schedule.channels import ChannelTracker
+from engine.schedule.guide import Guide
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
+from models.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.sampling.grammar import Grammars
+
+
+class Outputs:
+    """From any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._grammars: Grammars | None = None
+        self._grammars_lock = Lock()
+
+    def output(
+        self,
+        params: SamplingParams,
+        inside_think: bool = False,
+        thinks: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> Output:
+        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
+
+        `shown` are special tokens that have text all the same: those of headers, where calls of tools are messages in
+        channels. `thinks`: an answer with a constraint may begin with thinking. Raises EngineError for a constraint
+        that cannot be used.
+        """
+        tracker, guided = self._tracker(inside_think, shown), params.constraint is not None
+        # Where text is bound to a grammar, not even a blank at the start is left out.
+        stream = self._tokenizer.stream(shown, goes_on=guided)
+        guide = (
+            self._guide(params.constraint, inside_think, thinks) if params.constraint is not None else None
+        )
+        return Output(stream, tracker, params.stop, guide=guide)
+
+    def _tracker(
+        self, inside_think: bool, shown: frozenset[int] = frozenset()
+    ) -> ThinkTracker | ChannelTracker:
+        known = self._tokenizer
+        if (channels := known.channels) is not None:
+            spells = known.token_bytes if channels.channel in shown else None
+            return ChannelTracker(channels, inside_think, spells)
+        return ThinkTracker(known.think_start, known.think_end, inside_think)
+
+    def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
+        from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
+
+        with self._grammars_lock:
+            self._grammars = self._grammars or Grammars(self._tokenizer, self._vocab_size)
+        matcher = self._grammars.matcher(constraint)
+        channels = self._tokenizer.channels
+        if channels is not None and matcher.allows(channels.channel):
+            return ChannelGuide.of(self._tokenizer, matcher, channels, thinks)
+        return Guide.of(self._tokenizer, matcher, lambda: self._tracker(inside_think), thinks)

@@ -1,0 +1,1 @@
+"""KV blocks on disk: what a conversation has computed is there when the program runs again."""

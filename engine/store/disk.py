@@ -1,0 +1,351 @@
+"""The tier on disk: blocks of conversations are written in idle time, and brought back where a prompt needs them.
+
+The loop's thread looks up and copies; a thread of its own reads and writes, so that a slow disk holds up nobody. What
+goes wrong ends the tier and nothing else: what is not there is computed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import BoundedSemaphore, Thread
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.host_memory import Costs
+from engine.cache.kv_cache import KVCache
+from engine.cache.prefix_index import Block, Key
+from engine.errors import EngineError
+from engine.events import DiskFigures
+from engine.store.digests import Digest, after, root
+from engine.store.folder import Folder
+
+MOST_WISHES = 32
+"""Conversations that are remembered to be written."""
+WRITING = 2
+"""Blocks that are handed to the disk and not written yet."""
+GROUP_BYTES = 4 * 1024**2
+"""Blocks are brought back in groups of so many bytes at least."""
+AHEAD = 4
+"""Groups that are read and not yet copied."""
+
+Post = Callable[[Callable[[], None]], None]
+"""Has something done on the loop's thread. Raises EngineError once that has ended."""
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A conversation to be written, and how far that is: blocks, and the digest of the last."""
+
+    keys: list[Key]
+    done: int = 0
+    digest: Digest = b""
+
+
+class DiskTier:
+    """Every public method is for the loop's thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        most_bytes: int | None,
+        cache: KVCache,
+        blocks: BlockManager,
+        post: Post,
+        fingerprint: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """Files lie below `folder`, at most `most_bytes` of them (None: a share of what is free). `fingerprint` is
+        asked on another thread for what the bits of a block depend on."""
+        self._cache = cache
+        self._blocks = blocks
+        self._post = post
+        self._root = b""
+        self._folder: Folder | None = None
+        """None until it was looked at, and once it is of no use."""
+        self._wishes: OrderedDict[str, _Wish] = OrderedDict()
+        self._names: dict[int, Digest] = {}
+        """Digests by the name of a block."""
+        self._bringing: list[_Bringing] = []
+        self._writing = 0
+        self._opened: Folder | None = None
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
+        self.problem = ""
+        """Why it is not used any more, in a line for people."""
+        self.costs = Costs()
+        self.restored = self.written = 0
+        """Tokens so far."""
+        self._thread = Thread(target=self._work, name="disk", daemon=True)
+        self._thread.start()
+        self._tasks.put(lambda: self._begin(folder, fingerprint, most_bytes))
+
+    # -- writing
+
+    def wish(self, owner: str, keys: Sequence[Key]) -> None:
+        """Have the full blocks of a conversation written in idle time, as far as they are there then."""
+        before = self._wishes.pop(owner, None)
+        keys = list(keys)
+        wish = _Wish(keys)
+        done = before.done * self._size if before is not None else 0
+        if before is not None and before.keys[:done] == keys[:done]:
+            wish.done, wish.digest = before.done, before.digest
+        self._wishes[owner] = wish
+        while len(self._wishes) > MOST_WISHES:
+            self._wishes.popitem(last=False)
+
+    def forget(self, owner: str) -> None:
+        """Nothing more of this conversation is written."""
+        self._wishes.pop(owner, None)
+
+    def go_on(self) -> bool:
+        """Hand a block to the disk, if there is one to be written. Returns whether there may be another at once."""
+        if self._folder is None or self._writing >= WRITING:
+            return False
+        return any(self._next(self._folder, owner, wish) for owner, wish in list(self._wishes.items()))
+
+    def _next(self, folder: Folder, owner: str, wish: _Wish) -> bool:
+        """Write the next block of a conversation. False where there is none (yet)."""
+        path = self._blocks.chain(wish.keys)
+        for block in path[wish.done :]:
+            if block.is_gone:
+                return False
+            digest = self._digest(block, wish.digest or self._root)
+            wish.done, wish.digest = wish.done + 1, digest
+            if folder.holds(owner, digest):
+                continue
+            self._writing += 1
+            self._tasks.put(partial(self._write, folder, owner, digest, self._payload(block)))
+            return True
+        if wish.done >= len(wish.keys) // self._size:
+            self._wishes.pop(owner, None)
+        return False
+
+    def _write(self, folder: Folder, owner: str, digest: Digest, payload: Tensor) -> None:
+        try:
+            wrote = folder.append(owner, digest, payload.numpy().tobytes())
+        except OSError as error:
+            self._fail(f"cannot be written ({error.strerror or error})")
+            return
+
+        def told() -> None:
+            self._writing -= 1
+            self.written += self._size if wrote else 0
+            if not wrote:
+                self.forget(owner)
+
+        self._tell(told)
+
+    # -- bringing back
+
+    def bring(
+        self, keys: Sequence[Key], idle: bool, wanted: Callable[[], bool], then: Callable[[], None]
+    ) -> None:
+        """Call `then`, on this thread, once what the disk has of `keys` behind what is there was brought back; at once
+        where that is nothing, or would take longer than computing it. `idle`: as in `BlockManager.reserve`; `wanted`
+        says whether somebody still waits."""
+        folder = self._folder
+        if folder is None or not len(folder) or not self.costs.worth_it:
+            then()
+            return
+        keys = list(keys)
+        present, missing = self._missing(folder, keys)
+        if not missing:
+            then()
+            return
+        try:
+            table = self._blocks.open(keys[: present * self._size], idle)
+        except Exception:  # noqa: BLE001 - whoever computes the prompt meets it again, and says it
+            then()
+            return
+        bringing = _Bringing(table, keys, idle, wanted, then, missing)
+        self._bringing.append(bringing)
+        if table.length != present * self._size:
+            self._end(bringing)
+            return
+        self._tasks.put(lambda: self._read(folder, bringing))
+
+    def abandon(self) -> None:
+        """The loop ends: nobody waits for the disk any more."""
+        for bringing in list(self._bringing):
+            self._end(bringing)
+
+    def _missing(self, folder: Folder, keys: Sequence[Key]) -> tuple[int, list[Digest]]:
+        """How many full blocks of `keys` are there, here or in host memory, and those after them that the disk has."""
+        size, digest = self._size, self._root
+        path = self._blocks.chain(keys)
+        for block in path:
+            digest = self._digest(block, digest)
+        present = max(self._blocks.match(keys) // size, len(path))
+        found: list[Digest] = []
+        for at in range(len(path), len(keys) // size):
+            digest = after(digest, keys[at * size : (at + 1) * size])
+            if at < present:
+                continue
+            if digest not in folder:
+                break
+            found.append(digest)
+        return present, found
+
+    def _read(self, folder: Folder, bringing: "_Bringing") -> None:
+        """On the disk's thread: group by group, no more ahead than is copied soon."""
+        ahead = BoundedSemaphore(AHEAD)
+        each = max(GROUP_BYTES // self._nbytes, 1)
+        with suppress(EngineError):  # nobody is there any more
+            for first in range(0, len(bringing.missing), each):
+                group = bringing.missing[first : first + each]
+                read: list[Tensor] = []
+                for digest in group:
+                    payload = torch.empty(self._nbytes, dtype=torch.uint8)
+                    try:
+                        if not folder.read(digest, _bytes_of(payload)):
+                            break
+                    except OSError as error:
+                        self._fail(f"cannot be read ({error.strerror or error})")
+                        break
+                    read.append(payload)
+                ahead.acquire()
+                self._post(lambda read=read: self._take(bringing, read, ahead))  # type: ignore[misc]
+                if len(read) < len(group) or bringing.is_over:
+                    break
+            folder.touch(bringing.missing[0])
+            self._post(lambda: self._end(bringing))
+
+    def _take(self, bringing: "_Bringing", read: list[Tensor], ahead: BoundedSemaphore) -> None:
+        """Copy what was read into blocks."""
+        ahead.release()
+        table, size = bringing.table, self._size
+        bringing.is_over = bringing.is_over or not bringing.wanted()
+        for payload in read:
+            if bringing.is_over:
+                return
+            try:
+                self._blocks.reserve(table, size, bringing.idle)
+            except Exception:  # noqa: BLE001 - no room, or a copy that failed: the rest is computed
+                bringing.is_over = True
+                return
+            at = table.blocks[table.length // size] * size
+            rows = self._cache.kv[:, :, at : at + size]
+            rows.copy_(payload.view(rows.dtype).view(rows.shape), non_blocking=False)
+            self._blocks.commit(table, bringing.keys[table.length : table.length + size])
+            self.restored += size
+            bringing.rows += size
+
+    def _end(self, bringing: "_Bringing") -> None:
+        if bringing not in self._bringing:
+            return
+        self._bringing.remove(bringing)
+        bringing.is_over = True
+        self._blocks.close(bringing.table)
+        if bringing.rows:
+            took = (perf_counter() - bringing.began) / bringing.rows
+            self.costs.brought = took if self.costs.brought is None else (took + self.costs.brought) / 2
+        bringing.then()
+
+    # -- how it is
+
+    def figures(self) -> DiskFigures:
+        """What it holds, and what bringing it back costs."""
+        folder = self._folder
+        return DiskFigures(
+            blocks=len(folder) if folder is not None else 0,
+            written_tokens=self.written,
+            restored_tokens=self.restored,
+            brought_s=self.costs.brought,
+            computed_s=self.costs.computed,
+            is_used=self.costs.worth_it,
+            problem=self.problem,
+        )
+
+    def close(self) -> None:
+        """End the thread, when it has written what it has. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._tasks.put(None)
+            self._thread.join(5.0)
+
+    # -- how it is done
+
+    @property
+    def _size(self) -> int:
+        return self._blocks.block_size
+
+    @property
+    def _nbytes(self) -> int:
+        """Bytes of a block."""
+        return self._cache.kv[:, :, : self._size].nbytes
+
+    def _digest(self, block: Block, parent: Digest) -> Digest:
+        found = self._names.get(block.name)
+        if found is None:
+            if len(self._names) > 4 * self._blocks.num_blocks:
+                self._names.clear()
+            found = self._names[block.name] = after(parent, block.keys)
+        return found
+
+    def _payload(self, block: Block) -> Tensor:
+        """The bytes of a block, uint8 in host memory."""
+        rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
+        return rows.contiguous().cpu().view(torch.uint8).flatten()
+
+    def _begin(
+        self, folder: Path, fingerprint: Callable[[], Mapping[str, str]], most_bytes: int | None
+    ) -> None:
+        """On the disk's thread."""
+        try:
+            start = root(fingerprint())
+            found = Folder(folder, start.hex()[:24], most_bytes)
+        except OSError as error:
+            self._fail(f"cannot be used ({error.strerror or error})")
+            return
+        self._opened = found
+
+        def begun() -> None:
+            self._root, self._folder = start, found
+
+        self._tell(begun)
+
+    def _fail(self, why: str) -> None:
+        def failed() -> None:
+            self.problem = (
+                self.problem or f"The KV cache on disk {why}; conversations are computed again instead."
+            )
+            self._folder = None
+            self._wishes.clear()
+
+        self._tell(failed)
+
+    def _tell(self, job: Callable[[], None]) -> None:
+        with suppress(EngineError):  # the loop has ended
+            self._post(job)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+        if self._opened is not None:
+            self._opened.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Bringing:
+    """Blocks on their way."""
+
+    table: BlockTable
+    keys: Sequence[Hashable]
+    idle: bool
+    wanted: Callable[[], bool]
+    then: Callable[[], None]
+    missing: list[Digest]
+    rows: int = 0
+    is_over: bool = False
+    began: float = field(default_factory=perf_counter)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor uint8 [n] in host memory."""
+    return memoryview(tensor.numpy())  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""The files of blocks: one for each conversation and fingerprint, and no more than a cap allows.
+
+    FOLDER/<fingerprint>/<conversation>.kv
+
+A file is written by one process at a time, which holds a lock on it; any number read. Where room is needed whole
+conversations go, those used longest ago first.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.store.digests import Digest
+from engine.store.records import Record, packed, read, scan
+
+DEFAULT_SHARE = 0.1
+"""Of the free space, where nobody says how much may be taken,"""
+DEFAULT_MOST = 20 * 10**9
+"""and at most so many bytes."""
+_LOOKS = 200
+"""Blocks after which it is looked at what other processes have written."""
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_SUFFIX = ".kv"
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    fd: int
+    records: dict[Digest, Record] = field(default_factory=dict)
+    end: int = 0
+    is_ours: bool = False
+    """Whether this process holds the lock, and may append."""
+
+
+class Folder:
+    """The blocks of one fingerprint. One thread at a time reads and writes; what the disk refuses is OSError."""
+
+    def __init__(self, root: Path, fingerprint: str, most_bytes: int | None = None) -> None:
+        """`most_bytes` is for all files below `root`; None: a share of the free space. Raises OSError."""
+        self._root = root
+        self._folder = root / fingerprint
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._most = default_bytes(root) if most_bytes is None else most_bytes
+        self._taken = self.nbytes
+        self._appended = 0
+        self._files: dict[Path, _File] = {}
+        self._found: dict[Digest, tuple[_File, Record]] = {}
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            with suppress(OSError):
+                self._open(path)
+
+    def __len__(self) -> int:
+        """How many blocks can be read."""
+        return len(self._found)
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._found
+
+    def holds(self, owner: str, digest: Digest) -> bool:
+        """Whether the file of a conversation has a block."""
+        file = self._files.get(self._path(owner))
+        return file is not None and digest in file.records
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of all fingerprints."""
+        return sum(size for _, size, _ in _files(self._root))
+
+    def read(self, digest: Digest, into: memoryview) -> bool:
+        """Read a block. False where there is none that is whole; it is not looked for again. Raises OSError."""
+        found = self._found.get(digest)
+        if found is None:
+            return False
+        file, record = found
+        if read(file.fd, record, into):
+            return True
+        del self._found[digest]
+        file.records.pop(digest, None)
+        return False
+
+    def append(self, owner: str, digest: Digest, payload: bytes) -> bool:
+        """Write a block behind those of a conversation. False where another process writes that file, or the cap has
+        no room for it. Raises OSError; then nothing was written that is ever read."""
+        path = self._path(owner)
+        file = self._files.get(path)
+        if file is not None and os.fstat(file.fd).st_nlink == 0:  # another process has removed it
+            self._let_go(path)
+            file = None
+        file = file or self._open(path)
+        if not file.is_ours and not self._lock(file):
+            return False
+        record = packed(digest, payload)
+        if not self._make_room(len(record), path):
+            return False
+        done = 0
+        try:
+            while done < len(record):
+                done += os.pwrite(file.fd, record[done:], file.end + done)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fd, file.end)
+            raise
+        offset = file.end + len(record) - len(payload)
+        at = next(scan(file.fd, file.end), None)
+        if at is None or (at.digest, at.offset) != (digest, offset):
+            raise OSError("what was written cannot be read again")
+        file.end = at.end
+        self._taken += len(record)
+        file.records[digest] = at
+        self._found[digest] = file, at
+        return True
+
+    def touch(self, digest: Digest) -> None:
+        """The conversation that has this block is used now."""
+        if (found := self._found.get(digest)) is not None:
+            with suppress(OSError):
+                os.utime(found[0].fd)
+
+    def close(self) -> None:
+        """Let go of every file. Closing twice is fine."""
+        for file in self._files.values():
+            os.close(file.fd)
+        self._files.clear()
+        self._found.clear()
+
+    def _path(self, owner: str) -> Path:
+        if not _OWNER.fullmatch(owner):
+            raise ValueError(f"{owner!r} cannot be the name of a file")
+        return self._folder / f"{owner}{_SUFFIX}"
+
+    def _open(self, path: Path) -> _File:
+        file = _File(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        try:
+            self._scan(file)
+        except OSError:
+            os.close(file.fd)
+            raise
+        self._files[path] = file
+        return file
+
+    def _scan(self, file: _File) -> None:
+        for record in scan(file.fd, file.end):
+            file.records[record.digest] = record
+            self._found[record.digest] = file, record
+            file.end = record.end
+
+    def _lock(self, file: _File) -> bool:
+        """Have the file to ourselves, and cut off what a crash left at its end."""
+        try:
+            fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._scan(file)  # another process may have written meanwhile
+        os.ftruncate(file.fd, file.end)
+        file.is_ours = True
+        return True
+
+    def _make_room(self, nbytes: int, keep: Path) -> bool:
+        """Remove conversations until so many bytes fit below the cap; never the one that is written to."""
+        self._appended += 1
+        if self._taken + nbytes <= self._most and self._appended % _LOOKS:
+            return True
+        found = sorted(_files(self._root))
+        self._taken = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if self._taken + nbytes <= self._most:
+                break
+            if path == keep:
+                continue
+            with suppress(OSError):
+                path.unlink()
+            self._let_go(path)
+            self._taken -= size
+        return self._taken + nbytes <= self._most
+
+    def _let_go(self, path: Path) -> None:
+        """Of a file that was removed."""
+        file = self._files.pop(path, None)
+        if file is None:
+            return
+        for digest in file.records:
+            if self._found.get(digest, (None,))[0] is file:
+                del self._found[digest]
+        os.close(file.fd)
+
+
+def default_bytes(root: Path) -> int:
+    """What may be taken where nobody says how much: a share of what is free and what is taken already."""
+    taken = sum(size for _, size, _ in _files(root))
+    return min(int((shutil.disk_usage(root).free + taken) * DEFAULT_SHARE), DEFAULT_MOST)
+
+
+def forget(root: Path, owner: str) -> None:
+    """Remove what a conversation has on disk, whatever model computed it."""
+    if _OWNER.fullmatch(owner):
+        for path in root.glob(f"*/{owner}{_SUFFIX}"):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each was used last, its bytes, its path."""
+    for path in root.glob(f"*/*{_SUFFIX}"):
+        with suppress(OSError):
+            info = path.stat()
+            yield info.st_mtime, info.st_size, path

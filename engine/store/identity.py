@@ -1,0 +1,58 @@
+"""What the bits of a KV block depend on beside its tokens: the weights, and the code that computes with them."""
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from models.files import ModelFiles, gguf_parts
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 16
+_CODE = (
+    "engine/attention",
+    "engine/cache",
+    "engine/execute",
+    "engine/kernels",
+    "models/reference",
+    "models/weights",
+)
+_SUFFIXES = {".py", ".cpp", ".h", ".so"}
+
+
+def of_weights(files: ModelFiles) -> str:
+    """A hash of the files of a model: their sizes, when they were written, and samples of what is in them, the
+    beginnings and the ends among them. Raises OSError."""
+    digest = sha256()
+    for path in _weight_files(files):
+        with path.open("rb") as file:
+            info = os.fstat(file.fileno())
+            digest.update(f"{path.name} {info.st_size} {info.st_mtime_ns};".encode())
+            last = max(info.st_size - _SAMPLE_BYTES, 0)
+            for number in range(_SAMPLES):
+                file.seek(last * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+@cache
+def of_code() -> str:
+    """A hash of all code that computes, torch's version and the processor's instructions among it. Raises OSError."""
+    top = Path(__file__).parents[2]
+    digest = sha256(f"{torch.__version__} {sys.version} {torch.backends.cpu.get_cpu_capability()}".encode())
+    for folder in _CODE:
+        for path in sorted((top / folder).rglob("*")):
+            if path.suffix in _SUFFIXES:
+                digest.update(str(path.relative_to(top)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _weight_files(files: ModelFiles) -> Iterable[Path]:
+    if files.gguf is not None:
+        return [files.gguf.with_name(name) for name in gguf_parts(files.gguf.name)]
+    assert files.folder is not None
+    return sorted([*files.folder.glob("*.safetensors"), files.folder / "config.json"])

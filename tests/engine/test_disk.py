@@ -1,0 +1,276 @@
+"""The KV cache on disk: the same text after a restart, whatever became of the files."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from time import sleep
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.rows import Rows
+from engine.params import SamplingParams
+from engine.store import records
+from engine.store.disk import DiskTier
+from engine.store.folder import Folder, forget
+from tests.engine.tiny import TinyEngine, say, tiny_engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+PROMPT = [(17 * i) % 250 for i in range(120)]
+
+
+@contextmanager
+def on_disk(
+    model: Path, store: Path, fingerprint: str = "as it is", most: int = 10**9, **options: Any
+) -> Iterator[TinyEngine]:
+    """An engine with a tier on disk, which has begun."""
+    with tiny_engine(model, **options) as engine:
+
+        def begin() -> None:
+            engine._disk = engine._engine_step.disk = DiskTier(
+                store, most, engine._cache, engine._blocks, engine._loop.post, lambda: {"all": fingerprint}
+            )
+
+        engine._loop.call(begin)
+        done = Event()
+        engine._disk._tasks.put(done.set)
+        assert done.wait(10)
+        yield engine
+
+
+def answer(engine: TinyEngine, prompt: list[int], params: SamplingParams = GREEDY) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many of its prompt's were computed."""
+    sequence = engine.start(Rows.of(prompt), params)
+    found = [event.token_id for event in engine.events(sequence)]
+    return found, sequence.stats().prefilled_tokens
+
+
+def saved(engine: TinyEngine, owner: str, tokens: list[int]) -> None:
+    """Wait until the full blocks of `tokens` are written."""
+    engine.save(owner, Rows.of(tokens))
+    assert eventually(
+        lambda: engine._loop.call(lambda: not engine._disk._wishes and not engine._disk._writing)
+    )
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    for _ in range(1000):
+        if true():
+            return True
+        sleep(0.005)
+    return False
+
+
+def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        first, computed = answer(engine, PROMPT)
+        assert computed == len(PROMPT)
+        told = PROMPT + first
+        engine.warm(told)  # the last token of an answer has no row before
+        saved(engine, "one", told)
+        expected, _ = answer(engine, [*told, 5, 6, 7])
+    with on_disk(tmp_path, store) as engine:
+        again, computed = answer(engine, [*told, 5, 6, 7])
+        figures = engine.figures().disk
+    whole = len(told) // 4 * 4
+    assert again == expected
+    assert computed == len(told) + 3 - whole
+    assert figures.restored_tokens == whole
+    assert figures.problem == ""
+
+
+def test_idle_work_brings_back_what_a_resumed_chat_begins_with(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        chat = engine.chat(system="Be brief.")
+        chat.owner = "chat"
+        for number in range(3):
+            engine.scripted.script = say(engine, "thoughts", f"the answer number {number}")
+            list(chat.send(f"question {number}", GREEDY))
+        turns = chat.turns
+        chat.settle(wait=True)
+        saved(engine, "chat", chat.history.token_ids)
+    with on_disk(tmp_path, store) as engine:
+        chat = engine.chat(system="Be brief.")
+        chat.load(turns)
+        engine.scripted.rows_computed = 0
+        chat.settle(wait=True)
+        assert engine.scripted.rows_computed < 4, "no full block is computed"
+
+
+@pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])
+def test_what_something_else_computed_is_not_found(tmp_path: Path, fingerprint: str) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store, fingerprint) as engine:
+        assert answer(engine, PROMPT)[1] == len(PROMPT)
+
+
+def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store) as engine:
+        go = Event()
+        engine._disk._tasks.put(lambda: go.wait(10) and None)
+        sequence = engine.start(Rows.of(PROMPT), GREEDY)
+        sequence.cancelled = True
+        go.set()
+        assert list(engine.events(sequence)) == []
+    with on_disk(tmp_path, store) as engine:
+        engine._disk._tasks.put(lambda: sleep(0.3))
+        sequence = engine.start(Rows.of(PROMPT), GREEDY)
+        engine.close()
+        assert sequence.finished.wait(10), "nobody is left waiting"
+
+
+@pytest.mark.parametrize("when", ["begin", "append", "read"])
+def test_a_disk_that_fails_is_one_line_and_the_text_the_same(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        expected, _ = answer(engine, PROMPT)
+        if when == "read":
+            saved(engine, "one", PROMPT)
+
+    def fails(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC if when == "append" else errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Folder, {"begin": "__init__", "append": "append", "read": "read"}[when], fails)
+    with on_disk(tmp_path, store) as engine:
+        assert answer(engine, PROMPT)[0] == expected
+        engine.save("two", Rows.of(PROMPT))
+        assert eventually(lambda: bool(engine.figures().disk.problem))
+        assert "\n" not in engine.figures().disk.problem
+        assert answer(engine, PROMPT)[0] == expected
+
+
+def test_a_cache_without_room_takes_what_fits(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        expected, _ = answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store, num_blocks=36, context=140) as engine:
+        other = [(3 * i + 1) % 250 for i in range(100)]
+        engine.warm(other)
+        assert answer(engine, PROMPT)[0] == expected
+        engine.check()
+
+
+# -- the files
+
+
+def block(number: int, size: int = 50) -> tuple[bytes, bytes]:
+    return number.to_bytes(32, "little"), bytes((number * 7 + at) % 256 for at in range(size))
+
+
+def read(folder: Folder, digest: bytes, size: int = 50) -> bytes | None:
+    into = bytearray(size)
+    return bytes(into) if folder.read(digest, memoryview(into)) else None
+
+
+def test_every_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "f", 10**6)
+    blocks = dict(block(number) for number in range(3))
+    for digest, payload in blocks.items():
+        assert folder.append("one", digest, payload)
+    folder.close()
+    path = tmp_path / "f" / "one.kv"
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        found = Folder(tmp_path, "f", 10**6)
+        right = [read(found, digest) == payload for digest, payload in blocks.items()]
+        wrong = [read(found, digest) not in (payload, None) for digest, payload in blocks.items()]
+        assert not any(wrong), f"bit {bit}"
+        assert not all(right), f"bit {bit} was not noticed"
+        found.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_a_crash_leaves_is_cut_off_and_the_rest_is_there(data: st.DataObject) -> None:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as name:
+        root = Path(name)
+        path = root / "f" / "one.kv"
+        sizes = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=5))
+        ends = [0]
+        folder = Folder(root, "f", 10**6)
+        for number, size in enumerate(sizes):
+            assert folder.append("one", *block(number, size))
+            ends.append(path.stat().st_size)
+        folder.close()
+        cut = data.draw(st.integers(0, ends[-1]))
+        os.truncate(path, cut)
+        with path.open("ab") as file:
+            file.write(data.draw(st.binary(max_size=40)))
+        folder = Folder(root, "f", 10**6)
+        kept = sum(end <= cut for end in ends[1:])
+        for number, size in enumerate(sizes):
+            digest, payload = block(number, size)
+            assert read(folder, digest, size) == (payload if number < kept else None)
+        assert folder.append("one", *block(99))
+        folder.close()
+        folder = Folder(root, "f", 10**6)
+        assert read(folder, block(99)[0]) == block(99)[1], "what is appended then can be found"
+        folder.close()
+
+
+def test_the_conversation_that_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    one = len(records.packed(*block(0)))
+    folder = Folder(tmp_path, "f", 4 * one)
+    for number, owner in enumerate(("a", "b", "c", "d")):
+        assert folder.append(owner, *block(number))
+        os.utime(tmp_path / "f" / f"{owner}.kv", (number, number))
+    folder.touch(block(0)[0])
+    assert folder.append("e", *block(4))
+    assert sorted(path.stem for path in (tmp_path / "f").iterdir()) == ["a", "c", "d", "e"]
+    assert read(folder, block(1)[0]) is None
+    assert not Folder(tmp_path, "f", one - 1).append("f", *block(5)), "there is no room for a single one"
+
+
+def test_two_processes_share_a_folder_and_one_writes_a_file(tmp_path: Path) -> None:
+    first, second = Folder(tmp_path, "f", 10**6), Folder(tmp_path, "f", 10**6)
+    assert first.append("one", *block(1))
+    assert not second.append("one", *block(2)), "it is being written to"
+    assert second.append("two", *block(2))
+    assert first.append("one", *block(3))
+    third = Folder(tmp_path, "f", 10**6)
+    assert [read(third, block(number)[0]) for number in (1, 2, 3)] == [block(n)[1] for n in (1, 2, 3)]
+    first.close()
+    assert third.append("one", *block(4)), "whoever wrote it has gone"
+    forget(tmp_path, "one")
+    assert not (tmp_path / "f" / "one.kv").exists()
+    assert third.append("one", *block(5)), "it begins anew"
+    fresh = Folder(tmp_path, "f", 10**6)
+    assert read(fresh, block(4)[0]) is None
+    assert read(fresh, block(5)[0]) == block(5)[1]
+
+
+@pytest.mark.parametrize("owner", ["", "../up", "a/b", "a.b", "-x", "x" * 65, "ü"])
+def test_a_name_that_is_none_of_a_file_is_refused(tmp_path: Path, owner: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name"):
+        Folder(tmp_path, "f", 100).append(owner, *block(1))
+    forget(tmp_path, owner)
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "kv", "f", 10**6)
+    folder.append("one", *block(1))
+    path = tmp_path / "kv" / "f" / "one.kv"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == path.parents[1].stat().st_mode & 0o777 == 0o700
