@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
 from engine.errors import ContextFullError, EngineError
-from engine.events import DraftCost, Figures, FinishReason, OffloadFigures, TokenEvent, TurnStats
+from engine.events import (
+    DiskFigures,
+    DraftCost,
+    Figures,
+    FinishReason,
+    OffloadFigures,
+    TokenEvent,
+    TurnStats,
+)
 from engine.params import Constraint
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
@@ -25,6 +33,7 @@ __all__ = [
     "ChatOptions",
     "Compaction",
     "ContextFullError",
+    "DiskFigures",
     "DraftCost",
     "EngineError",
     "Exchange",
@@ -81,6 +90,10 @@ class ChatOptions:
     """Answers at once that the KV cache is made for, where the memory has room for them."""
     offload_gb: float | None = None
     """Host memory for what the KV cache of a GPU evicts."""
+    disk_gb: float | None = None
+    """Of disk for what conversations have cached; 0: none, None: a share of what is free."""
+    kept_as: str | None = None
+    """The name under which the cache of this conversation is kept on disk; None: it is not."""
     system: str | None = None
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"
@@ -105,6 +118,7 @@ ENGINE_OPTIONS = (
     "tensor_parallel",
     "deterministic",
     "offload_gb",
+    "disk_gb",
 )
 """Fields of ChatOptions that an engine is loaded with: all conversations with it have the same. So they have `streams`,
 which changes no answer. All other fields are of one conversation."""
@@ -325,6 +339,9 @@ class Backend(Protocol):
 
         Raises EngineError where the model knows no tools, and changes nothing then.
         """
+
+    def keep_as(self, name: str | None) -> None:
+        """What the conversation has cached is kept on disk under this name from now on; None: it is not."""
 
     def settle(self) -> None:
         """The person reads: warm the history in idle time. Returns at once."""

@@ -29,6 +29,7 @@ class Chosen:
         self._think_cache: ThinkCache = options.think_cache
         self._sampling: Mapping[str, Any] = dict(options.sampling)
         self._tools: tuple[Tool, ...] = options.tools
+        self._kept_as = options.kept_as
         self._path: tuple[Exchange, ...] = ()
         """The history to begin with once a model is loaded."""
         self._info: ModelInfo | None = None
@@ -81,7 +82,11 @@ class Chosen:
             think_cache=self._think_cache,
             sampling=dict(self._sampling),
             tools=self._tools,
+            kept_as=self._kept_as,
         )
+
+    def keep_as(self, name: str | None) -> None:
+        self._kept_as = name
 
     def models(self) -> list[str]:
         from models.hub.sources import local_models

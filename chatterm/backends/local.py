@@ -33,6 +33,7 @@ from chatterm.backends.chosen import Chosen, checked, no_guesses, no_model, no_t
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
+from engine.store.folder import default_folder
 
 if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
@@ -95,6 +96,7 @@ class OwnEngines:
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
         alike = {name: getattr(options, name) for name in ENGINE_OPTIONS if name != "tune"}
+        alike["disk"] = None if options.disk_gb == 0 else default_folder()
         engine = Engine.load(
             files,
             **alike,
@@ -209,6 +211,7 @@ class LocalBackend(Chosen):
             params = self._params_of(engine, self._sampling, calling)
             chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
             chat.tools = calling.use if calling is not None else None
+            chat.owner = self._kept_as
         except BaseException:
             self._engines.close(engine)
             raise
@@ -319,6 +322,11 @@ class LocalBackend(Chosen):
             self._count()
             self.settle()
         self._system = system
+
+    def keep_as(self, name: str | None) -> None:
+        if self._chat is not None:
+            self._chat.owner = name
+        super().keep_as(name)
 
     def set_think(self, think: ThinkMode) -> None:
         if self._chat is not None:

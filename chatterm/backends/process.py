@@ -204,6 +204,11 @@ class ProcessBackend(Chosen):
             self._ask("set_system", system)
         self._system = system
 
+    def keep_as(self, name: str | None) -> None:
+        if self._is_open:
+            self._ask("keep_as", name)
+        super().keep_as(name)
+
     def set_think(self, think: ThinkMode) -> None:
         if self._is_open:
             self._ask("set_think", think)

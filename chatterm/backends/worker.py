@@ -124,6 +124,11 @@ class SetSystem:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepAs:
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SetThink:
     mode: ThinkMode
 
@@ -189,6 +194,7 @@ Job = (
     | Undo
     | Reset
     | SetSystem
+    | KeepAs
     | SetThink
     | SetThinkCache
     | SetSampling
@@ -397,6 +403,8 @@ class Worker:
                 backend.reset()
             case SetSystem(text):
                 backend.set_system(text)
+            case KeepAs(name):
+                backend.keep_as(name)
             case SetThink(mode):
                 backend.set_think(mode)
             case SetThinkCache(mode):

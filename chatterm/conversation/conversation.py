@@ -35,6 +35,7 @@ class Conversation(Branching):
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, view: View) -> None:
         super().__init__(backend, keeper, view, Held(thread))
         self._worker = thread
+        self._kept_as: str | None = None
         self._running: dict[int, Turn] = {}
         """What runs, by the worker's number of it."""
         self.stats = SessionStats()
@@ -187,7 +188,14 @@ class Conversation(Branching):
         self._looked()
         self.keeper.head(turns[0].exchange.id)
         self.show()
+        self._name_cache()
         self._worker.submit(job)
+
+    def _name_cache(self) -> None:
+        """What is computed for this session is kept on disk with it."""
+        if self.keeper.session != self._kept_as:
+            self._kept_as = self.keeper.session
+            self._worker.submit(worker.KeepAs(self._kept_as))
 
     def info(self) -> SessionInfo:
         """What there is to say about this session in an export."""
@@ -310,6 +318,7 @@ class Conversation(Branching):
         self.keeper.leave()
         self._begin_with(Tree(), "")
         self._held.note([])
+        self._name_cache()
         self._worker.submit(worker.Reset())
 
     def _drop(self) -> None:
@@ -326,6 +335,7 @@ class Conversation(Branching):
             self.take_back()
         self.keeper.session = session
         self._begin_with(tree, title)
+        self._name_cache()
         self._held.forget()
         self._hold(tree.head)
 

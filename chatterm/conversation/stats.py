@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chatterm.backends.backend import Figures, ModelInfo, OffloadFigures, TurnStats
+from chatterm.backends.backend import DiskFigures, Figures, ModelInfo, OffloadFigures, TurnStats
 from chatterm.conversation.figures import (
     SessionStats,
     guesses_text,
@@ -157,6 +157,8 @@ def _about(
         pairs.append(("KV cache", cache))
         if figures.offload is not None:
             pairs.append(("evicted", _offload(figures.offload)))
+        if figures.disk is not None:
+            pairs.append(("on disk", _disk(figures.disk)))
         if figures.bandwidth:
             pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
     if machine is not None:
@@ -167,11 +169,28 @@ def _about(
     return pairs
 
 
+def _disk(disk: DiskFigures) -> str:
+    """What conversations have on disk, and what bringing it back is worth."""
+    if disk.problem:
+        return disk.problem
+    costs = _costs(disk.brought_s, disk.computed_s)
+    if not disk.is_used:
+        return f"recomputed, not restored: restoring takes {costs}"
+    text = f"{counted(disk.blocks, 'block')} · {counted(disk.written_tokens, 'token')} written"
+    back = f", {counted(disk.restored_tokens, 'token')} restored"
+    return text + (back + (f", {costs}" if costs else "") if disk.restored_tokens else "")
+
+
+def _costs(brought_s: float | None, computed_s: float | None) -> str:
+    """What a token takes; "" until it is known."""
+    if brought_s is None or computed_s is None:
+        return ""
+    return f"{brought_s * 1e6:.1f} µs per token, recomputing {computed_s * 1e6:.1f}"
+
+
 def _offload(offload: OffloadFigures) -> str:
     """What became of evicted blocks, and what bringing them back is worth."""
-    costs = ""
-    if offload.brought_s is not None and offload.computed_s is not None:
-        costs = f"{offload.brought_s * 1e6:.1f} µs per token, recomputing {offload.computed_s * 1e6:.1f}"
+    costs = _costs(offload.brought_s, offload.computed_s)
     if not offload.is_used:
         return f"recomputed, not restored: restoring takes {costs}"
     text = f"{counted(offload.blocks, 'block')} in {bytes_text(offload.bytes)} of host memory"

@@ -59,6 +59,7 @@ class Talk:
 
     def begin(self) -> None:
         """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
+        self._backend.keep_as(self.session if self._store is not None else None)
         if self.tree.head is not None:
             self._backend.load_path(seen(self.path))
 
@@ -132,6 +133,7 @@ class Talk:
     def reset(self) -> None:
         """Begin a new conversation; this one stays saved."""
         self.session, self.info, self.tree = None, SessionInfo(), Tree()
+        self._backend.keep_as(None)
         self._backend.reset()
 
     def update(self, **fields: Any) -> None:
@@ -216,6 +218,7 @@ class Talk:
         if self.session is None:
             self.info = replace(info_of(backend, self.sampling), title=self.info.title)
             self.session = self._store.new(self.info)
+            backend.keep_as(self.session)
 
     def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:
         if latest is not None:

@@ -18,6 +18,7 @@ from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, connect, connect_read_only, explain, transaction
 from chatterm.sessions.titles import matching_line
 from chatterm.sessions.tree import Tree, extent
+from engine.store.folder import default_folder, forget
 
 NO_SESSION = ""
 """Where the draft of a chat stands that is no session yet."""
@@ -124,6 +125,7 @@ class Vault:
         _apply(self._memory, op)
         if op.deletes is not None:
             self._deleted.add(op.deletes)
+            forget(default_folder(), op.deletes)  # what was computed for it
 
     # --- when the disk fails ---
 

@@ -178,10 +178,10 @@ def _check_ranges(settings: Settings) -> None:
         number = getattr(settings.model, name)
         if number is not None and number < 1:
             raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
-    if settings.model.offload_gb is not None and not 0 <= settings.model.offload_gb < inf:
-        raise _Wrong(
-            ("model", "offload_gb"), f"offload_gb is {settings.model.offload_gb}; it must be 0 or more."
-        )
+    for table, name in (("model", "offload_gb"), ("cache", "disk_gb")):
+        size = getattr(getattr(settings, table), name)
+        if size is not None and not 0 <= size < inf:
+            raise _Wrong((table, name), f"{name} is {size}; it must be 0 or more.")
     if settings.model.keep_alive is not None:
         try:
             seconds_of(settings.model.keep_alive, "keep_alive")

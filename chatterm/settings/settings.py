@@ -148,6 +148,15 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """What is kept of what was computed."""
+
+    disk_gb: float | None = None
+    """At most this many GB of disk for what saved conversations have computed, so that they go on at once after a
+    restart; 0: none; not set: a tenth of the free space, but no more than 20."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. One field is one table of the file."""
 
@@ -157,6 +166,7 @@ class Settings:
     composer: ComposerSettings = field(default_factory=ComposerSettings)
     chat: ChatSettings = field(default_factory=ChatSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     remotes: Mapping[str, Remote] = field(default_factory=dict)
     """Servers by name: the tables [remotes.NAME]."""
 
@@ -173,6 +183,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
         "device": model.device,
         "context": model.context,
         "offload_gb": model.offload_gb,
+        "disk_gb": settings.cache.disk_gb,
         "threads": model.threads,
         "system": model.system,
         "think": model.think,

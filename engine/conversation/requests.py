@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from json import dumps
 from math import inf
 from queue import SimpleQueue
@@ -60,6 +61,8 @@ class Asked:
     messages: tuple[Mapping[str, Any], ...] = ()
     answers: Mapping[int, Answer] = field(default_factory=dict)
     """Those of `messages` of which the ids are known."""
+    owner: str = ""
+    """Of the conversation, on disk: what begins with the same messages has the same."""
 
 
 class Requests:
@@ -123,6 +126,7 @@ class Requests:
                 format.openings[think],
                 think,
                 shown,
+                owner=_owner(messages),
             )
             rows = history.prompt(turns, text, think)
             if rows.masked_until and not history.restore(turns, ANYBODY):
@@ -140,6 +144,7 @@ class Requests:
             rendering=rendering,
             messages=tuple(messages),
             answers=known,
+            owner=_owner(messages),
         )
 
     def exactly(self, asked: Asked) -> Asked:
@@ -234,13 +239,14 @@ class Requests:
         if (rendering := asked.rendering) is not None:
             messages = [*asked.messages, _message(said.text, calls)]
             ids = rendering.before_next(messages, {**asked.answers, len(asked.messages): answer})
-            self._settle(Rows.of(ids))
+            self._settle(Rows.of(ids), asked.owner)
         elif asked.history is not None:
-            self._settle(asked.history.rows(turns))
+            self._settle(asked.history.rows(turns), asked.owner)
 
-    def _settle(self, rows: Rows) -> None:
+    def _settle(self, rows: Rows, owner: str) -> None:
         if len(rows) > self._engine.context_length:
             return
+        self._engine.save(owner, rows)
         sequence = Running(rows, Priority.IDLE)
         with self._lock:
             self._settling.append(sequence)
@@ -293,6 +299,12 @@ class _Told(SimpleQueue[TokenEvent | None]):
             self._take = None
         if take is not None:
             take(self._number, item)
+
+
+def _owner(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A name for conversations that begin with the same message of the user, and the same system prompt if any."""
+    first = messages[: 2 if messages[0]["role"] == "system" else 1]
+    return "served-" + sha256(dumps(first, sort_keys=True, default=repr).encode()).hexdigest()[:24]
 
 
 def _calls(message: Mapping[str, Any]) -> Calls:

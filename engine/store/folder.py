@@ -191,6 +191,13 @@ class Folder:
         os.close(file.fd)
 
 
+def default_folder() -> Path:
+    """Where the blocks of conversations lie, unless somebody says otherwise."""
+    from models.hub.catalogue import cache_folder  # for who only removes files
+
+    return cache_folder() / "kv"
+
+
 def default_bytes(root: Path) -> int:
     """What may be taken where nobody says how much: a share of what is free and what is taken already."""
     taken = sum(size for _, size, _ in _files(root))

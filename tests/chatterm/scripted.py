@@ -72,6 +72,7 @@ class ScriptedBackend:
     think_cache: ThinkCache = "exact"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     calls: list[tuple[str, object]] = field(default_factory=list)
+    kept_as: list[str | None] = field(default_factory=list)
     history: list[tuple[str, str]] = field(default_factory=list)
     last: Outcome | None = None
     closed: bool = False
@@ -379,6 +380,9 @@ class ScriptedBackend:
     def set_think(self, think: ThinkMode) -> None:
         self.calls.append(("set_think", think))
         self.think = think
+
+    def keep_as(self, name: str | None) -> None:
+        self.kept_as.append(name)
 
     def set_think_cache(self, think_cache: ThinkCache) -> None:
         self.calls.append(("set_think_cache", think_cache))

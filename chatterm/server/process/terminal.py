@@ -197,6 +197,8 @@ class Terminal:
                 backend.reset()
             case "set_system":
                 backend.set_system(unpacked(body, str | None))  # type: ignore[arg-type]
+            case "keep_as":
+                backend.keep_as(unpacked(body, str | None))  # type: ignore[arg-type]
             case "set_think":
                 backend.set_think(unpacked(body, ThinkMode))  # type: ignore[arg-type]
             case "set_think_cache":
@@ -383,7 +385,7 @@ _CALLS = frozenset(
             "undo",
         ),
         *("reset", "set_system", "set_think", "set_think_cache", "set_sampling", "settle", "prepare"),
-        *("begin_title", "models", "catalogue"),
+        *("begin_title", "models", "catalogue", "keep_as"),
     }
 )
 _CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})

@@ -467,6 +467,7 @@ def test_every_option_of_a_conversation_arrives(served: Served) -> None:
         sampling={"stop": ("a", "b"), "seed": 3, "logit_bias": {5: 1.5}},
         constraint=Constraint("regex", "[ab]{3}"),
         tools=(Tool("look", "Looks.", {"type": "object"}),),
+        kept_as="abc",
     )
     own = [part.name for part in fields(ChatOptions) if part.name not in (*ENGINE_OPTIONS, "streams")]
     assert all(getattr(options, name) != getattr(ChatOptions(), name) for name in own)
