@@ -3,9 +3,10 @@
 import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from engine.build import Options, build
 from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
-from engine.cache.rows import Rows
+from engine.cache.rows import Rows, Span
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.runner import Runner
@@ -341,12 +342,12 @@ class EngineCore:
 
         self._loop.post(job)
 
-    def save(self, owner: str, rows: Rows) -> None:
+    def save(self, owner: str | None, rows: Rows) -> None:
         """Have what is cached of `rows` written to disk in idle time, where there is a tier on disk, among what the
-        conversation `owner` has there (letters, digits, - and _). Returns at once."""
+        conversation `owner` has there (letters, digits, - and _; None: nothing is). Returns at once."""
 
         def job() -> None:
-            if (disk := self._engine_step.disk) is not None:
+            if (disk := self._engine_step.disk) is not None and owner is not None:
                 disk.wish(owner, rows.keys)
 
         self._loop.post(job)
@@ -415,54 +416,57 @@ class EngineCore:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
-    def hide(self, rows: Rows, start: int, end: int, owner: Owner = ANYBODY, keep_rows: bool = False) -> Rows:
-        """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
+    def hide(self, rows: Rows, spans: Items[Span], owner: Owner = ANYBODY, keep_rows: bool = False) -> Rows:
+        """Take the rows in `spans` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
         What of `rows` is not present is computed first. With `keep_rows`, `rows` stay as cache beside what is left of
         them, for an answer that may go on. Raises OutOfBlocksError when there is no room, EngineError when computing
         or copying fails.
         """
-        hidden = rows.hide(start, end)
+        hidden = rows.hide(spans)
         if self.cached_rows(hidden) < len(hidden):
             idle = owner.priority is Priority.IDLE
             if not idle:
                 self.pin(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, owner)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
+                self._loop.call(lambda: self._move_up(rows, hidden, spans, keep_rows, idle))
             except (RuntimeError, MemoryError) as error:
                 raise explain(error) from error
         return hidden
 
     # -- how it is done
 
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
+    def _move_up(self, rows: Rows, hidden: Rows, spans: Items[Span], keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
         blocks, cache = self._blocks, self._cache
+        starts, ends = zip(*spans, strict=True)
+        # What of `rows` is not hidden.
+        kept = [*zip([0, *ends], [*starts, len(rows)], strict=True)]
+        origin = [row for begin, end in kept for row in range(begin, end)]
         with ExitStack() as tables:
             # What has to be copied may lie before the window of the last row.
-            there = blocks.match(hidden.keys)
-            source = blocks.open(rows.keys, idle, since=there if there < start else there + end - start)
+            source = blocks.open(rows.keys, idle, since=origin[blocks.match(hidden.keys)])
             tables.callback(blocks.close, source)
             target = blocks.open(hidden.keys, idle)
             tables.callback(blocks.close, target)
-            # The first row that is not there yet, in the target and in the source.
-            first = target.length
-            after = max(first, start) + end - start
-            missing = (first if first < start else after) < source.first * blocks.block_size
+            first = target.length  # the first row that is not there yet
+            missing = first < len(hidden) and origin[first] < source.first * blocks.block_size
             if source.length < len(rows) or missing:
                 raise MaskedRowsEvictedError("masked rows were evicted")
             origins = blocks.origins(source)
             self._scheduler.reserve(target, len(hidden) - first, idle)
             if first < len(hidden):
-                moved = cache.slots(source.blocks, first, start) + cache.slots(
-                    source.blocks, after, len(rows)
-                )
-                cache.copy_rows(moved, cache.slots(target.blocks, first, len(hidden)))
-            blocks.commit(target, hidden.keys[first:], origins[first:start] + origins[after:])
+                runs = [
+                    cache.slots(source.blocks, max(begin, origin[first]), end)
+                    for begin, end in kept
+                    if end > origin[first]
+                ]
+                cache.copy_rows([*chain(*runs)], cache.slots(target.blocks, first, len(hidden)))
+            blocks.commit(target, hidden.keys[first:], [origins[row] for row in origin[first:]])
         if not keep_rows:
-            self._blocks.forget(rows.keys, start)
+            self._blocks.forget(rows.keys, starts[0])
 
     def check_rows(self, rows: Rows, spare: int = 0) -> None:
         """Raises as `stream` does where `rows` and `spare` more cannot be computed."""

@@ -95,11 +95,11 @@ class OwnEngines:
     ) -> "Engine":
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
-        alike = {name: getattr(options, name) for name in ENGINE_OPTIONS if name != "tune"}
-        alike["disk"] = None if options.disk_gb == 0 else default_folder()
+        alike: dict[str, Any] = {name: getattr(options, name) for name in ENGINE_OPTIONS if name != "tune"}
         engine = Engine.load(
             files,
             **alike,
+            disk=None if options.disk_gb == 0 else default_folder(),
             tuned=options.tune,
             tunes=options.tune,
             streams=options.streams,
@@ -495,7 +495,6 @@ def _turn(exchange: Exchange, same_model: bool) -> "Turn":
 
 
 def _reason(name: str | None) -> FinishReason | None:
-    """Sessions come from files too: a reason that nobody knows says no more than that the answer is over."""
-    if name is None or name in set(FinishReason):
-        return FinishReason(name) if name is not None else None
-    return FinishReason.CANCELLED
+    """Sessions come from files, too: a reason that nobody knows says that the answer is over."""
+    known = FinishReason(name) if name in set(FinishReason) else FinishReason.CANCELLED
+    return None if name is None else known

@@ -181,30 +181,9 @@ class Aside:
 
 
 Job = (
-    Open
-    | Switch
-    | Send
-    | Tell
-    | SetTools
-    | Retry
-    | Resume
-    | Draw
-    | Compare
-    | LoadPath
-    | Undo
-    | Reset
-    | SetSystem
-    | KeepAs
-    | SetThink
-    | SetThinkCache
-    | SetSampling
-    | Prepare
-    | Count
-    | MakeTitle
-    | Aside
-    | ListModels
-    | Catalogue
-)
+    Open | Switch | Send | Tell | SetTools | Retry | Resume | Draw | Compare | LoadPath | Undo | Reset | SetSystem
+    | KeepAs | SetThink | SetThinkCache | SetSampling | Prepare | Count | MakeTitle | Aside | ListModels | Catalogue
+)  # fmt: skip
 
 # --- reports: what the screen is told ---
 

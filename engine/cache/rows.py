@@ -9,13 +9,30 @@ think span out of the table, so that the rows after it keep later positions, and
     keys       p0 p1       (a0, think) a1 (u0, ())
 
 The two marks make the keys as telling as the whole stream and its mask, so a prompt without marks, which is what
-the `exact` policy sends, never finds such rows.
+the `exact` policy sends, never finds such rows. Where several spans leave the view at once (those of all calls that
+lead to an answer), each is marked where it was, and the mark at the end closes all of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.prefix_index import Key
+
+Span = tuple[int, int]
+"""The first row, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer as it was generated, and what stands before it."""
+
+    before: Sequence[int]
+    """Tokens since the answer before."""
+    thought: Sequence[int]
+    """What was generated before `ids`, and leaves the view in the end."""
+    ids: Sequence[int]
+    leaves: bool
+    """Nothing after this answer sees its thought, or one before it."""
 
 
 @dataclass(slots=True)
@@ -33,6 +50,8 @@ class Rows:
     the next message, ..."""
     masked_until: int = 0
     """Rows before this one belong to turns with a hidden think span: prefill cannot make them again."""
+    said: Sequence[Said] = field(default=(), compare=False)
+    """What the masked ones were made of, so that they can be made again."""
 
     @classmethod
     def of(cls, token_ids: Sequence[int]) -> "Rows":
@@ -88,30 +107,38 @@ class Rows:
             self.mark,
             self.edges.copy(),
             self.masked_until,
+            self.said,
         )
 
     def prefix(self, count: int) -> "Rows":
         """The first `count` rows, to be warmed; they are not meant to grow."""
         return Rows(
-            self.token_ids[:count], self.positions[:count], self.keys[:count], masked_until=self.masked_until
+            self.token_ids[:count],
+            self.positions[:count],
+            self.keys[:count],
+            masked_until=self.masked_until,
+            said=self.said,
         )
 
-    def hide(self, start: int, end: int) -> "Rows":
-        """These rows without rows `start` to `end`, as later turns shall see them.
+    def hide(self, spans: Sequence[Span]) -> "Rows":
+        """These rows without those in `spans`, which are in order, as later turns shall see them.
 
-        Raises ValueError when that is no proper span or hides a row that carries a mark itself.
+        Raises ValueError when there is no proper span or one hides a row that carries a mark itself.
         """
-        if not 0 < start < end <= len(self):
-            raise ValueError(f"rows {start} to {end} are no span within {len(self)} rows")
-        if self.masked_until > start:
+        count = len(self)
+        bounds = [bound for span in spans for bound in span]
+        if not bounds or bounds[0] <= 0 or bounds[-1] > count or sorted(set(bounds)) != bounds:
+            raise ValueError(f"{[*spans]} are no spans within {count} rows")
+        first = bounds[0]
+        if self.masked_until > first:
             raise ValueError("the span reaches into an earlier masked turn")
-        hidden = Rows(
-            self.token_ids[:start], self.positions[:start], self.keys[:start], self.positions[start]
-        )
-        hidden.mark = tuple(self.token_ids[start:end])
-        hidden.next_position = self.positions[end] if end < len(self) else self.next_position
-        hidden.extend(self.token_ids[end:])
+        hidden = Rows(self.token_ids[:first], self.positions[:first], self.keys[:first])
+        for (start, end), stop in zip(spans, [*bounds[2::2], count], strict=True):
+            hidden.mark = tuple(self.token_ids[start:end])
+            hidden.next_position = self.positions[end] if end < count else self.next_position
+            hidden.extend(self.token_ids[end:stop])
+        start, end = spans[-1]
         # Without an answer there is no row that saw the span, only a gap in the positions.
-        hidden.mark = () if end < len(self) else (start - end,)
+        hidden.mark = () if end < count else (start - end,)
         hidden.masked_until = len(hidden)
         return hidden

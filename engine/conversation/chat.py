@@ -10,6 +10,7 @@ from time import perf_counter
 from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter, thinking_of
 from engine.conversation.history import IdleWork, ThinkCache
+from engine.conversation.masked import restore
 from engine.conversation.settings import ChatSettings, Think
 from engine.conversation.several import Ended, Part, Prompt, Several
 from engine.conversation.turns import Answer, Turn, ended, gone_on, is_same, joined
@@ -41,7 +42,7 @@ class Chat(ChatSettings):
     ) -> None:
         """Raises EngineError when the model cannot chat or an argument is none of its values."""
         super().__init__(engine, system, think, think_cache)
-        self._idle = IdleWork(engine, self._history)
+        self._idle = IdleWork(engine)
         self.turns: list[Turn] = []
         self.owner: str | None = None
         """Under which name it is kept on disk; None: it is not."""
@@ -198,9 +199,8 @@ class Chat(ChatSettings):
     def settle(self, wait: bool = False) -> None:
         """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
         rows = self._history.rows(self.turns)
-        self._idle.warm(self.turns, rows, wait)
-        if self.owner is not None:
-            self._engine.save(self.owner, rows)
+        self._idle.warm(rows, wait)
+        self._engine.save(self.owner, rows)
 
     def prepare(self, draft: str, wait: bool = False, params: SamplingParams | None = None) -> None:
         """Warm a message that is still being typed, up to the last token that typing on cannot change.
@@ -218,7 +218,7 @@ class Chat(ChatSettings):
                 output = self._output(params, self._thinking)
                 return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
-        return self._idle.warm(self.turns, rows, wait, start)
+        return self._idle.warm(rows, wait, start)
 
     # -- how it is done
 
@@ -286,9 +286,9 @@ class Chat(ChatSettings):
         rows = self._history.prompt(before, text, think, exact, results)
         if rows.masked_until and (
             rows.next_position + more >= self._engine.max_positions
-            or not self._history.restore(before, Owner(self._follow, origin=-self._idle.pause))
+            or not restore(self._engine, rows, Owner(self._follow, origin=-self._idle.pause))
         ):
-            rows = self._history.prompt(before, text, think, exact=True)
+            rows = self._history.prompt(before, text, think, True, results)
         self._engine.pin(rows)
         return rows
 

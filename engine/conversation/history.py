@@ -1,5 +1,6 @@
 """What the turns of a conversation are in rows of the KV cache, and how they get there."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -7,19 +8,19 @@ from itertools import takewhile
 from threading import Thread
 from typing import Any, Literal
 
-from engine.cache.blocks import OutOfBlocksError
-from engine.cache.rows import Rows
+from engine.cache.rows import Rows, Said
+from engine.conversation.masked import hide_last, prompt_of, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.rendered import Rendering
 from engine.conversation.tools import ToolUse, has_calls, messages_of
-from engine.conversation.turns import Answer, Turn, after, spoken
+from engine.conversation.turns import Turn, spoken
+from engine.conversation.views import Views
 from engine.core import EngineCore, Follow
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.output import Output
-from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
+from engine.schedule.sequence import Owner, Priority, Sequence
 
 ThinkCache = Literal["exact", "mask"]
 
@@ -39,6 +40,7 @@ class History:
         self.policy = policy
         self.tools: ToolUse | None = None
         """What the model knows of tools; None: nothing."""
+        self._views = Views()
 
     def is_rendered(self, turns: Items[Turn], results: Items[str] = ()) -> bool:
         """Whether a prompt is made of one rendering of the template, since there are tools in it."""
@@ -53,18 +55,21 @@ class History:
         results: Items[str] = (),
     ) -> Rows:
         """The rows of the prompt that asks for an answer to `text`, or to these `results` of the last answer's calls;
-        `exact`: whatever the policy. With tools it always is."""
+        `exact`: whatever the policy."""
         if self.is_rendered(turns, results):
-            ids = self._rendering(think).prompt(*self._messages(turns, text, results))
-            rows = Rows.of(ids)
-            before = self._before_next(turns)
+            messages, answers = self._messages(turns, text, results)
+            rows = self._rendered(messages, answers, think, exact)
+            before = self._before_next(turns, exact).keys
             rows.edges = [
-                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False)))
+                sum(
+                    1
+                    for _ in takewhile(lambda pair: pair[0] == pair[1], zip(rows.keys, before, strict=False))
+                )
             ]
             return rows
         users = [*(turn.user for turn in turns), text]
-        answers = [turn.answer for turn in turns]
-        segments = self._format.segments(self.system, users, answers, generate=True, think=think)
+        answers_given = [turn.answer for turn in turns]
+        segments = self._format.segments(self.system, users, answers_given, generate=True, think=think)
         return self._rows(turns, segments, exact)
 
     def typed(self, turns: Items[Turn], draft: str, think: bool | None) -> tuple[Rows, int]:
@@ -80,50 +85,55 @@ class History:
     def rows(self, turns: Items[Turn]) -> Rows:
         """The rows that the next prompt begins with, whatever is asked."""
         if self.is_rendered(turns):
-            return Rows.of(self._before_next(turns))
+            return self._before_next(turns)
         return self._rows(turns, self._segments(turns), False)
 
-    def restore(self, turns: Items[Turn], owner: Owner) -> bool:
-        """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
-        if self.is_rendered(turns):
-            return True
-        segments = self._segments(turns)
-        masked = self._masked(turns, segments)
-        if self._engine.cached_rows(masked) >= masked.masked_until:
-            return True
-        rows: Rows | None = Rows()
-        for turn, segment in zip(turns, segments, strict=False):
-            rows = self._hide(rows, turn, segment, owner) if rows is not None else None
-        return rows is not None
-
     def hide_last(self, turns: Items[Turn]) -> None:
-        """Hide the think span of the latest turn, unless turns before it would have to be computed for that.
+        """Hide what leaves the view after the latest turn, unless turns before it would have to be computed for that.
 
         An answer that may go on keeps its rows as cache besides. Raises EngineError when that fails.
         """
-        if self.is_rendered(turns):
-            return
-        *before, turn = turns
-        segments = self._segments(turns)
-        rows = self._masked(before, segments)
-        if self._engine.cached_rows(rows) >= rows.masked_until:
-            self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
+        said = (
+            self._before_next(turns).said
+            if self.is_rendered(turns)
+            else self._said(turns, self._segments(turns))
+        )
+        if said:
+            hide_last(self._engine, said, keep_rows=not turns[-1].answer.is_complete)
 
     def _rendering(self, think: bool | None) -> Rendering:
         functions = self.tools.functions if self.tools is not None else ()
-        return Rendering(self._engine.tokenizer, think, functions)
+        return Rendering(self._engine.tokenizer, think, functions, views=self._views)
+
+    def _rendered(
+        self,
+        messages: Items[Mapping[str, Any]],
+        answers: Mapping[int, Turn],
+        think: bool | None,
+        exact: bool,
+        before_next: bool = False,
+    ) -> Rows:
+        rendering = self._rendering(think)
+        if self.policy == "mask" and not exact:
+            found = rendering.as_generated(messages, answers, before_next)
+            if found is not None and (rows := prompt_of(*found)).next_position < self._engine.max_positions:
+                return rows
+        make = rendering.before_next if before_next else rendering.prompt
+        return Rows.of(make(messages, answers))
 
     def _messages(
         self, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
-    ) -> tuple[list[dict[str, Any]], dict[int, Answer]]:
+    ) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
         messages, answers = messages_of(self.system, turns, text, results)
         fitted = self._format.with_system(self.system, messages)
         left_out = len(messages) - len(fitted)
         return fitted, {index - left_out: answer for index, answer in answers.items()}
 
-    def _before_next(self, turns: Items[Turn]) -> list[int]:
+    def _before_next(self, turns: Items[Turn], exact: bool = False) -> Rows:
         """What the next prompt begins with; nothing is known of that before the first message."""
-        return self._rendering(None).before_next(*self._messages(turns)) if turns else []
+        if not turns:
+            return Rows()
+        return self._rendered(*self._messages(turns), None, exact, before_next=True)
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
         users, answers = [turn.user for turn in turns], [turn.answer for turn in turns]
@@ -131,8 +141,7 @@ class History:
 
     def _rows(self, turns: Items[Turn], segments: list[list[int]], exact: bool) -> Rows:
         if self.policy == "mask" and not exact:
-            rows = self._masked(turns, segments)
-            rows.extend(after(rows, segments[-1]))
+            rows = prompt_of(self._said(turns, segments), segments[-1])
             if rows.next_position < self._engine.max_positions:
                 return rows
         rows = Rows()
@@ -144,35 +153,9 @@ class History:
         rows.extend(segments[-1])
         return rows
 
-    def _masked(self, turns: Items[Turn], segments: list[list[int]]) -> Rows:
-        """The rows of `turns` with every think span hidden."""
-        rows, edges = Rows(), []
-        for turn, segment in zip(turns, segments, strict=False):
-            rows, start, end = spoken(rows, turn, segment, self._format.header)
-            rows = rows.hide(start, end) if end > start else rows
-            edges += [start, len(rows)]
-        rows.edges = edges
-        return rows
-
-    def _hide(
-        self,
-        before: Rows,
-        turn: Turn,
-        segment: list[int],
-        owner: Owner = ANYBODY,
-        keep_rows: bool = False,
-    ) -> Rows | None:
-        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
-        rows, start, end = spoken(before, turn, segment, self._format.header)
-        if start == end:
-            return rows
-        engine = self._engine
-        if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
-            return None
-        try:
-            return engine.hide(rows, start, end, owner, keep_rows)
-        except (OutOfBlocksError, MaskedRowsEvictedError):
-            return None
+    def _said(self, turns: Items[Turn], segments: list[list[int]]) -> list[Said]:
+        header = self._format.header
+        return [spoken(turn, segment, header) for turn, segment in zip(turns, segments, strict=False)]
 
 
 @dataclass(slots=True)
@@ -191,9 +174,8 @@ class _Task:
 class IdleWork:
     """Warms rows while nobody waits. One thing at a time: what comes next ends what was there."""
 
-    def __init__(self, engine: EngineCore, history: History) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
-        self._history = history
         self._task = _Task()
         self._reached = 0
         self.pause = engine.new_pause()
@@ -212,8 +194,8 @@ class IdleWork:
             self._reached = sequence.computed or sequence.reached
         return self._reached
 
-    def warm(self, turns: Items[Turn], rows: Rows, wait: bool, draft_start: int | None = None) -> None:
-        """Make `rows`, which begin with `turns`, present. Returns at once unless told to `wait`.
+    def warm(self, rows: Rows, wait: bool, draft_start: int | None = None) -> None:
+        """Make `rows` present. Returns at once unless told to `wait`.
 
         The rows from `draft_start` on are those of a message that is being typed.
         """
@@ -224,7 +206,7 @@ class IdleWork:
         task = self._begin(_Task(rows, len(rows) if draft_start is None else draft_start))
         if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
             # One masked turn after the other: somebody has to wait for each.
-            thread = Thread(target=self._restore, args=(task, list(turns), rows), name="restore", daemon=True)
+            thread = Thread(target=self._restore, args=(task, rows), name="restore", daemon=True)
             thread.start()
             if wait:
                 thread.join()
@@ -290,13 +272,13 @@ class IdleWork:
         self._engine.pin(task.rows)
         return task
 
-    def _restore(self, task: _Task, turns: list[Turn], rows: Rows) -> None:
+    def _restore(self, task: _Task, rows: Rows) -> None:
         def follow(sequence: Sequence) -> None:
             self._follow(task, sequence)
 
         with suppress(EngineError):  # the next message does it, and says what is wrong
             owner = Owner(follow, Priority.IDLE, self.pause)
-            if self._history.restore(turns, owner) and not task.cancelled:
+            if restore(self._engine, rows, owner) and not task.cancelled:
                 self._engine.warm_rows(rows, owner)
 
     def _follow(self, task: _Task, sequence: Sequence) -> None:

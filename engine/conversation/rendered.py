@@ -9,12 +9,16 @@ where the generation prompt ended to what ends the turn: for the thinking, too, 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
 
-from engine.conversation.turns import Answer
+from engine.cache.rows import Said
+from engine.conversation.recall import Place
+from engine.conversation.turns import Turn
+from engine.conversation.views import Unseen, Views, leaving
 from engine.errors import EngineError
+from engine.events import FinishReason
 from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
 
@@ -24,8 +28,20 @@ _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _THOUGHT = ("reasoning_content", "thinking")
 _PROBE = {"role": "user", "content": "x"}
 
-Part = Piece | list[int]
-"""What the template wrote or somebody said, or the ids of an answer."""
+
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """The ids of an answer."""
+
+    index: int
+    """Of its message."""
+    ids: list[int]
+    unseen: list[int] | None
+    """What was generated before them and is left out here; None: nobody knows where."""
+
+
+Part = Piece | _Spoken
+"""What the template wrote or somebody said, or an answer whose ids are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +52,86 @@ class Rendering:
     think: bool | None
     tools: Sequence[Mapping[str, Any]] = ()
     names: Mapping[str, Any] | None = None
+    views: Views = field(default_factory=Views)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Answer]) -> list[int]:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[int]:
         """The ids of the prompt that asks for an answer to `messages`, which are as templates know them.
 
-        `answers` are those of the messages of which the ids are known, by their index. Raises ModelError when the
+        `answers` are the turns of those messages of which the ids are known, by their index. Raises ModelError when the
         template fails, EngineError when it leaves out a message.
         """
         return _encoded(self.tokenizer, self._parts(messages, answers))
 
-    def before_next(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Answer]) -> list[int]:
+    def before_next(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[int]:
         """The ids that the next prompt begins with, whatever answers the last message. Raises as `prompt` does."""
+        return _encoded(self.tokenizer, self._parts_before_next(messages, answers))
+
+    def as_generated(
+        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
+    ) -> tuple[list[Said], list[int]] | None:
+        """The answers as they were generated, and what stands behind the last one, for rows of which some are masked.
+
+        Thoughts leave the view when the template first left them out of a prompt. None where it does that in ways
+        that rows cannot follow. With `before_next` it is what the next prompt begins with. Raises as `prompt` does.
+        """
+        parts = (self._parts_before_next if before_next else self._parts)(messages, answers)
+        spoken = [part for part in parts if isinstance(part, _Spoken)]
+        known = [one.index for one in spoken]
+        hashes = self._hashes(messages, answers)
+        if any(one.unseen is None for one in spoken):
+            return None
+        last = _unseen(parts)
+        if not before_next:
+            self.views.note(hashes[len(messages)], last)
+
+        def unseen(index: int) -> Unseen:
+            before = {at: turn for at, turn in answers.items() if at < index}
+            return self.views.of(hashes[index], lambda: _unseen(self._parts(messages[:index], before)))
+
+        thinks = frozenset(index for index in known if answers[index].answer.reasoning.strip())
+        leaves = leaving(known, unseen, last, thinks)
+        return None if leaves is None else self._said(parts, answers, leaves)
+
+    def _said(
+        self, parts: Sequence[Part], answers: Mapping[int, Turn], leaves: set[int]
+    ) -> tuple[list[Said], list[int]]:
+        said: list[Said] = []
+        pieces: list[Piece] = []
+        follows: int | None = None
+        for part in parts:
+            if isinstance(part, Piece):
+                pieces.append(part)
+                continue
+            before = self.tokenizer.encode_pieces(pieces, follows)
+            answer = answers[part.index].answer
+            # In channels the history ends a turn otherwise.
+            is_ended = answer.finish_reason is FinishReason.EOS and self.tokenizer.channels is None
+            end = answer.token_ids[-1:] if is_ended else []
+            said.append(Said(before, part.unseen or [], [*part.ids, *end], part.index in leaves))
+            pieces, follows = [], part.ids[-1]
+        return said, self.tokenizer.encode_pieces(pieces, follows)
+
+    def _hashes(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[bytes]:
+        """What stands before each message, and at last everything: the names of prompts."""
+        place = Place(tools=self.tools, names={**(self.names or {}), "think": self.think})
+        found = [place.key("")]
+        for index, message in enumerate(messages):
+            place.add(message)
+            if (turn := answers.get(index)) is not None:
+                place.add_ids(turn.answer.token_ids)
+            found.append(place.key(""))
+        return found
+
+    def _parts_before_next(
+        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]
+    ) -> list[Part]:
         calls = messages[-1].get("tool_calls")
         result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
         parts = self._parts([*messages, result], answers)
         last = max(at for at, part in enumerate(parts) if isinstance(part, Piece) and part.typed)
-        return _encoded(self.tokenizer, parts[:last])
+        return parts[:last]
 
-    def _parts(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Answer]) -> list[Part]:
+    def _parts(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:
         known = [self._known(message, answers.get(index)) for index, message in enumerate(messages)]
         try:
             return self._written(known, answers)
@@ -62,13 +140,13 @@ class Rendering:
             apart, places = _one_call_each(known)
             if len(apart) == len(known):
                 raise
-            return self._written(
-                apart, {places[index]: answer for index, answer in answers.items() if index in places}
-            )
+            back = {places[index]: index for index in answers if index in places}
+            parts = self._written(apart, {place: answers[index] for place, index in back.items()})
+            return [replace(one, index=back[one.index]) if isinstance(one, _Spoken) else one for one in parts]
 
-    def _known(self, message: Mapping[str, Any], answer: Answer | None) -> dict[str, Any]:
+    def _known(self, message: Mapping[str, Any], turn: Turn | None) -> dict[str, Any]:
         """A message as this template wants it, with the thinking that a client may have left out."""
-        made = dict(message)
+        made, answer = dict(message), turn.answer if turn is not None else None
         if made["role"] == "assistant" and answer is not None and answer.reasoning.strip():
             made.setdefault("reasoning_content", answer.reasoning)
         if self.tokenizer.channels is not None and made["role"] == "assistant":
@@ -94,7 +172,7 @@ class Rendering:
             more=self.names,
         )
 
-    def _written(self, messages: Sequence[dict[str, Any]], answers: Mapping[int, Answer]) -> list[Part]:
+    def _written(self, messages: Sequence[dict[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:
         slots = _Slots()
         slotted = [slots.slotted(index, message, index in answers) for index, message in enumerate(messages)]
         split = _SLOT.split(self._render(slotted))
@@ -111,12 +189,13 @@ class Rendering:
         at = offset = 0
         while at < len(shown):
             if (body := bodies.get(at)) is not None and body.start >= offset:
-                parts += [Piece(glue[at][offset : body.start], typed=False), body.ids]
+                parts += [Piece(glue[at][offset : body.start], typed=False), body.spoken]
                 at, offset = body.last, body.end
                 continue
             owner = slots.owners[shown[at]]
-            ids = answers[owner].content_ids if slots.contents.get(owner) == shown[at] else []
-            parts += [Piece(glue[at][offset:], typed=False), ids or Piece(said[at], typed=True)]
+            ids = answers[owner].answer.content_ids if slots.contents.get(owner) == shown[at] else []
+            spoken = _Spoken(owner, ids, None) if ids else Piece(said[at], typed=True)
+            parts += [Piece(glue[at][offset:], typed=False), spoken]
             at, offset = at + 1, 0
         return [*parts, Piece(glue[at][offset:], typed=False)]
 
@@ -126,15 +205,22 @@ class Rendering:
         slots: "_Slots",
         glue: Sequence[str],
         shown: Sequence[int],
-        answers: Mapping[int, Answer],
+        answers: Mapping[int, Turn],
     ) -> dict[int, "_Body"]:
-        """Of the answers with calls, and those whose thinking is shown: where they stand, by their first slot."""
+        """Of the answers of which that can be told: where they stand, by their first slot."""
         found: dict[int, _Body] = {}
         tails: dict[str, str] = {}
         ends = [self.tokenizer.decode([id], skip_special=False) for id in self.tokenizer.stop_ids]
-        for index, answer in answers.items():
+        for index, turn in answers.items():
+            answer = turn.answer
             first = next((at for at, slot in enumerate(shown) if slots.owners[slot] == index), None)
             if first is None or (start := self._start(slotted, index, glue[first], tails)) is None:
+                continue
+            before = glue[first]
+            if slots.contents.get(index) == shown[first] and answer.content_ids:
+                spoken = self._after_thought(index, turn, before[:start], before[start:])
+                if spoken is not None:
+                    found[first] = _Body(start, first + 1, 0, spoken)
                 continue
             for last in range(first + 1, len(glue)):
                 cuts = [cut for end in ends if end and (cut := glue[last].find(end)) >= 0]
@@ -143,8 +229,26 @@ class Rendering:
             thought = any(slot in slots.thoughts for slot in shown[first:last])
             ids = answer.token_ids[: answer.shown[1]] if thought else answer.content_ids
             if cuts and ids and (thought or slotted[index].get("tool_calls")):
-                found[first] = _Body(start, last, min(cuts), ids)
+                unseen = [] if thought else self._unseen(turn, before[:start])
+                found[first] = _Body(start, last, min(cuts), _Spoken(index, ids, unseen))
         return found
+
+    def _unseen(self, turn: Turn, before: str) -> list[int]:
+        """What was generated before that which the history shows of an answer, where that stands after `before`."""
+        opening = [] if self.tokenizer.channels is not None else turn.opening
+        if before.endswith(self.tokenizer.decode(opening, skip_special=False, goes_on=True)):
+            opening = []
+        return [*opening, *turn.answer.token_ids[: turn.answer.shown[0]]]
+
+    def _after_thought(self, index: int, turn: Turn, before: str, between: str) -> _Spoken | None:
+        """An answer that stands after what the template writes for it, `between`, if its own ids say that, too."""
+        unseen, ids = self._unseen(turn, before), turn.answer.content_ids
+        if not between:
+            return _Spoken(index, ids, unseen)
+        lead = self.tokenizer.encode_pieces([Piece(between, typed=False)], next(reversed(unseen), None))
+        if unseen[len(unseen) - len(lead) :] != lead:
+            return None
+        return _Spoken(index, [*lead, *ids], unseen[: len(unseen) - len(lead)])
 
     def _start(
         self, slotted: Sequence[Mapping[str, Any]], index: int, before: str, tails: dict[str, str]
@@ -179,7 +283,7 @@ class _Body:
     start: int
     last: int
     end: int
-    ids: list[int]
+    spoken: _Spoken
 
 
 @dataclass(slots=True)
@@ -244,14 +348,18 @@ class _Slots:
 def _encoded(tokenizer: Tokenizer, parts: Sequence[Part]) -> list[int]:
     ids: list[int] = []
     pieces: list[Piece] = []
-    for part in [*parts, []]:
+    for part in parts:
         if isinstance(part, Piece):
             pieces.append(part)
         else:
             ids += tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
-            ids += part
+            ids += part.ids
             pieces = []
-    return ids
+    return ids + tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
+
+
+def _unseen(parts: Sequence[Part]) -> Unseen:
+    return frozenset(part.index for part in parts if isinstance(part, _Spoken) and part.unseen)
 
 
 def _one_call_each(

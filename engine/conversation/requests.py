@@ -18,15 +18,17 @@ from typing import Any
 from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter
 from engine.conversation.history import History, ThinkCache
+from engine.conversation.masked import hide_last, prompt_of, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.recall import Calls, Place, Recall
 from engine.conversation.rendered import Rendering
 from engine.conversation.turns import Answer, Turn, ended
+from engine.conversation.views import Views
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
 from engine.events import TokenEvent
 from engine.params import SamplingParams, seeds
-from engine.schedule.sequence import ANYBODY, Priority
+from engine.schedule.sequence import Priority
 from engine.schedule.sequence import Sequence as Running
 
 _FORMATS = 16
@@ -59,8 +61,8 @@ class Asked:
     rendering: Rendering | None = None
     """How the prompt was made of `messages`, where it is no plain dialogue."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    answers: Mapping[int, Answer] = field(default_factory=dict)
-    """Those of `messages` of which the ids are known."""
+    answers: Mapping[int, Turn] = field(default_factory=dict)
+    """The turns of those of `messages` of which the ids are known."""
     owner: str = ""
     """Of the conversation, on disk: what begins with the same messages has the same."""
 
@@ -79,6 +81,7 @@ class Requests:
         self._format = PromptFormat(engine.tokenizer)
         self._recall = recall or Recall()
         self._think_cache = think_cache
+        self._views = Views()
         self._formats: dict[str, PromptFormat] = {}
         """For other names of the template's own."""
         self._settling: deque[Running] = deque()
@@ -128,27 +131,46 @@ class Requests:
                 shown,
                 owner=_owner(messages),
             )
-            rows = history.prompt(turns, text, think)
-            if rows.masked_until and not history.restore(turns, ANYBODY):
-                return self.exactly(asked)
-            return replace(asked, rows=rows)
-        rendering = Rendering(self._engine.tokenizer, think, tools, names)
-        known = {index: turn.answer for index, turn in answers.items()}
-        ids = rendering.prompt(messages, known)
-        return Asked(
-            Rows.of(ids),
-            self._format.opens_think(ids),
+            return self._with_rows(asked, history.prompt(turns, text, think))
+        rendering = Rendering(self._engine.tokenizer, think, tools, names, self._views)
+        rows = self._rendered(rendering, messages, answers)
+        asked = Asked(
+            Rows(),
+            self._format.opens_think(rows.token_ids),
             place,
+            opening=self._format_for(names).openings[think],
             think=think,
             shown=shown,
             rendering=rendering,
             messages=tuple(messages),
-            answers=known,
+            answers=answers,
             owner=_owner(messages),
         )
+        return self._with_rows(asked, rows)
+
+    def _with_rows(self, asked: Asked, rows: Rows) -> Asked:
+        if rows.masked_until and not restore(self._engine, rows):
+            return self.exactly(asked)
+        return replace(asked, rows=rows)
+
+    def _rendered(
+        self,
+        rendering: Rendering,
+        messages: Sequence[Mapping[str, Any]],
+        answers: Mapping[int, Turn],
+        before_next: bool = False,
+    ) -> Rows:
+        if self._think_cache == "mask":
+            found = rendering.as_generated(messages, answers, before_next)
+            if found is not None and (rows := prompt_of(*found)).next_position < self._engine.max_positions:
+                return rows
+        make = rendering.before_next if before_next else rendering.prompt
+        return Rows.of(make(messages, answers))
 
     def exactly(self, asked: Asked) -> Asked:
         """The same prompt without masked turns, where their rows were evicted."""
+        if asked.rendering is not None:
+            return replace(asked, rows=Rows.of(asked.rendering.prompt(asked.messages, asked.answers)))
         if asked.history is None or asked.text is None:
             return asked
         return replace(asked, rows=asked.history.prompt(asked.turns, asked.text, asked.think, exact=True))
@@ -229,19 +251,21 @@ class Requests:
         else:
             answer.shown = self._format.answer_span(answer.token_ids, said.text, start)
         turn = Turn(asked.text or "", answer, asked.opening)
-        turns = [*asked.turns, turn]
-        if self._think_cache == "mask" and asked.history is not None:
-            with suppress(EngineError):  # the next turn tries again
-                asked.history.hide_last(turns)
         self._recall.note(asked.place.key(said.text, calls), turn)
-        if not settles:
-            return
-        if (rendering := asked.rendering) is not None:
+        masks = self._think_cache == "mask"
+        if (rendering := asked.rendering) is not None and (masks or settles):
             messages = [*asked.messages, _message(said.text, calls)]
-            ids = rendering.before_next(messages, {**asked.answers, len(asked.messages): answer})
-            self._settle(Rows.of(ids), asked.owner)
+            answers = {**asked.answers, len(asked.messages): turn}
+            rows = self._rendered(rendering, messages, answers, before_next=True)
         elif asked.history is not None:
-            self._settle(asked.history.rows(turns), asked.owner)
+            rows = asked.history.rows([*asked.turns, turn])
+        else:
+            return
+        if masks and rows.said:
+            with suppress(EngineError):  # the next turn tries again
+                hide_last(self._engine, rows.said, keep_rows=not answer.is_complete)
+        if settles:
+            self._settle(rows, asked.owner)
 
     def _settle(self, rows: Rows, owner: str) -> None:
         if len(rows) > self._engine.context_length:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.conversation.recall import Calls
-from engine.conversation.turns import Answer, Turn
+from engine.conversation.turns import Turn
 
 _UNANSWERED = "This was not run."
 """What a call is told of which nobody told a result: templates want one for each."""
@@ -31,13 +31,13 @@ def has_calls(turns: Items[Turn], results: Items[str] = ()) -> bool:
 
 def messages_of(
     system: str | None, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
-) -> tuple[list[dict[str, Any]], dict[int, Answer]]:
-    """The conversation as messages, and the answers whose ids are known by the index of their message.
+) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
+    """The conversation as messages, and the turns whose ids are known by the index of their answer.
 
     At the end stands `text`, or what came of the last answer's calls; with neither, the last answer.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Turn] = {}
     count = 0
     open_calls: list[dict[str, Any]] = []
 
@@ -65,7 +65,7 @@ def messages_of(
         if open_calls:
             message["tool_calls"] = list(open_calls)
         if turn.answer.content_ids:
-            answers[len(messages)] = turn.answer
+            answers[len(messages)] = turn
         messages.append(message)
     if results or text is not None:
         tell(results)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.cache.rows import Rows
+from engine.cache.rows import Said
 from engine.events import FinishReason, Kind, TurnStats
 from engine.params import SamplingParams
 from engine.schedule.sequence import Sequence
@@ -59,33 +59,20 @@ class Turn:
     """What came of the calls of the answer before, where this is the message; then nobody wrote one."""
 
 
-def spoken(before: Rows, turn: Turn, segment: list[int], header: list[int]) -> tuple[Rows, int, int]:
-    """The rows of a turn as it was generated after `before`, and where the think span lies in them.
+def spoken(turn: Turn, segment: list[int], header: list[int]) -> Said:
+    """A turn as it was generated.
 
     `segment` is what the history has before the answer; `header` is its end that the answer itself begins with.
     """
     answer, ids = turn.answer, [*turn.opening, *turn.answer.token_ids]
     first, last = (len(turn.opening) + at for at in answer.shown)
-    rows = before.copy()
-    rows.extend(after(before, segment[: len(segment) - len(header)]))
-    start = len(rows)
     if not header:
         ended = answer.finish_reason is FinishReason.EOS
-        rows.extend(ids if ended else ids[:last])
-        return rows, start, start + first
+        return Said(segment, ids[:first], ids[first:] if ended else ids[first:last], leaves=True)
     size = len(header)
     thought = next((at for at in range(first - size, -1, -1) if ids[at : at + size] == header), first)
-    rows.extend(
-        [*ids[:thought], *header, *ids[first:last]]
-    )  # what ends the turn is another token in the history
-    return rows, start, start + thought
-
-
-def after(rows: Rows, segment: list[int]) -> list[int]:
-    """`segment` without the end of turn that it begins with, where the model has already written it."""
-    if rows.token_ids and segment and rows.token_ids[-1] == segment[0]:
-        return segment[1:]
-    return segment
+    # What ends the turn is another token in the history.
+    return Said(segment[: len(segment) - size], ids[:thought], [*header, *ids[first:last]], leaves=True)
 
 
 def ended(answer: Answer, sequence: Sequence, stats: TurnStats) -> Answer:

@@ -56,7 +56,7 @@ def test_what_runs_is_held_and_what_two_hold_is_shared() -> None:
 
 
 def test_answers_whose_thinking_was_taken_out_are_marked() -> None:
-    rows = Rows.of([1, 2, 3, 4, 5, 6, 7, 8]).hide(2, 5)
+    rows = Rows.of([1, 2, 3, 4, 5, 6, 7, 8]).hide([(2, 5)])
     rows.extend([9, 10])
     manager = BlockManager(4, 2)
     table = manager.open([])

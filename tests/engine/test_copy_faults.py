@@ -59,7 +59,7 @@ def prompts(rng: Random) -> list[list[int]]:
 
 def hidden(engine: TinyEngine, prompt: list[int]) -> list[int]:
     """What follows a prompt of which a span was hidden, and one more message."""
-    rows = engine.hide(Rows.of(prompt[:60]), 11, 33)
+    rows = engine.hide(Rows.of(prompt[:60]), [(11, 33)])
     rows.extend([7, 8, 9])
     return [event.token_id for event in engine.events(engine.start(rows, GREEDY))]
 

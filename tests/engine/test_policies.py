@@ -141,10 +141,10 @@ def test_two_that_hide_the_same_span_at_once_both_succeed(
         computed = warm_rows(*arguments)
         if not depth:
             depth.append(1)
-            engine.hide(rows, 8, 18)
+            engine.hide(rows, [(8, 18)])
         return computed
 
     monkeypatch.setattr(engine, "warm_rows", and_another)
-    hidden = engine.hide(rows, 8, 18)
+    hidden = engine.hide(rows, [(8, 18)])
     assert depth
     assert engine.cached_rows(hidden) == len(hidden)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.conversation.rendered import Rendering
-from engine.conversation.turns import Answer
+from engine.conversation.turns import Answer, Turn
 from models.text.tokenizer import Tokenizer
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.agent_formats import LLAMA3 as LLAMA3_TEMPLATE
@@ -71,14 +71,15 @@ def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
                 answers[index] = sampled(tokenizer, format, message, thought)
                 whole[-1]["reasoning_content"] = thought
                 thoughts += bool(thought)
-        ids = Rendering(tokenizer, None, TOOLS).prompt(messages, answers)
+        turns = {index: Turn("", answer) for index, answer in answers.items()}
+        ids = Rendering(tokenizer, None, TOOLS).prompt(messages, turns)
         text = tokenizer.render(whole, add_generation_prompt=True, tools=TOOLS)  # type: ignore[arg-type]
         assert tokenizer.decode(ids, skip_special=False) == text
         shown += text.count("<think>")
         # Where the ids are others, they are what stands there: nothing is tokenised again.
         for answer in answers.values():
             answer.token_ids = [id if not tokenizer.is_text(id) else 33 for id in answer.token_ids]
-        again = Rendering(tokenizer, None, TOOLS).prompt(messages, answers)
+        again = Rendering(tokenizer, None, TOOLS).prompt(messages, turns)
         assert len(again) == len(ids)
         assert again.count(33) >= sum(answer.content_ids.count(33) for answer in answers.values())
     tokenizer.close()
@@ -97,7 +98,7 @@ def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
     ]
     answer = Answer("", token_ids=[33] * 5, shown=(0, 5))
     for given in (messages, [*messages[:2], {"role": "user", "content": "y"}]):
-        ids = Rendering(tokenizer, None).prompt(given, {1: answer})
+        ids = Rendering(tokenizer, None).prompt(given, {1: Turn("", answer)})
         text = tokenizer.render(given, add_generation_prompt=True)  # type: ignore[arg-type]
         assert tokenizer.decode(ids, skip_special=False) == text
     tokenizer.close()

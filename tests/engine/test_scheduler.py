@@ -217,7 +217,7 @@ def test_what_is_already_warm_ends_without_a_step() -> None:
 
 
 def test_masked_rows_that_are_gone_end_the_sequence_with_that_error() -> None:
-    rows = Rows.of([1, 2, 3, 4, 5]).hide(2, 4)
+    rows = Rows.of([1, 2, 3, 4, 5]).hide([(2, 4)])
     rows.extend([6])
     s = scheduler()
     sequence = Sequence(rows, Priority.PERSON, SamplingParams())

@@ -118,6 +118,31 @@ def test_after_a_result_only_the_result_is_computed(opened: Callable[..., Talk],
 
 
 @pytest.mark.usefixtures("free")
+def test_thoughts_that_led_to_an_answer_are_hidden_at_once(opened: Callable[..., Talk]) -> None:
+    """The next message computes itself and the template's glue, also after the conversation was loaded again."""
+    for format in (FORMATS[0], FORMATS[3]):
+        talk = opened(format.tokenizer(), tools=(WEATHER,), think_cache="mask")
+        talk.ask("What is it like outside?", format.called("weather", GIVEN, "I have to look at that first."))
+        talk.tell(RESULT, format.called("weather", GIVEN, "And once more."))
+        talk.tell(RESULT, format.answered("It rains.", "Wet it is."))
+        masked = talk.backend._chat.history  # type: ignore[union-attr]
+        assert "It rains." in talk.engine.tokenizer.decode(masked.token_ids[: masked.masked_until])
+        assert (
+            computed(talk.ask("And tomorrow?", format.answered("It snows."))) <= len("And tomorrow?") + GLUE
+        )
+        talk.backend.load_path([])
+        talk.engine.evict_all()
+        talk.backend.load_path(talk.path)
+        talk.backend.settle()
+        assert talk.backend._chat is not None
+        talk.backend._chat.settle(wait=True)
+        assert computed(talk.ask("And then?", format.answered("It thaws."))) <= len("And then?") + GLUE
+        after = talk.backend._chat.history
+        assert (after.keys[: len(masked)], after.positions[: len(masked)]) == (masked.keys, masked.positions)
+        talk.engine.check()
+
+
+@pytest.mark.usefixtures("free")
 def test_a_branch_of_a_saved_conversation_with_calls_computes_nothing_twice(
     opened: Callable[..., Talk], format: Format
 ) -> None:

@@ -65,7 +65,7 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
     model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     shape, layers = model.spec.attention, len(model.spec.layers)
     ids = torch.randint(160, (351,), generator=torch.Generator().manual_seed(1)).tolist()
-    rows = Rows.of(ids).hide(5, 9)  # rows are not positions, as behind a masked think span
+    rows = Rows.of(ids).hide([(5, 9)])  # rows are not positions, as behind a masked think span
     table = BlockTable([3, 1, 2])
     found = []
     for short in (False, True):

@@ -1,0 +1,85 @@
+"""Rows of the `mask` policy: of answers as they were generated, with the thoughts hidden that have left the view."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from engine.cache.blocks import OutOfBlocksError
+from engine.cache.rows import Rows, Said, Span
+from engine.core import EngineCore
+from engine.schedule.scheduler import MaskedRowsEvictedError
+from engine.schedule.sequence import ANYBODY, Owner
+
+Hide = Callable[[Rows, Items[Span], Said], Rows | None]
+"""Rows without these spans, which leave the view after that answer; None where that fails."""
+
+
+def rows_of(said: Items[Said], hide: Hide = lambda rows, spans, _: rows.hide(spans)) -> Rows | None:
+    """The rows of these answers and what stands before them; None where `hide` gives that."""
+    rows, edges = Rows(), list[int]()
+    spans: list[Span] = []
+    for one in said:
+        rows.extend(after(rows, one.before))
+        start = len(rows)
+        edges.append(start)
+        if one.thought:
+            spans.append((start, start + len(one.thought)))
+        rows.extend([*one.thought, *one.ids])
+        if one.leaves and spans:
+            if (hidden := hide(rows, spans, one)) is None:
+                return None
+            edges = [edge - sum(min(max(edge - a, 0), b - a) for a, b in spans) for edge in edges]
+            rows, spans = hidden, []
+        edges.append(len(rows))
+    rows.edges, rows.said = edges, said
+    return rows
+
+
+def prompt_of(said: Items[Said], then: Items[int]) -> Rows:
+    """The rows of these answers, and what stands behind them."""
+    rows = rows_of(said)
+    assert rows is not None
+    rows.extend(after(rows, then))
+    return rows
+
+
+def restore(engine: EngineCore, rows: Rows, owner: Owner = ANYBODY) -> bool:
+    """Make the masked ones of `rows` present, computing again what was evicted. False when that fails."""
+    if engine.cached_rows(rows) >= rows.masked_until:
+        return True
+
+    def hide(before: Rows, spans: Items[Span], _: Said) -> Rows | None:
+        return _hidden(engine, before, spans, owner)
+
+    return rows_of(rows.said, hide) is not None
+
+
+def hide_last(engine: EngineCore, said: Items[Said], keep_rows: bool) -> None:
+    """Hide what leaves the view after the last of these answers, unless answers before it would have to be computed
+    for that. `keep_rows`: as in `Engine.hide`. Raises EngineError when that fails.
+    """
+    before = rows_of(said[:-1])
+    if before is None or engine.cached_rows(before) < before.masked_until:
+        return
+
+    def hide(rows: Rows, spans: Items[Span], one: Said) -> Rows | None:
+        return rows.hide(spans) if one is not said[-1] else _hidden(engine, rows, spans, ANYBODY, keep_rows)
+
+    rows_of(said, hide)
+
+
+def after(rows: Rows, segment: Items[int]) -> Items[int]:
+    """`segment` without the end of turn that it begins with, where the model has already written it."""
+    if rows.token_ids and segment and rows.token_ids[-1] == segment[0]:
+        return segment[1:]
+    return segment
+
+
+def _hidden(
+    engine: EngineCore, rows: Rows, spans: Items[Span], owner: Owner, keep_rows: bool = False
+) -> Rows | None:
+    if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
+        return None
+    try:
+        return engine.hide(rows, spans, owner, keep_rows)
+    except (OutOfBlocksError, MaskedRowsEvictedError):
+        return None
