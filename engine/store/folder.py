@@ -192,10 +192,12 @@ class Folder:
 
 
 def default_folder() -> Path:
-    """Where the blocks of conversations lie, unless somebody says otherwise."""
+    """Where the blocks of conversations lie: beside the sessions, where $CHATTERM_DATA says where these are, else among
+    what may be computed again."""
     from models.hub.catalogue import cache_folder  # for who only removes files
 
-    return cache_folder() / "kv"
+    data = os.environ.get("CHATTERM_DATA")
+    return (Path(data).expanduser() if data else cache_folder()) / "kv"
 
 
 def default_bytes(root: Path) -> int:
