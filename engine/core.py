@@ -48,6 +48,8 @@ class EngineCore:
     Every public method may be called from any thread. `engine.engine.Engine` adds loading and conversations.
     """
 
+    _outputs: Outputs | None = None
+
     def __init__(
         self,
         loop: Loop,
@@ -79,7 +81,6 @@ class EngineCore:
         self.context_length = pieces.context_length
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
-        self._outputs = Outputs(tokenizer, self.vocab_size)
         self._weight_bytes = network.nbytes * parts
         self._network = network
         self._tuner: Tuner | None = None
@@ -277,6 +278,8 @@ class EngineCore:
         shown: frozenset[int] = frozenset(),
     ) -> Output:
         """What makes events of the tokens of one answer (see `Outputs.output`)."""
+        if self._outputs is None or self._outputs.tokenizer is not self.tokenizer:
+            self._outputs = Outputs(self.tokenizer, self.vocab_size)
         return self._outputs.output(params, inside_think, thinks, shown)
 
     def start(

@@ -265,9 +265,10 @@ class Requests:
             with suppress(EngineError):  # the next turn tries again
                 hide_last(self._engine, rows.said, keep_rows=not answer.is_complete)
         if settles:
-            self._settle(rows, asked.owner)
+            # Who asks once and never again needs nothing on disk.
+            self._settle(rows, asked.owner if asked.turns or asked.answers else None)
 
-    def _settle(self, rows: Rows, owner: str) -> None:
+    def _settle(self, rows: Rows, owner: str | None) -> None:
         if len(rows) > self._engine.context_length:
             return
         self._engine.save(owner, rows)

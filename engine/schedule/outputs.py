@@ -19,7 +19,7 @@ class Outputs:
     """From any thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._grammars: Grammars | None = None
         self._grammars_lock = Lock()
@@ -39,7 +39,7 @@ class Outputs:
         """
         tracker, guided = self._tracker(inside_think, shown), params.constraint is not None
         # Where text is bound to a grammar, not even a blank at the start is left out.
-        stream = self._tokenizer.stream(shown, goes_on=guided)
+        stream = self.tokenizer.stream(shown, goes_on=guided)
         guide = (
             self._guide(params.constraint, inside_think, thinks) if params.constraint is not None else None
         )
@@ -48,7 +48,7 @@ class Outputs:
     def _tracker(
         self, inside_think: bool, shown: frozenset[int] = frozenset()
     ) -> ThinkTracker | ChannelTracker:
-        known = self._tokenizer
+        known = self.tokenizer
         if (channels := known.channels) is not None:
             spells = known.token_bytes if channels.channel in shown else None
             return ChannelTracker(channels, inside_think, spells)
@@ -58,9 +58,9 @@ class Outputs:
         from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
 
         with self._grammars_lock:
-            self._grammars = self._grammars or Grammars(self._tokenizer, self._vocab_size)
+            self._grammars = self._grammars or Grammars(self.tokenizer, self._vocab_size)
         matcher = self._grammars.matcher(constraint)
-        channels = self._tokenizer.channels
+        channels = self.tokenizer.channels
         if channels is not None and matcher.allows(channels.channel):
-            return ChannelGuide.of(self._tokenizer, matcher, channels, thinks)
-        return Guide.of(self._tokenizer, matcher, lambda: self._tracker(inside_think), thinks)
+            return ChannelGuide.of(self.tokenizer, matcher, channels, thinks)
+        return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think), thinks)

@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import shutil
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,18 +23,21 @@ DEFAULT_SHARE = 0.1
 """Of the free space, where nobody says how much may be taken,"""
 DEFAULT_MOST = 20 * 10**9
 """and at most so many bytes."""
+MOST_OPEN = 4
+"""Files that are open at once."""
 _LOOKS = 200
 """Blocks after which it is looked at what other processes have written."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _SUFFIX = ".kv"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _File:
     path: Path
-    fd: int
     records: dict[Digest, Record] = field(default_factory=dict)
     end: int = 0
+    fd: int = -1
+    """Open while it was used lately."""
     is_ours: bool = False
     """Whether this process holds the lock, and may append."""
 
@@ -51,10 +55,11 @@ class Folder:
         self._taken = self.nbytes
         self._appended = 0
         self._files: dict[Path, _File] = {}
+        self._open: OrderedDict[_File, None] = OrderedDict()
         self._found: dict[Digest, tuple[_File, Record]] = {}
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             with suppress(OSError):
-                self._open(path)
+                self._known(path)
 
     def __len__(self) -> int:
         """How many blocks can be read."""
@@ -79,7 +84,7 @@ class Folder:
         if found is None:
             return False
         file, record = found
-        if read(file.fd, record, into):
+        if self._opened(file) and read(file.fd, record, into):
             return True
         del self._found[digest]
         file.records.pop(digest, None)
@@ -90,11 +95,11 @@ class Folder:
         no room for it. Raises OSError; then nothing was written that is ever read."""
         path = self._path(owner)
         file = self._files.get(path)
-        if file is not None and os.fstat(file.fd).st_nlink == 0:  # another process has removed it
-            self._let_go(path)
+        if file is not None and (not self._opened(file) or os.fstat(file.fd).st_nlink == 0):
+            self._let_go(file)  # another process has removed it
             file = None
-        file = file or self._open(path)
-        if not file.is_ours and not self._lock(file):
+        file = file or self._known(path)
+        if not self._opened(file, creates=True) or not (file.is_ours or self._lock(file)):
             return False
         record = packed(digest, payload)
         if not self._make_room(len(record), path):
@@ -121,29 +126,46 @@ class Folder:
         """The conversation that has this block is used now."""
         if (found := self._found.get(digest)) is not None:
             with suppress(OSError):
-                os.utime(found[0].fd)
+                os.utime(found[0].path)
 
     def close(self) -> None:
         """Let go of every file. Closing twice is fine."""
-        for file in self._files.values():
-            os.close(file.fd)
-        self._files.clear()
-        self._found.clear()
+        for file in list(self._files.values()):
+            self._let_go(file)
 
     def _path(self, owner: str) -> Path:
         if not _OWNER.fullmatch(owner):
             raise ValueError(f"{owner!r} cannot be the name of a file")
         return self._folder / f"{owner}{_SUFFIX}"
 
-    def _open(self, path: Path) -> _File:
-        file = _File(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        try:
+    def _known(self, path: Path) -> _File:
+        """A file, with the records that it has so far. Raises OSError."""
+        file = _File(path)
+        if self._opened(file):
             self._scan(file)
-        except OSError:
-            os.close(file.fd)
-            raise
         self._files[path] = file
         return file
+
+    def _opened(self, file: _File, creates: bool = False) -> bool:
+        """Have a file open, and no more than a few. False where it is not there. Raises OSError."""
+        if file.fd >= 0:
+            self._open.move_to_end(file)
+            return True
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if creates else 0)
+        try:
+            file.fd = os.open(file.path, flags, 0o600)
+        except FileNotFoundError:
+            return False
+        self._open[file] = None
+        while len(self._open) > MOST_OPEN:
+            self._close(next(iter(self._open)))
+        return True
+
+    def _close(self, file: _File) -> None:
+        """With the file its lock is given back."""
+        os.close(file.fd)
+        file.fd, file.is_ours = -1, False
+        del self._open[file]
 
     def _scan(self, file: _File) -> None:
         for record in scan(file.fd, file.end):
@@ -176,19 +198,19 @@ class Folder:
                 continue
             with suppress(OSError):
                 path.unlink()
-            self._let_go(path)
+            if (file := self._files.get(path)) is not None:
+                self._let_go(file)
             self._taken -= size
         return self._taken + nbytes <= self._most
 
-    def _let_go(self, path: Path) -> None:
-        """Of a file that was removed."""
-        file = self._files.pop(path, None)
-        if file is None:
-            return
+    def _let_go(self, file: _File) -> None:
+        """Know nothing of it any more."""
+        self._files.pop(file.path, None)
         for digest in file.records:
             if self._found.get(digest, (None,))[0] is file:
                 del self._found[digest]
-        os.close(file.fd)
+        if file.fd >= 0:
+            self._close(file)
 
 
 def default_folder() -> Path:
