@@ -1,6 +1,7 @@
 """A connection seen from the engine process: what one turn of the event loop says is written at once, and in order."""
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 from chatterm.backends.wire import Hello
 from chatterm.channel.frames import FrameReader
 from chatterm.channel.messages import Call, Done, Failed, Item, from_server, packed, to_frame, unpacked
+from chatterm.server.http.gathered import GatheringTransport
 from chatterm.server.process.connection import Connection, Stream
 from chatterm.server.process.pump import Pump
 
@@ -211,3 +213,29 @@ async def test_what_is_no_frame_is_answered_after_what_was_said_before(client: C
     first, last = client.wire.messages
     assert (first.id, last.id) == (2, 0)
     assert isinstance(last, Failed)
+
+
+@pytest.mark.parametrize("behind", ["connection", "gathered"])
+async def test_a_killed_client_is_written_to_no_more(caplog: pytest.LogCaptureFixture, behind: str) -> None:
+    """Its streams are cancelled at once; what they still say goes nowhere, and the log says nothing of it."""
+    loop, calls = asyncio.get_running_loop(), Calls(Pump(asyncio.get_running_loop()))
+    made = Connection(cast(Any, calls))
+    ours, theirs = socket.socketpair()
+    transport, _ = await loop.connect_accepted_socket(lambda: made, ours)
+    ids = range(2, 258)
+    theirs.sendall(to_frame(Call(1, "hello", packed(Hello("same", "web", 1, "")))))
+    theirs.sendall(b"".join(to_frame(Call(id, "say", packed([id]))) for id in ids))
+    while len(calls.speakers) < len(ids):
+        await asyncio.sleep(0.001)
+    theirs.close()
+    gathering = GatheringTransport(transport)
+    for number in range(20):  # the first of them finds out, before the event loop has told anybody
+        for speaker in calls.speakers:
+            if behind == "connection":
+                speaker.stream.item(number)
+            else:
+                gathering.write(b"more")
+        await turn()
+    assert all(speaker.cancelled for speaker in calls.speakers)
+    assert calls.gone == 1
+    assert not caplog.records
