@@ -59,7 +59,8 @@ class Talk:
 
     def begin(self) -> None:
         """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
-        self._backend.keep_as(self.session if self._store is not None else None)
+        if self._store is not None and self.session is not None:
+            self._backend.keep_as(self.session)
         if self.tree.head is not None:
             self._backend.load_path(seen(self.path))
 
@@ -132,8 +133,9 @@ class Talk:
 
     def reset(self) -> None:
         """Begin a new conversation; this one stays saved."""
+        if self.session is not None:
+            self._backend.keep_as(None)
         self.session, self.info, self.tree = None, SessionInfo(), Tree()
-        self._backend.keep_as(None)
         self._backend.reset()
 
     def update(self, **fields: Any) -> None:

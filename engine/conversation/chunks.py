@@ -46,6 +46,8 @@ class _Kept:
     rows: Rows
     reading: Sequence
     pinned: bool = True
+    done: int = 0
+    """The most of its tokens that were seen to be computed."""
 
 
 class Chunks:
@@ -127,6 +129,7 @@ class Chunks:
         """(tokens computed, all of them) while a chunk is read; None once it is, or where there is none."""
         with self._lock:
             kept = self._kept.get(name)
-        if kept is None or kept.reading.finished.is_set():
-            return None
-        return kept.reading.computed, len(kept.rows)
+            if kept is None or kept.reading.finished.is_set():
+                return None
+            kept.done = max(kept.done, kept.reading.computed)  # 0 again at its end
+            return kept.done, len(kept.rows)

@@ -79,9 +79,6 @@ class ScriptedBackend:
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         self.calls.append("load_path")
 
-    def keep_as(self, name: str | None) -> None:
-        pass
-
     def figures(self) -> Figures:
         numbers = (4096, 269_000_000, 378_000_000, 32, 512, 0, 0, 0, 0)
         notes = ("The GPU sleeps.\x1b[2J", *(["A graph failed."] if self.asked else []))

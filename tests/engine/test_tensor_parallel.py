@@ -103,7 +103,7 @@ def test_rows_move_up_on_every_rank(folder: Path) -> None:
         found = []
         for engine in (one, two):
             rows = Rows.of(PROMPT * 3)
-            hidden = engine.hide(rows, 5, 40)
+            hidden = engine.hide(rows, [(5, 40)])
             for token in b" So?":
                 hidden.append(token)
             sequence = engine.start(hidden, GREEDY)
