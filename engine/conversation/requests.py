@@ -197,9 +197,16 @@ class Requests:
         return Asked(Rows.of(ids), self._format.opens_think(ids))
 
     def begin(
-        self, asked: Asked, params: SamplingParams, number: int, take: Take, client: Hashable = None
+        self,
+        asked: Asked,
+        params: SamplingParams,
+        number: int,
+        take: Take,
+        client: Hashable = None,
+        cancelled: bool = False,
     ) -> Running:
-        """Have the engine answer. Returns at once. `number` is what `take` gets; clients take turns.
+        """Have the engine answer. Returns at once. `number` is what `take` gets; clients take turns; `cancelled`: it
+        ends before its first token.
 
         Raises EngineError for an empty prompt, ContextFullError when it does not fit.
         """
@@ -207,6 +214,7 @@ class Requests:
 
         def follow(sequence: Running) -> None:
             sequence.events = _Told(take, number)
+            sequence.cancelled = cancelled
 
         (seed,) = seeds(params.seed, number + 1)[number:]
         output = self._engine.output(params, asked.inside_think, asked.think is not False, asked.shown)

@@ -190,8 +190,9 @@ class Answering:
         assert self._asked is not None
         assert self._params is not None
         answer = self._answers[number]
+        is_late = self._cancelled or self._expired
         answer.sequence = self._held.requests.begin(
-            self._asked, self._params, number, self._take, self._client
+            self._asked, self._params, number, self._take, self._client, is_late
         )
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
