@@ -133,7 +133,8 @@ class Cuts:
         """Of a matrix, quantised where it has a `kind`, with so many rows. Up to FEW rows have one in common."""
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         if kind is None:
-            found = self._take(name, lambda: _tiles(outputs, inputs, gated, self.room, self._most))
+            few = rows <= FEW
+            found = self._take(name, lambda: _tiles(outputs, inputs, gated, few, self.room, self._most))
         else:
             found = self._take(
                 name, lambda: _packed_tiles(outputs, inputs, gated, kind, self.room, self._most)
@@ -202,8 +203,8 @@ def _of(rows: int) -> str:
     return f"1 to {FEW} rows: " if rows <= FEW else f"{2 * FEW} rows: "
 
 
-def _tiles(outputs: int, inputs: int, gated: bool, room: int, most: int) -> Iterable[Tile]:
-    first = fitted(choose_tile(outputs, inputs, gated), inputs, room)
+def _tiles(outputs: int, inputs: int, gated: bool, few: bool, room: int, most: int) -> Iterable[Tile]:
+    first = fitted(choose_tile(outputs, inputs, gated, few), inputs, room)
     yield first
     seen = {_works_as(first, inputs)}
     for tile in TILES:
