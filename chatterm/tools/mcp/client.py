@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from chatterm.backends.backend import EngineError
 from chatterm.sessions.schema import data_folder
@@ -21,6 +21,7 @@ from chatterm.terminal.sanitize import cleaned, one_line
 from chatterm.tools.mcp import asking
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.offers import Offers
+from chatterm.tools.mcp.pipes import MOST_LOG, process_of
 from chatterm.tools.tool import Running, ToolError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ RESTARTS = 3
 _LOOK = 0.1
 _MOST_TOOLS = 128
 _MOST_SCHEMA = 20_000
-_MOST_LOG = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,8 @@ class _Link:
             if asked.done():
                 return asked.result()
             if self._task.done():
-                raise ToolError(f"{self._server.name} has ended; its log is {log_path(self._server.name)}.")
+                told = f"{self._server.name} has ended; its log is {log_path(self._server.name)}."
+                raise ToolError(_first(self._task) or told)
             if limit >= START_S:  # it may hang, or send without an end; the next call starts it again
                 await self.end()
             raise ToolError(f"{self._server.name} did not answer within {limit:.0f} s.")
@@ -173,8 +174,9 @@ class _Link:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the SDK raises, one call fails)
             if _is_gone(error):
+                task = self._task
                 await self.end()
-                raise ToolError(f"{self._server.name} has ended: {_why(error)}.") from None
+                raise ToolError(_first(task) or f"{self._server.name} has ended: {_why(error)}.") from None
             raise ToolError(f"{self._server.name}: {_why(error)}.") from None
         finally:
             asked.cancel()
@@ -231,16 +233,7 @@ class _Link:
                 http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
                 transport: Any = streamable_http_client(server.url, http_client=http)
             else:
-                from mcp import StdioServerParameters, stdio_client
-
-                given = StdioServerParameters(
-                    command=server.command,
-                    args=list(server.args),
-                    env=dict(server.env) or None,
-                    cwd=server.cwd or None,
-                    encoding_error_handler="replace",
-                )
-                transport = stdio_client(given, errlog=stack.enter_context(_log(server.name)))
+                transport = process_of(server, stack.enter_context(_log(server.name)))
             client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S))
             ready.set_result(client)
             await self._over.wait()
@@ -265,11 +258,11 @@ def needed() -> None:
         raise EngineError("MCP servers need the MCP SDK; install it with: pip install 'chatterm[mcp]'")
 
 
-def _log(name: str) -> Any:
+def _log(name: str) -> BinaryIO:
     path = log_path(name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    is_long = path.exists() and path.stat().st_size > _MOST_LOG
-    return path.open("w" if is_long else "a", encoding="utf-8", errors="replace")
+    is_long = path.exists() and path.stat().st_size > MOST_LOG
+    return path.open("wb" if is_long else "ab")
 
 
 def _tool(tool: Any) -> ServerTool | None:
@@ -293,6 +286,14 @@ def _is_gone(error: Exception) -> bool:
     return name in ("ClosedResourceError", "BrokenResourceError", "EndOfStream") or "onnection closed" in str(
         error
     )
+
+
+def _first(task: "asyncio.Task[None] | None") -> str | None:
+    """What we ended a connection for, if we did."""
+    error = task.exception() if task is not None and task.done() and not task.cancelled() else None
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return f"{error}; it was ended." if isinstance(error, ToolError) else None
 
 
 def _why(error: BaseException) -> str:

@@ -1,8 +1,10 @@
 """A server as the SDK's own examples are written, and ways in which it misbehaves."""
 
 import os
+import stat
 import sys
 import time
+from fcntl import F_GETFL, fcntl
 
 from mcp.server.mcpserver import MCPServer
 
@@ -53,6 +55,26 @@ def fail() -> str:
 def die() -> str:
     """End the server."""
     os._exit(3)
+
+
+def is_written(fd: int) -> bool:
+    """Whether it is a pipe that is written to."""
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and fcntl(fd, F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+    except OSError:
+        return False
+
+
+@server.tool()
+def pour() -> str:
+    """Send a line without an end, and write as much on standard error."""
+    os.write(2, b"e" * 3_000_000)
+    pipes = [
+        fd for fd in range(1, 64) if fd != 2 and is_written(fd)
+    ]  # the SDK hides the one that is listened to
+    while True:
+        for fd in pipes:
+            os.write(fd, b"x" * 65_536)
 
 
 @server.tool()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.tools.mcp import client
+from chatterm.tools.mcp import client, pipes
 from chatterm.tools.mcp.client import RESTARTS, Servers, log_path
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.planner import planners
@@ -42,7 +42,7 @@ def servers() -> Iterator[Servers]:
 def test_tools_are_listed_and_called_and_what_they_say_is_harmless(servers: Servers) -> None:
     tools = {tool.tool.name: tool for tool in planners(servers, "test")}
     assert set(tools) == {
-        f"test__{name}" for name in ("add", "say", "secret", "large", "fail", "die", "wait")
+        f"test__{name}" for name in ("add", "say", "secret", "large", "fail", "die", "pour", "wait")
     }
     assert tools["test__add"].tool.parameters["required"] == ["a", "b"]
     assert "\x1b" not in tools["test__large"].tool.description
@@ -78,6 +78,17 @@ def test_a_server_that_dies_is_started_again_so_many_times(servers: Servers) -> 
             servers.call("test", "die", {}, Running())
     with pytest.raises(ToolError, match="not started again"):
         servers.call("test", "add", {"a": 1, "b": 2}, Running())
+
+
+def test_a_server_that_sends_a_line_without_an_end_is_ended(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipes, "MOST_LINE", 8 << 20)
+    assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3"
+    with pytest.raises(ToolError, match=r"^test sent a message of more than 8 MB; it was ended\.$"):
+        servers.call("test", "pour", {}, Running())
+    assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3", "it is started again"
+    assert log_path("test").stat().st_size < 2_500_000
 
 
 def test_a_call_is_stopped_by_the_person(servers: Servers) -> None:

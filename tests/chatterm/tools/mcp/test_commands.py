@@ -44,7 +44,7 @@ def test_servers_are_added_listed_tested_and_removed(
     assert "hush" not in listed
     assert call(["mcp", "test", "here"]) == 0
     said = capsys.readouterr().out
-    assert "here works: 7 tools, 2 prompts, 4 resources." in said
+    assert "here works: 8 tools, 2 prompts, 4 resources." in said
     assert "\x1b" not in said
     assert call(["mcp", "remove", "here"]) == 0
     assert list(json.loads(config.read_text())["mcpServers"]) == ["there"]
