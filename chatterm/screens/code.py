@@ -1,4 +1,4 @@
-"""Saving a code block: which one, and under what name. Nothing is overwritten without a second Enter."""
+"""Code blocks of an answer: which one, and the name to save it under. Nothing is overwritten without a second Enter."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +20,43 @@ from models.units import counted
 
 _SHOWN = 6
 """Lines of a block that are shown."""
+
+
+class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
+    """Ends with the block that is meant, or with None."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "dismiss(None)", "Back", priority=True),
+        Binding("up", "step(-1)", "Earlier block", priority=True),
+        Binding("down", "step(1)", "Later block", priority=True),
+        Binding("enter", "choose", "This one", priority=True),
+    ]
+    DEFAULT_CSS = """
+    ChooseCodeScreen { align: center bottom; }
+    ChooseCodeScreen > Vertical {
+        width: 100%; max-width: 140; height: auto; max-height: 100%; padding: 1 2; background: $surface;
+        color: $foreground; border-top: heavy $accent;
+    }
+    ChooseCodeScreen BlockView { height: auto; }
+    """
+
+    def __init__(self, title: str, blocks: Sequence[CodeBlock]) -> None:
+        """The last one is chosen in the beginning."""
+        super().__init__()
+        self._title = title
+        self._view = BlockView(blocks)
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield BoxHead(self._title, ("↑ ↓ another block · Enter this one · Esc back", "Esc back"))
+            yield self._view
+
+    def action_step(self, step: int) -> None:
+        self._view.step(step)
+
+    def action_choose(self) -> None:
+        self.dismiss(self._view.block)
 
 
 class SaveCodeScreen(ModalScreen[Path | None]):

@@ -10,7 +10,7 @@ from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.screens.chat.code_actions import command_of
-from chatterm.screens.code import SaveCodeScreen
+from chatterm.screens.code import ChooseCodeScreen, SaveCodeScreen
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -53,11 +53,15 @@ async def test_a_block_runs_only_after_a_yes(answer: str) -> None:
     async with driven(ScriptedBackend([Script(TEXT)])) as driver:
         await driver.send("code")
         driver.app.chat.select(driver.app.chat.transcript.entries[-1])
-        await driver.pilot.press("x")
+        for keys in (["escape"], ["enter"] if answer == "once" else ["up", "up", "enter"]):
+            await driver.pilot.press("x")
+            await driver.until(lambda: isinstance(driver.app.screen, ChooseCodeScreen))
+            await driver.pilot.press(*keys)
         await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
         screen = driver.app.screen
         assert isinstance(screen, ApprovalScreen)
-        assert ("  echo ran > /dev/stderr", "text") in screen._plan.shown
+        line = "  echo ran > /dev/stderr" if answer == "once" else "  print(6 * 7)"
+        assert (line, "text") in screen._plan.shown
         assert not any(isinstance(entry, RunEntry) for entry in driver.app.chat.transcript.entries)
         screen.dismiss(answer)  # type: ignore[arg-type]
         await driver.until(lambda: driver.app.screen is driver.app.chat)
@@ -73,6 +77,21 @@ async def test_a_block_runs_only_after_a_yes(answer: str) -> None:
         else:
             await driver.pilot.pause()
             assert not any(isinstance(entry, RunEntry) for entry in driver.app.chat.transcript.entries)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"), [("sh\necho one > /dev/stderr", ApprovalScreen), ("rust\nfn main() {}", None)]
+)
+async def test_where_there_is_one_block_nobody_asks_which(block: str, said: type | None) -> None:
+    async with driven(ScriptedBackend([Script(f"```{block}\n```\n")])) as driver:
+        await driver.send("code")
+        driver.app.chat.select(driver.app.chat.transcript.entries[-1])
+        await driver.pilot.press("x")
+        if said is not None:
+            await driver.until(lambda: isinstance(driver.app.screen, said))
+        else:
+            await driver.until(lambda: any("Only sh, bash and Python" in text for text, _ in driver.said))
+            assert driver.app.screen is driver.app.chat
 
 
 def test_nothing_in_a_block_ends_what_it_is_given_to() -> None:

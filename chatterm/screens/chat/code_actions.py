@@ -59,10 +59,26 @@ class CodeActions(CommandPart):
         self.screen.app.push_screen(SaveCodeScreen(blocks), saved)
 
     def run_code(self) -> None:
-        """Show what would run, ask, and run the last block of the selected answer."""
-        block = self._blocks()[-1]
+        """Ask which block of the selected answer is meant if it has several, show what would run, ask, and run it."""
+        from chatterm.screens.code import ChooseCodeScreen
+
+        blocks = self._blocks()
         if self._code_running is not None:
             raise EngineError("A code block is running; Esc stops it.")
+        if len(blocks) == 1:
+            return self._run_block(blocks[0])
+
+        def chosen(block: CodeBlock | None) -> None:
+            try:
+                if block is not None:
+                    self._run_block(block)
+            except EngineError as error:
+                self.screen.say(str(error), "error")
+
+        self.screen.app.push_screen(ChooseCodeScreen("Run a code block", blocks), chosen)
+        return None
+
+    def _run_block(self, block: CodeBlock) -> None:
         call = ToolCall("run_command", json.dumps({"command": command_of(block)}))
         try:
             plan = self.tooling.session.box.planner("run_command").plan(json.loads(call.arguments))
