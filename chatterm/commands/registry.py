@@ -293,6 +293,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("Ctrl+J", "New line (also Shift+Enter, if the terminal supports it)"),
     ("c e r y t [ ]", "With a message selected: copy, edit, retry, copy code, thinking, branch"),
     ("s x", "With an answer selected: save a code block, run it (asks first)"),
+    ("z", "With an answer selected that is JSON: its tree, the tree folded, its text"),
     ("Up, Down", "Your earlier messages, from the first or last line of the text"),
     ("Tab", "Accept the suggestion (commands, @paths)"),
     ("Ctrl+C", "Copy the selection, or stop the answer; twice: quit"),

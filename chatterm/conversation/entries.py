@@ -7,6 +7,7 @@ from chatterm.commands.registry import COMMANDS, key_text
 from chatterm.conversation.figures import seconds_text
 from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
+from chatterm.markdown.json_tree import JsonTree
 from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
 from chatterm.terminal.sanitize import cleaned, visible
 from models.units import counted
@@ -175,10 +176,17 @@ class AnswerEntry(Entry):
         self.is_thinking = False
         self._open = show_thinking
         """None: open while it runs, one line afterwards."""
+        self.tree: JsonTree | None = None
+        """Of an answer that is JSON, once it is over."""
+        self._is_text = False
+        """Whether that is shown as text all the same."""
+        self._tree_row = 0
+        """Where its first line is in the latest layout."""
 
     def add(self, text: str, *, reasoning: bool) -> None:
         if not reasoning:
             self.source.append(text)
+            self.tree = None
         document = self.thinking if reasoning else self.body
         text = visible(text)
         # A model often begins with line breaks; they are not part of what it says.
@@ -205,6 +213,22 @@ class AnswerEntry(Entry):
         self.source, self.body = [], Document()
         self.add(text, reasoning=False)
 
+    def settle(self) -> None:
+        """The answer is over."""
+        self.tree = JsonTree.of(self.source_text)
+        self.changed()
+
+    def change_view(self) -> None:
+        """Of an answer that is JSON, show a tree, the tree folded, or text: each the next time."""
+        if self.tree is None:
+            return
+        if self._is_text or (self.tree.has_depth and not self.tree.is_folded):
+            self.tree.fold(is_open=self._is_text)
+            self._is_text = False
+        else:
+            self._is_text = True
+        self.changed()
+
     def code(self, number: int) -> str | None:
         """The n-th code block, from 1; negative numbers count from the end. None when there is none."""
         blocks = code_blocks("".join(self.source))
@@ -227,6 +251,13 @@ class AnswerEntry(Entry):
         if row == 0 and self.has_thought:
             self.show_thinking(not self.is_open)
             return Click("fold")
+        if self.tree is not None and row == self._tree_row - 1:
+            self._is_text = not self._is_text
+            self.changed()
+            return Click("fold")
+        if self.tree is not None and not self._is_text and self.tree.toggle(row - self._tree_row):
+            self.changed()
+            return Click("fold")
         return super().click(row, column)
 
     def build(self, width: int) -> list[Section]:
@@ -239,7 +270,13 @@ class AnswerEntry(Entry):
                 sections.append(Section(self.thinking.lines(room - 2), bar, "thinking"))
         if not self.body.is_empty:
             sections.append(Section([[]] if sections else [], _MARGIN))
-            sections.append(Section(self.body.lines(room), _MARGIN))
+            if self.tree is not None:
+                head = f"JSON, {self.tree.count} · show {'a tree' if self._is_text else 'the text'}"
+                sections.append(Section([[(elided(head, room), "fold")]], _MARGIN))
+                self._tree_row = sum(len(section.lines) for section in sections)
+            is_tree = self.tree is not None and not self._is_text
+            lines = self.tree.lines(room) if self.tree is not None and is_tree else self.body.lines(room)
+            sections.append(Section(lines, _MARGIN))
         if self.activity:
             above: list[Line] = [[]] if sections and not self.body.is_empty else []
             sections.append(Section([*above, [(self.activity, "muted")]], _MARGIN))

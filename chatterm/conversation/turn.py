@@ -190,6 +190,7 @@ class Turn:
             self.exchange.finish_reason = str(FinishReason.CANCELLED)
         if outcome is not None:
             answer.settle_text(outcome.text)
+        answer.settle()
         silent = answer.body.is_empty and not answer.has_thought and not self.exchange.calls
         answer.activity = "The model gave no text." if silent else ""
         self.stats = outcome.stats if outcome is not None else None
@@ -276,6 +277,7 @@ def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
     if exchange.reasoning:
         entry.add(exchange.reasoning, reasoning=True)
     entry.add(exchange.text, reasoning=False)
+    entry.settle()
     known = set(FinishReason)
     reason = (
         FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED

@@ -69,11 +69,11 @@ MESSAGE_KEYS = {
     "space": ("expand", ""),
 }
 """Keys while a message is selected: a command and its argument."""
-CODE_KEYS = {"s": "save_code", "x": "run_code"}
-"""Keys that do something with a code block of the selected answer."""
+CODE_KEYS = {"s": "save_code", "x": "run_code", "z": "change_view"}
+"""Keys that do something with a code block of the selected answer, or with JSON."""
 EDGE_KEYS = {"g": -1, "G": 1}
 """Keys that lead to the first line and to the last."""
-_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "s save", "x run", "t thinking")
+_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "s save", "x run", "t thinking", "z JSON")
 
 
 def message_hint(width: int) -> str:

@@ -154,6 +154,14 @@ class MessageActions(CommandPart):
         entry.show_thinking(not entry.is_open)
         return self.transcript.update()
 
+    def change_view(self) -> None:
+        """Show the selected answer, which is JSON, another way."""
+        entry = self.selected
+        if not isinstance(entry, AnswerEntry) or entry.tree is None:
+            raise EngineError("Select an answer that is JSON; it is shown as a tree.")
+        entry.change_view()
+        self.transcript.update()
+
     def copy(self, what: str) -> None:
         name, _, number = what.partition(" ")
         if name == "all":

@@ -34,6 +34,9 @@ class MessageSelection(ChatBase):
     def action_run_code(self) -> None:
         self.attempt(self.actions.run_code)
 
+    def action_change_view(self) -> None:
+        self.attempt(self.actions.change_view)
+
     def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
         entry, click = message.entry, message.click
         match click.what:
