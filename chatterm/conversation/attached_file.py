@@ -3,6 +3,7 @@
 import stat
 from pathlib import Path
 
+from chatterm.backends.pictures import PictureError, looked_at
 from chatterm.conversation.attachment_errors import AttachmentError
 from chatterm.terminal.sanitize import cleaned, one_line
 from models.units import bytes_text
@@ -15,6 +16,24 @@ _IMAGES = frozenset(
 )
 
 
+def is_picture(path: Path) -> bool:
+    """Whether it is called one."""
+    return path.suffix.lower() in _IMAGES
+
+
+def picture_line(path: Path, name: str) -> str:
+    """What a message says of a picture (see `chatterm.backends.pictures`). Raises AttachmentError."""
+    shown = one_line(name, limit=200)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise AttachmentError(f"{shown} is not a regular file; only files can be attached.")
+        return str(looked_at(path, shown))
+    except OSError as error:
+        raise AttachmentError(f"{shown} cannot be read: {error.strerror or error}.") from error
+    except PictureError as error:
+        raise AttachmentError(f"{shown} {error}.") from None
+
+
 def read_text(path: Path, name: str) -> str:
     """The text of a file; `name` is how errors call it. Raises AttachmentError."""
     shown = one_line(name, limit=200)
@@ -24,9 +43,10 @@ def read_text(path: Path, name: str) -> str:
             raise AttachmentError(f"{shown} is a folder; attach a file in it.")
         if not stat.S_ISREG(info.st_mode):
             raise AttachmentError(f"{shown} is not a regular file; only text files can be attached.")
-        if path.suffix.lower() in _IMAGES:
+        if is_picture(path):
             raise AttachmentError(
-                f"{shown} is a picture, and the models here read text only; describe it in words."
+                f"{shown} is a picture, and the models of this machine read text only; describe it in words, "
+                "or choose a remote model that sees."
             )
         is_pdf = path.suffix.lower() == ".pdf"
         most = LARGEST_PDF if is_pdf else LARGEST

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chatterm.backends.backend import EngineError
-from chatterm.conversation.attached_file import read_text
+from chatterm.conversation.attached_file import is_picture, picture_line, read_text
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError, NoFileError
 from chatterm.terminal.sanitize import one_line
 from chatterm.tools.session import ToolSession
@@ -67,12 +67,14 @@ def attach(
     said_yes: bool = True,
     fetches: bool = True,
     servers: ToolSession | None = None,
+    sees: bool = False,
 ) -> Attached:
     """`shown` and the files that it mentions. It looks at the disk, and `fetches` pages and resources of `servers`: not
     for the screen's thread.
 
-    What is no file stays text, and where it looks like one only `as_text`. Raises AttachmentError; NeedsYesError for
-    a folder, and for an address of this machine or its network, unless the person `said_yes`.
+    Pictures are for a model that `sees`. What is no file stays text, and where it looks like one only `as_text`. Raises
+    AttachmentError; NeedsYesError for a folder, and for an address of this machine or its network, unless the person
+    `said_yes`.
     """
     parts: list[str] = []
     blocks: dict[str, str] = {}
@@ -94,7 +96,7 @@ def attach(
         place = mention.start + 1 + len(name) + 2 * mention.quoted
         places.append((mention.start, place))
         if name not in blocks:
-            blocks[name] = _content(name, located(folder, name), said_yes)
+            blocks[name] = _content(name, located(folder, name), said_yes, sees)
     if not blocks:
         return Attached(shown)
     message = "".join([*parts, shown[place:]]).rstrip()
@@ -190,12 +192,14 @@ def _resource(name: str, servers: ToolSession | None) -> str:
         raise AttachmentError(f"@{one_line(name, 120)} cannot be attached: {error}") from None
 
 
-def _content(name: str, path: Path, said_yes: bool) -> str:
+def _content(name: str, path: Path, said_yes: bool, sees: bool) -> str:
     """What is attached for a name: blocks. Raises AttachmentError."""
     if name.startswith(("http://", "https://")):
         from chatterm.conversation.web_page import page_text
 
         return fenced(name, page_text(name, may_be_private=said_yes))
+    if sees and is_picture(path):
+        return fenced(name, picture_line(path, name))
     if not name.endswith("/"):
         return fenced(name, read_text(path, name))
     from chatterm.conversation.folder import folder_files

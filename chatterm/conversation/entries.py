@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from chatterm.commands.registry import COMMANDS, key_text
 from chatterm.conversation.figures import seconds_text
+from chatterm.conversation.json_tree import JsonTree
 from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
-from chatterm.markdown.json_tree import JsonTree
 from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
 from chatterm.terminal.sanitize import cleaned, visible
 from models.units import counted

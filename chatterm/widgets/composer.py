@@ -86,6 +86,7 @@ class Composer(FoldingArea):
         *,
         completion: Completion | None = None,
         tools: Tools | None = None,
+        sees: Callable[[], bool] = lambda: False,
         history: int = 1000,
         on_draft: Callable[[str], None] | None = None,
         vim: bool = False,
@@ -99,6 +100,7 @@ class Composer(FoldingArea):
         self._completion = completion
         """The list that follows what is typed; the composer moves and chooses in it."""
         self._tools = tools
+        self._sees = sees
         """Starts MCP servers, where a message attaches something of theirs."""
         self._history = PromptHistory(history)
         self._on_draft = on_draft
@@ -308,12 +310,12 @@ class Composer(FoldingArea):
             self._attached = None
         elif not self._looking:
             self._looking = True
+            sees = self._sees()
 
             def look() -> None:
                 try:
-                    self.post_message(
-                        self.Looked(shown, attach(shown, working_folder(), as_text=True, fetches=False))
-                    )
+                    found = attach(shown, working_folder(), as_text=True, fetches=False, sees=sees)
+                    self.post_message(self.Looked(shown, found))
                 except AttachmentError:
                     self.post_message(self.Looked(shown, None))
 
@@ -364,6 +366,7 @@ class Composer(FoldingArea):
         as_text = shown == self._doubted or said_yes
         names_server = any(server_of(mention.path) for mention in mentions(shown))
         servers = self._tools() if self._tools is not None and names_server else None
+        sees = self._sees()
         self.read_only = True
         self._reading_timer = self.set_timer(
             _FETCHING if "@http" in shown or servers is not None else _READING, self._give_up_reading
@@ -373,7 +376,7 @@ class Composer(FoldingArea):
             result: Message
             try:
                 attached = attach(
-                    shown, working_folder(), as_text=as_text, said_yes=said_yes, servers=servers
+                    shown, working_folder(), as_text=as_text, said_yes=said_yes, servers=servers, sees=sees
                 )
                 text = self._whole_message(pastes, attached)
                 result = self.Submitted(text, shown, recall)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.conversation.entries import AnswerEntry
-from chatterm.markdown.json_tree import JsonTree
+from chatterm.conversation.json_tree import JsonTree
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.terminal.sanitize import is_safe
 from tests.chatterm.driving import driven

@@ -30,6 +30,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.chosen import Chosen, checked, no_model
+from chatterm.backends.pictures import pictures_of
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.client import Began, Client, Inbox, Lost, Over, Waits
@@ -269,6 +270,9 @@ class RemoteBackend(Chosen):
     # --- how it is done ---
 
     def _asked(self, messages: Sequence[Entry]) -> Asked:
+        said = [
+            message.content for message in messages if isinstance(message, Message) and message.role == "user"
+        ]
         return Asked(
             self._address.model,
             messages,
@@ -278,6 +282,7 @@ class RemoteBackend(Chosen):
             cache_key(messages),
             self._options.context,
             tools=self._tools,
+            pictures=pictures_of(said),
         )
 
     def _answer(

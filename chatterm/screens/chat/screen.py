@@ -115,6 +115,7 @@ class ChatScreen(MessageSelection):
                 yield Composer(
                     completion=completion,
                     tools=self.tooling.from_any_thread,
+                    sees=lambda: self.info is not None and self.info.is_remote,
                     history=self.settings.composer.history,
                     on_draft=self.writing.keep_draft,
                     vim=self.settings.composer.vim,

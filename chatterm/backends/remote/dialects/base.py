@@ -1,10 +1,12 @@
 """What every API has in common: what is asked, what is heard, and values that a server may have made up."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chatterm.backends.backend import EngineError, FinishReason, Message, ThinkMode, Tool
+from chatterm.backends.pictures import parted
 from chatterm.backends.remote.dialects.calls import Called, CallPart, Told
 from chatterm.backends.remote.thinking import Piece
 from engine.params import Constraint
@@ -34,6 +36,8 @@ class Asked:
     goes_on: bool = False
     tools: Sequence[Tool] = ()
     """What the model may ask for."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Those that messages of the user name, by digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,5 +158,14 @@ def schema_format(constraint: Constraint) -> dict[str, Any]:
     )
 
 
-def message_of(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content}
+def message_of(message: Message, content: object = None) -> dict[str, Any]:
+    """With its text, or with another content."""
+    return {"role": message.role, "content": message.content if content is None else content}
+
+
+def seen(message: Message, pictures: Mapping[str, bytes]) -> tuple[str, list[tuple[str, str]]]:
+    """The text of a message, and its pictures: of each its kind and its bytes in base64."""
+    if message.role != "user":
+        return message.content, []
+    said, found = parted(message.content, pictures)
+    return said, [(picture.kind, b64encode(pictures[picture.digest]).decode()) for picture in found]

@@ -16,6 +16,7 @@ from chatterm.backends.remote.dialects.base import (
     mapping,
     message_of,
     schema_format,
+    seen,
     text,
 )
 from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text, functions
@@ -50,7 +51,7 @@ class ChatCompletions:
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": asked.model,
-            "messages": [_message(entry, server) for entry in asked.messages],
+            "messages": [_message(entry, server, asked.pictures) for entry in asked.messages],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -106,7 +107,7 @@ class ChatCompletions:
         return listed_models(document)
 
 
-def _message(entry: Entry, server: str) -> dict[str, Any]:
+def _message(entry: Entry, server: str, pictures: Mapping[str, bytes]) -> dict[str, Any]:
     match entry:
         case Called():
             calls = [
@@ -128,7 +129,13 @@ def _message(entry: Entry, server: str) -> dict[str, Any]:
         case Told():
             return {"role": "tool", "tool_call_id": entry.id, "content": entry.content}
         case _:
-            return message_of(entry)
+            said, shown = seen(entry, pictures)
+            urls = [{"url": f"data:{kind};base64,{data}"} for kind, data in shown]
+            parts = [
+                {"type": "text", "text": said},
+                *({"type": "image_url", "image_url": url} for url in urls),
+            ]
+            return message_of(entry, parts if shown else said)
 
 
 def _calls(said: Mapping[str, Any]) -> list[CallPart]:

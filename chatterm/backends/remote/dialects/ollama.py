@@ -16,6 +16,7 @@ from chatterm.backends.remote.dialects.base import (
     mapping,
     message_of,
     schema_format,
+    seen,
     text,
 )
 from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text, functions
@@ -42,7 +43,7 @@ class Ollama:
             options["num_ctx"] = asked.context
         body: dict[str, Any] = {
             "model": asked.model,
-            "messages": list(map(_message, asked.messages)),
+            "messages": [_message(entry, asked.pictures) for entry in asked.messages],
             "stream": True,
         }
         if asked.tools:
@@ -90,7 +91,7 @@ class Ollama:
         return [Listed(name, server="ollama") for name in names if name and len(name) <= 300]
 
 
-def _message(entry: Entry) -> dict[str, Any]:
+def _message(entry: Entry, pictures: Mapping[str, bytes]) -> dict[str, Any]:
     match entry:
         case Called():
             calls = [{"function": {"name": call.name, "arguments": call.given}} for call in entry.calls]
@@ -99,7 +100,8 @@ def _message(entry: Entry) -> dict[str, Any]:
         case Told():
             return {"role": "tool", "content": entry.content, "tool_name": entry.name}
         case _:
-            return message_of(entry)
+            said, shown = seen(entry, pictures)
+            return {**message_of(entry, said), **({"images": [data for _, data in shown]} if shown else {})}
 
 
 def _call(entry: Mapping[str, Any]) -> CallPart:

@@ -15,6 +15,7 @@ from chatterm.backends.remote.dialects.base import (
     mapping,
     message_of,
     schema_format,
+    seen,
     text,
 )
 from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text
@@ -38,7 +39,7 @@ class Responses:
     )
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
-        messages = [item for entry in asked.messages for item in _items(entry)]
+        messages = [item for entry in asked.messages for item in _items(entry, asked.pictures)]
         body: dict[str, Any] = {"model": asked.model, "stream": True, "store": False}
         if messages and messages[0].get("role") == "system":
             body["instructions"] = messages.pop(0)["content"]
@@ -106,7 +107,7 @@ def _ended(kind: str, response: Mapping[str, Any]) -> Heard:
     return Heard((), FinishReason.EOS, usage, calls=calls, is_last=True)
 
 
-def _items(entry: Entry) -> list[dict[str, Any]]:
+def _items(entry: Entry, pictures: Mapping[str, bytes]) -> list[dict[str, Any]]:
     match entry:
         case Called():
             said = [{"role": "assistant", "content": entry.content}] if entry.content else []
@@ -118,7 +119,13 @@ def _items(entry: Entry) -> list[dict[str, Any]]:
         case Told():
             return [{"type": "function_call_output", "call_id": entry.id, "output": entry.content}]
         case _:
-            return [message_of(entry)]
+            words, shown = seen(entry, pictures)
+            urls = [f"data:{kind};base64,{data}" for kind, data in shown]
+            parts = [
+                {"type": "input_text", "text": words},
+                *({"type": "input_image", "image_url": url} for url in urls),
+            ]
+            return [message_of(entry, parts if shown else words)]
 
 
 def _call(kind: str, message: Mapping[str, Any]) -> list[CallPart]:

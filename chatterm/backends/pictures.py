@@ -1,0 +1,158 @@
+"""Pictures in messages: a message names a file and says what was in it; the bytes are read when a server is asked.
+
+In the text a picture is a block like that of any attached file, whose one line is a `Picture`. Nothing is copied: a
+file that has changed or gone since is no picture any more, and the message says so.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from models.units import bytes_text
+
+LARGEST = 20_000_000
+"""Bytes of a picture."""
+MOST = 60_000_000
+"""Bytes of all pictures of a request; the latest count first."""
+_LONGEST_SIDE = 20_000
+_BLOCK = re.compile(
+    r"^([^\n]{1,200}):\n(`{3,})\w*\n"
+    r"(image/(?:png|jpeg|gif|webp)), (\d{1,5}) x (\d{1,5}) pixels, [^\n,]{1,20}, "
+    r"sha256 ([0-9a-f]{64}), (/[^\n]{1,4096})"
+    r"\n\2$",
+    re.MULTILINE,
+)
+
+
+class PictureError(Exception):
+    """Why a file is no picture that can be sent, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A file as it was when it was attached."""
+
+    name: str
+    kind: str
+    """image/png, image/jpeg, image/gif or image/webp."""
+    width: int
+    height: int
+    bytes: int
+    digest: str
+    path: str
+
+    def __str__(self) -> str:
+        """Its line in a message."""
+        size = bytes_text(self.bytes).replace(",", "")
+        return f"{self.kind}, {self.width} x {self.height} pixels, {size}, sha256 {self.digest}, {self.path}"
+
+
+def looked_at(path: Path, name: str) -> Picture:
+    """The picture in a file. Raises OSError and PictureError."""
+    place = path.resolve()
+    with place.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise PictureError(f"is larger than {bytes_text(LARGEST)}")
+    found = measured(data)
+    if found is None:
+        raise PictureError("is no PNG, JPEG, GIF or WebP, and other pictures no server takes")
+    kind, width, height = found
+    if not (0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE):
+        raise PictureError(
+            f"says that it has {width} x {height} pixels; it may have {_LONGEST_SIDE:,} a side"
+        )
+    if not str(place).isprintable() or len(str(place)) > 4096:
+        raise PictureError("has a path that cannot be written down")
+    return Picture(name, kind, width, height, len(data), sha256(data).hexdigest(), str(place))
+
+
+def measured(data: bytes) -> tuple[str, int, int] | None:
+    """The kind of a picture, its width and its height, by its first bytes; None for anything else."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and len(data) >= 24:
+        return "image/png", _big(data, 16, 4), _big(data, 20, 4)
+    if data[:6] in (b"GIF87a", b"GIF89a") and len(data) >= 10:
+        return "image/gif", _little(data, 6, 2), _little(data, 8, 2)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) >= 30:
+        return _webp(data)
+    return _jpeg(data) if data.startswith(b"\xff\xd8\xff") else None
+
+
+def pictures_of(texts: Sequence[str]) -> dict[str, bytes]:
+    """By digest, those that these messages name and that are as they were, as much as may be sent."""
+    found: dict[str, bytes] = {}
+    left = MOST
+    for text in reversed(texts):
+        for picture in reversed([_picture(match) for match in _BLOCK.finditer(text)]):
+            data = found.get(picture.digest) or _read(picture)
+            if data is not None and picture.digest not in found and len(data) <= left:
+                found[picture.digest] = data
+                left -= len(data)
+    return found
+
+
+def parted(text: str, there: Mapping[str, object]) -> tuple[str, list[Picture]]:
+    """A message with the names of its pictures alone, and those of them that are `there`, in their order."""
+    pictures: list[Picture] = []
+
+    def said(match: re.Match[str]) -> str:
+        picture = _picture(match)
+        if picture.digest not in there:
+            return f"({picture.name} was a picture; it is not sent any more.)"
+        if picture not in pictures:
+            pictures.append(picture)
+        return f"({picture.name} is the picture of {picture.width} x {picture.height} pixels here.)"
+
+    return _BLOCK.sub(said, text), pictures
+
+
+def _picture(match: re.Match[str]) -> Picture:
+    name, _, kind, width, height, digest, path = match.groups()
+    return Picture(name, kind, int(width), int(height), 0, digest, path)
+
+
+def _read(picture: Picture) -> bytes | None:
+    try:
+        with Path(picture.path).open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except (OSError, ValueError):
+        return None
+    return data if len(data) <= LARGEST and sha256(data).hexdigest() == picture.digest else None
+
+
+def _webp(data: bytes) -> tuple[str, int, int] | None:
+    match data[12:16]:
+        case b"VP8X":
+            return "image/webp", _little(data, 24, 3) + 1, _little(data, 27, 3) + 1
+        case b"VP8L":
+            bits = _little(data, 21, 4)
+            return "image/webp", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 ":
+            return "image/webp", _little(data, 26, 2) & 0x3FFF, _little(data, 28, 2) & 0x3FFF
+    return None
+
+
+def _jpeg(data: bytes) -> tuple[str, int, int] | None:
+    """By its first frame: sections follow each other, each with its length."""
+    place = 2
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        mark = data[place + 1]
+        if mark == 0xFF:  # may stand before any mark
+            place += 1
+        elif 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC):
+            return "image/jpeg", _big(data, place + 7, 2), _big(data, place + 5, 2)
+        elif mark in (0x01, *range(0xD0, 0xD8)):
+            place += 2
+        else:
+            place += 2 + max(_big(data, place + 2, 2), 2)
+    return None
+
+
+def _big(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "big")
+
+
+def _little(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "little")
