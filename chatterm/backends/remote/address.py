@@ -44,6 +44,8 @@ class Remote:
     """The service under which the keyring of the system has the key; the user is the remote's name."""
     ca_file: str | None = None
     """A PEM file with certificates to trust, for a server that signed its own."""
+    titles: bool = False
+    """Whether it is asked for the titles of conversations, too; servers on this machine always are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ from chatterm.backends.remote.faults import Refused, refusal, without_tools
 from chatterm.backends.remote.history import cache_key, history, with_user
 from chatterm.backends.remote.keys import key_of, redacted
 from chatterm.backends.remote.there import dialect_of, entry_of, kind_of, listed, meant, names_of
+from chatterm.backends.remote.title import Title
+from chatterm.backends.title import TITLE_TOKENS, title_question
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import sentences
 from engine.params import seeds
@@ -67,6 +69,7 @@ class RemoteBackend(Chosen):
         self._last: Outcome | None = None
         self._running: dict[int, RunningAnswer] = {}
         self._futures: dict[int, Future[None]] = {}
+        self._title: Title | None = None
         self._waits_until = 0.0
         self._waits_for = ""
 
@@ -106,7 +109,7 @@ class RemoteBackend(Chosen):
         return None
 
     def made_title(self) -> str | None:
-        return None
+        return title.said if (title := self._title) is not None else None
 
     def stop(self, but: int | None = None) -> None:
         for index, running in list(self._running.items()):
@@ -254,7 +257,16 @@ class RemoteBackend(Chosen):
         """As `settle`; a draft is nobody's business before it is sent."""
 
     def begin_title(self, question: str, answer: str) -> bool:
-        return False  # it may cost money
+        if not (self._address.is_local or self._address.remote.titles):
+            return False  # it may cost money
+        client = self._client
+        if client is None or self._running:
+            return True
+        asks = [Message("user", title_question(question, answer))]
+        if self._title is None or self._title.question != asks:
+            asked = Asked(self._address.model, asks, {"max_tokens": TITLE_TOKENS}, think="off")
+            self._title = Title(client, self._dialect, asked, self._server)
+        return True
 
     def catalogue(self) -> list[ModelChoice]:
         from chatterm.backends.choices import plain_choices
@@ -369,6 +381,8 @@ class RemoteBackend(Chosen):
         client = self._client
         if client is None:
             raise no_model()
+        if self._title is not None:
+            self._title.cancel()
         body = self._dialect.body(asked, self._server)
         self._running[index] = running
         self._futures[index] = future = client.begin(self._dialect.path, body, inbox, index)

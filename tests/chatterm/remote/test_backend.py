@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -698,3 +699,38 @@ def test_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("http_proxy", value)
         with pytest.raises(EngineError, match=why):
             RemoteBackend(far, ChatOptions(), {}).open()
+
+
+# --- titles ---
+
+
+def test_a_server_on_this_machine_makes_titles_and_another_where_it_may() -> None:
+    with rough(said("An ", "egg"), said("Another"), status(400), said("late")) as server:
+        with chat(server) as backend:
+            assert backend.begin_title("how long?", "Six minutes.")
+            assert backend.begin_title("how long?", "Six minutes."), "asked once"
+            until(lambda: backend.made_title() == "An egg")
+            assert backend.begin_title("which?", "That one.")
+            until(lambda: backend.made_title() == "Another")
+            assert backend.begin_title("why?", "So.")
+            until(lambda: backend.made_title() == "")
+            assert text_of(backend.send("Hi")) == "late"
+        asked = server.requests[0].json
+        assert asked["messages"][0]["content"].startswith("User: how long?\n\nAssistant: Six minutes.")
+        assert (asked["max_tokens"], len(server.requests)) == (24, 4)
+        with chat(server) as backend:
+            address = backend._address
+            for titles in (False, True):
+                remote = Remote("https://example.org/v1", titles=titles)
+                backend._address = replace(address, url="https://example.org/v1", remote=remote)
+                assert backend.begin_title("a", "b") == titles
+
+
+def test_an_answer_does_not_wait_for_a_title() -> None:
+    release = threading.Event()
+    with rough(gated(release, [b"data: {}\n\n"]), said("at once")) as server, chat(server) as backend:
+        assert backend.begin_title("a", "b")
+        until(lambda: len(server.requests) == 1)
+        assert text_of(backend.send("Hi")) == "at once"
+        assert backend.made_title() == ""
+        release.set()
