@@ -56,6 +56,8 @@ class InlineTools:
         session = self.session
         if not text:
             return self._told()
+        if text.split()[0] == "forget":
+            return [self._forget(text.removeprefix("forget").strip())]
         info = backend.info
         if info is not None and not info.calls_tools and text != "off":
             raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
@@ -101,9 +103,26 @@ class InlineTools:
             lines += [
                 f"off {name} (an MCP server)" for name in self.session.server_names() if name not in box.known
             ]
-        lines += [f"allowed always: {rule.tool} {one_line(rule.pattern, 200)}" for rule in policy.always]
-        lines += [f"allowed now: {rule.tool} {one_line(rule.pattern, 200)}" for rule in policy.session]
-        return [*lines, "/tools NAMES switches on, /tools off switches off. Each call asks you first."]
+        for number, rule in enumerate((*policy.always, *policy.session), 1):
+            kept = "always" if rule in policy.always else "now"
+            lines.append(f"rule {number}: allowed {kept}: {rule.tool} {one_line(rule.pattern, 200)}")
+        told = "/tools NAMES switches on, /tools off switches off. Each call asks you first."
+        if policy.always or policy.session:
+            told += " /tools forget N takes a rule back."
+        return [*lines, told]
+
+    def _forget(self, number: str) -> str:
+        """Take the rule of this number back. Raises EngineError."""
+        policy = self.session.policy
+        rules = [*policy.always, *policy.session]
+        if not (number.isascii() and number.isdigit() and 1 <= int(number) <= len(rules)):
+            raise EngineError("There is no such rule; /tools lists them with their numbers.")
+        rule = rules[int(number) - 1]
+        try:
+            policy.remove(rule)
+        except SettingsError as error:
+            raise EngineError(str(error)) from None
+        return f"{rule.tool} {one_line(rule.pattern, 200)} is asked for again."
 
     def _result(self, call: ToolCall) -> ToolResult:
         try:

@@ -13,6 +13,7 @@ from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.cli.inline.chat import run_inline
 from chatterm.cli.inline.page import Lines
 from chatterm.sessions.store import Store
+from chatterm.tools.rules import read_rules, rules_path
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 Line = str | Callable[[str], str]
@@ -131,3 +132,16 @@ def test_the_command_says_what_is_on_and_what_is_wrong(tmp_path: Path) -> None:
     assert "on  read_file" in first
     assert "off read_file" in second
     assert "There is no tool 'nonsense'" in err
+
+
+def test_what_was_allowed_for_good_is_listed_and_taken_back(tmp_path: Path) -> None:
+    calls = [called("read_file", path="notes.txt")]
+    again = ["/tools", "/tools forget 2", "/tools forget x", "/tools forget 1", "/tools"]
+    _, out, err = talk(tmp_path, calls, ["/tools read", "Read.", answering("always"), *again])
+    before, after = out.split("read_file notes.txt is asked for again.")
+    assert "rule 1: allowed always: read_file notes.txt" in before
+    assert "/tools forget N" in before
+    assert "rule 1" not in after
+    assert "/tools forget" not in after
+    assert err.count("There is no such rule; /tools lists them with their numbers.") == 2
+    assert read_rules(rules_path()) == []
