@@ -335,15 +335,25 @@ class EngineCore:
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop. What the disk has of its prompt is brought back first."""
 
-        def job() -> None:
-            disk, rows = self._engine_step.disk, sequence.rows.keys
-            if disk is None:
-                self._scheduler.add(sequence)
-                return
-            is_idle = sequence.priority is Priority.IDLE
-            disk.bring(rows, is_idle, lambda: not sequence.cancelled, lambda: self._scheduler.add(sequence))
+        self._loop.post(lambda: self._bring(sequence, lambda: self._scheduler.add(sequence)))
 
-        self._loop.post(job)
+    def bring_back(self, rows: Rows, owner: Owner = ANYBODY) -> None:
+        """Have brought back what the disk has of `rows`, and nothing computed. Returns when that is over."""
+        if self._disk is None:
+            return
+        waiting = Sequence(rows, owner.priority)
+        if owner.follow is not None:
+            owner.follow(waiting)
+        self._loop.post(lambda: self._bring(waiting, waiting.finished.set))
+        waiting.finished.wait()
+
+    def _bring(self, sequence: Sequence, then: Callable[[], None]) -> None:
+        """Call `then` when the disk has given what it has of a sequence."""
+        disk, rows = self._engine_step.disk, sequence.rows
+        if disk is None:
+            return then()
+        is_idle = sequence.priority is Priority.IDLE
+        return disk.bring(rows.keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
 
     def save(self, owner: str | None, rows: Rows) -> None:
         """Have what is cached of `rows` written to disk in idle time, where there is a tier on disk, among what the
@@ -351,7 +361,7 @@ class EngineCore:
 
         def job() -> None:
             if (disk := self._engine_step.disk) is not None and owner is not None:
-                disk.wish(owner, rows.keys)
+                disk.wish(owner, rows.keys, rows.masked_until)
 
         self._loop.post(job)
 

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.rows import Rows
+from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
-from engine.store import records
+from engine.schedule.sequence import Priority, Sequence
+from engine.store import disk, records
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, forget
 from tests.engine.tiny import TinyEngine, say, tiny_engine
@@ -26,20 +28,30 @@ PROMPT = [(17 * i) % 250 for i in range(120)]
 
 @contextmanager
 def on_disk(
-    model: Path, store: Path, fingerprint: str = "as it is", most: int = 10**9, **options: Any
+    model: Path,
+    store: Path,
+    fingerprint: str = "as it is",
+    most: int = 10**9,
+    late: Event | None = None,
+    **options: Any,
 ) -> Iterator[TinyEngine]:
-    """An engine with a tier on disk, which has begun."""
+    """An engine with a tier on disk, which has begun, or begins when it is `late`."""
+
+    def facts() -> dict[str, str]:
+        assert late is None or late.wait(10)
+        return {"all": fingerprint}
+
     with tiny_engine(model, **options) as engine:
 
         def begin() -> None:
             engine._disk = engine._engine_step.disk = DiskTier(
-                store, most, engine._cache, engine._blocks, engine._loop.post, lambda: {"all": fingerprint}
+                store, most, engine._cache, engine._blocks, engine._loop.post, facts
             )
 
         engine._loop.call(begin)
         done = Event()
         engine._disk._tasks.put(done.set)
-        assert done.wait(10)
+        assert late is not None or done.wait(10)
         yield engine
 
 
@@ -53,9 +65,11 @@ def answer(engine: TinyEngine, prompt: list[int], params: SamplingParams = GREED
 def saved(engine: TinyEngine, owner: str, tokens: list[int]) -> None:
     """Wait until the full blocks of `tokens` are written."""
     engine.save(owner, Rows.of(tokens))
-    assert eventually(
-        lambda: engine._loop.call(lambda: not engine._disk._wishes and not engine._disk._writing)
-    )
+    assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+
+
+def is_saved(engine: TinyEngine) -> bool:
+    return not engine._disk._wishes and not engine._disk._writing
 
 
 def eventually(true: Callable[[], bool]) -> bool:
@@ -85,23 +99,67 @@ def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
     assert figures.problem == ""
 
 
-def test_idle_work_brings_back_what_a_resumed_chat_begins_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("policy", ["exact", "mask"])
+@pytest.mark.parametrize("more", range(4))
+def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
+    tmp_path: Path, policy: ThinkCache, reads: bool, more: int
+) -> None:
     store = tmp_path / "kv"
+    params = SamplingParams(temperature=0.0, max_tokens=70)
     with on_disk(tmp_path, store) as engine:
-        chat = engine.chat(system="Be brief.")
+        chat = engine.chat("Be brief.", think_cache=policy)
         chat.owner = "chat"
         for number in range(3):
-            engine.scripted.script = say(engine, "thoughts", f"the answer number {number}")
-            list(chat.send(f"question {number}", GREEDY))
+            engine.scripted.script = say(
+                engine, "some thoughts " * 2, f"the answer number {number}" + "." * more
+            )
+            list(chat.send(f"question {number}", params))
         turns = chat.turns
         chat.settle(wait=True)
-        saved(engine, "chat", chat.history.token_ids)
+        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
-        chat = engine.chat(system="Be brief.")
+        chat = engine.chat("Be brief.", think_cache=policy)
         chat.load(turns)
         engine.scripted.rows_computed = 0
-        chat.settle(wait=True)
-        assert engine.scripted.rows_computed < 4, "no full block is computed"
+        if reads:
+            chat.settle(wait=True)
+            assert engine.scripted.rows_computed < 4 + len("<|im_end|>\n"), "nothing but a rest is computed"
+        assert list(chat.send("why?", GREEDY)) == expected
+        assert chat.last is not None
+        rows, new = (
+            chat.last.stats.prompt_tokens,
+            len("\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"),
+        )
+        assert engine.scripted.rows_computed < 4 + new + len(expected) < rows
+        engine.check()
+
+
+def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "WORTH_WAITING", 100)
+    store, late = tmp_path / "kv", Event()
+    with on_disk(tmp_path, store) as engine:
+        expected, _ = answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store, late=late) as engine:
+        _, computed = answer(engine, PROMPT[:99])
+        assert computed == 99, "who asks for little does not wait"
+        idle = Sequence(Rows.of(PROMPT[:8]), Priority.IDLE)
+        engine.submit(idle)
+        asked = engine.start(Rows.of(PROMPT), GREEDY)
+        assert not engine._loop.call(lambda: engine._scheduler.has_work), "they wait"
+        late.set()
+        assert idle.finished.wait(10)
+        assert [event.token_id for event in engine.events(asked)] == expected
+        assert asked.stats().prefilled_tokens == 1, "the row whose logits are needed"
+    with on_disk(tmp_path, store, late=(never := Event())) as engine:
+        asked = engine.start(Rows.of(PROMPT), GREEDY)
+        engine._loop.close()
+        never.set()
+        assert asked.finished.wait(10), "nobody is left waiting"
 
 
 @pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])
