@@ -7,7 +7,7 @@ goes wrong ends the tier and nothing else: what is not there is computed.
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_index import Block, Key
 from engine.errors import EngineError
 from engine.events import DiskFigures
+from engine.store import measured
 from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder
 
@@ -34,6 +35,8 @@ GROUP_BYTES = 4 * 1024**2
 """Blocks are brought back in groups of so many bytes at least."""
 WORTH_WAITING = 1024
 """Rows of a prompt for which somebody waits until the folder was looked at: some 20 ms, where the files are cached."""
+KEPT_WITHIN = 0.1
+"""What was measured is written again where it has changed by such a share."""
 AHEAD = 4
 """Groups that are read and not yet copied."""
 
@@ -86,6 +89,8 @@ class DiskTier:
         self.problem = ""
         """Why it is not used any more, in a line for people."""
         self.costs = Costs()
+        self._kept = Costs()
+        """Those that other runs find."""
         self.restored = self.written = 0
         """Tokens so far."""
         self._thread = Thread(target=self._work, name="disk", daemon=True)
@@ -115,7 +120,18 @@ class DiskTier:
         """Hand a block to the disk, if there is one to be written. Returns whether there may be another at once."""
         if self._folder is None or self._writing >= WRITING:
             return False
+        if self.costs.differ(self._kept, KEPT_WITHIN):
+            self._keep_costs(self._folder)
         return any(self._next(self._folder, owner, wish) for owner, wish in list(self._wishes.items()))
+
+    def _keep_costs(self, folder: Folder) -> None:
+        costs = self._kept = replace(self.costs)
+
+        def keep() -> None:
+            with suppress(OSError):  # the next run measures
+                measured.keep(folder.costs, costs)
+
+        self._tasks.put(keep)
 
     def _next(self, folder: Folder, owner: str, wish: _Wish) -> bool:
         """Write the next block of a conversation. False where there is none (yet)."""
@@ -133,8 +149,10 @@ class DiskTier:
         tail = wish.keys[wish.done * self._size : wish.until]
         if tail:
             held, digest = self._blocks.path(wish.keys[: wish.until]), after(wish.digest or self._root, tail)
-            block = self._blocks.every[held[-1]] if len(held) > wish.done else None
-            if block is None or block.keys[: len(tail)] != tail:
+            if len(held) == wish.done:
+                return False
+            block = self._blocks.every[held[-1]]
+            if block.keys[: len(tail)] != tail:
                 return False
             if not folder.holds(owner, digest):
                 self._hand_over(folder, owner, digest, block, len(tail))
@@ -350,9 +368,12 @@ class DiskTier:
             self._fail(f"cannot be used ({error.strerror or error})")
             return
         self._opened = found
+        known = measured.kept(found.costs)
 
         def begun() -> None:
-            self._root, self._folder = start, found
+            self._root, self._folder, self._kept = start, found, known
+            self.costs.brought = self.costs.brought or known.brought
+            self.costs.computed = min(filter(None, (self.costs.computed, known.computed)), default=None)
             self._ready()
 
         self._tell(begun)

@@ -1,23 +1,25 @@
 """The KV cache on disk: the same text after a restart, whatever became of the files."""
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-from engine.store import disk, records
+from engine.store import disk, measured, records
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, forget
 from tests.engine.tiny import TinyEngine, say, tiny_engine
@@ -52,6 +54,7 @@ def on_disk(
         done = Event()
         engine._disk._tasks.put(done.set)
         assert late is not None or done.wait(10)
+        engine._loop.call(lambda: None)  # what it said of that is heard
         yield engine
 
 
@@ -160,6 +163,60 @@ def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that
         engine._loop.close()
         never.set()
         assert asked.finished.wait(10), "nobody is left waiting"
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, wins: bool) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+        engine._loop.call(lambda: engine._disk.costs.saw(500, 0.1 if wins else 0.001))
+        assert eventually(lambda: (engine._disk._folder.costs).exists())
+    with on_disk(tmp_path, store) as engine:
+        assert answer(engine, PROMPT)[1] == 1, "reading was never measured"
+        engine._loop.call(lambda: setattr(engine._disk.costs, "brought", 0.0001))
+        assert eventually(lambda: engine._loop.call(lambda: engine._disk._kept.brought == 0.0001))
+    with on_disk(tmp_path, store) as engine:
+        figures = engine.figures().disk
+        assert (figures.brought_s, figures.computed_s) == (0.0001, 0.0002 if wins else 0.000002)
+        assert figures.is_used == wins
+        assert answer(engine, PROMPT)[1] == (1 if wins else len(PROMPT))
+    with on_disk(tmp_path, store, "other weights") as engine:
+        assert engine.figures().disk.brought_s is engine.figures().disk.computed_s is None
+
+
+KNOWN = {"brought_s": 0.25, "computed_s": 0.5, "at": time()}
+
+
+@pytest.mark.parametrize(
+    ("content", "right"),
+    [
+        (json.dumps(KNOWN), True),
+        (json.dumps(KNOWN | {"brought_s": None}), True),
+        *((json.dumps(KNOWN)[:cut], False) for cut in (0, 1, 20, 60)),
+        (json.dumps(KNOWN) + "}", False),
+        (json.dumps([KNOWN]), False),
+        ("[" * 4000, False),
+        ("\0" * 10000, False),
+        *(
+            (json.dumps(KNOWN | {name: value}), False)
+            for name in KNOWN
+            for value in (-1.0, 1e300, float("nan"), float("inf"), "0.1", True, [], 7)
+        ),
+        (json.dumps(KNOWN | {"at": KNOWN["at"] - 8 * 86400}), False),
+        (json.dumps({"brought_s": 0.25, "computed_s": 0.5}), False),
+    ],
+)
+def test_of_a_damaged_file_of_measurements_nothing_is_known(
+    tmp_path: Path, content: str, right: bool
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    found = measured.kept(path)
+    assert (found.computed == 0.5) == right
+    assert right or found == Costs()
+    assert measured.kept(tmp_path) == Costs(), "a folder is no file"
 
 
 @pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])
