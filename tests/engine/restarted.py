@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import sleep
+from traceback import format_exc
 from typing import Any
 
 import tokenizers  # noqa: F401 - whatever is imported here, a fork need not import
@@ -46,6 +47,8 @@ def played(engine: Engine, talk: dict[str, Any], said: list[dict[str, Any]], num
     if step["reads"] is not None:
         chat.settle()
         sleep(step["reads"])
+    for end in step["typed"]:
+        chat.prepare(step["text"][:end])
     closes = engine.tokenizer.token_id("</think>")
     params = engine.default_params(**step["params"], logit_bias={closes: 2.0}, logprobs=1)
     told = [(event.token_id, event.logprob) for event in chat.send(step["text"], params)]
@@ -128,6 +131,8 @@ def main() -> None:
         if os.fork() == 0:
             try:
                 live(json.loads(line))
+            except BaseException:  # noqa: BLE001 - whoever waits must hear of it
+                tell({"failed": format_exc()})
             finally:
                 os._exit(1)
 

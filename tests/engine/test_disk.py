@@ -248,6 +248,38 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         assert sequence.finished.wait(10), "nobody is left waiting"
 
 
+@pytest.mark.parametrize("policy", ["exact", "mask"])
+@pytest.mark.parametrize("then", ["typed", "another", "asked"])
+def test_what_takes_the_place_of_reading_while_blocks_come(
+    tmp_path: Path, policy: ThinkCache, then: str
+) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        chat = engine.chat(think_cache=policy)
+        chat.owner = "chat"
+        engine.scripted.script = say(engine, "some thoughts", "an answer of some length")
+        list(chat.send("a question", SamplingParams(temperature=0.0, max_tokens=70)))
+        turns = chat.turns
+        chat.settle(wait=True)
+        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        expected = list(chat.send("why?", GREEDY))
+    with on_disk(tmp_path, store) as engine:
+        go = Event()
+        engine._disk._tasks.put(lambda: go.wait(10) and None)
+        chat = engine.chat(think_cache=policy)
+        chat.load(turns)
+        chat.settle()
+        if then == "typed":
+            chat.prepare("wh")
+        elif then == "another":
+            chat.load([])
+            chat.prepare("else")
+            chat.load(turns)
+        answer = chat.send("why?", GREEDY)
+        go.set()
+        assert list(answer) == expected
+
+
 @pytest.mark.parametrize("when", ["begin", "append", "read"])
 def test_a_disk_that_fails_is_one_line_and_the_text_the_same(
     tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch

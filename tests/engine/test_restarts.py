@@ -81,6 +81,7 @@ class Lives:
         pid, told = self.line(), []
         while len(told) < lines and (not told or told[-1] != "done"):
             told.append(self.line())
+            assert "failed" not in told[-1], told[-1]["failed"]
         sleep(delay)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not _lives(pid))
@@ -128,7 +129,8 @@ def conversation(random: Random, number: int) -> dict[str, Any]:
         steps.append(
             {
                 "keep": kept,
-                "text": words(12),
+                "text": (text := words(12)),
+                "typed": sorted(random.choices(range(len(text) + 1), k=random.choice([0, 1, 4]))),
                 "reads": random.choice([None, 0.0, random.uniform(0, 0.1)]),
                 "pause": random.choice([0.0, random.uniform(0, 0.2)]),
                 "params": {
