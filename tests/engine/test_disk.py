@@ -186,37 +186,41 @@ def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, 
         assert engine.figures().disk.brought_s is engine.figures().disk.computed_s is None
 
 
-KNOWN = {"brought_s": 0.25, "computed_s": 0.5, "at": time()}
+KNOWN = {"brought_s": 0.25, "computed_s": 0.5}
+WRONG = (-1.0, 1e300, float("nan"), float("inf"), "0.1", True, [], 7)
 
 
 @pytest.mark.parametrize(
-    ("content", "right"),
+    "wrong",
     [
-        (json.dumps(KNOWN), True),
-        (json.dumps(KNOWN | {"brought_s": None}), True),
-        *((json.dumps(KNOWN)[:cut], False) for cut in (0, 1, 20, 60)),
-        (json.dumps(KNOWN) + "}", False),
-        (json.dumps([KNOWN]), False),
-        ("[" * 4000, False),
-        ("\0" * 10000, False),
-        *(
-            (json.dumps(KNOWN | {name: value}), False)
-            for name in KNOWN
-            for value in (-1.0, 1e300, float("nan"), float("inf"), "0.1", True, [], 7)
-        ),
-        (json.dumps(KNOWN | {"at": KNOWN["at"] - 8 * 86400}), False),
-        (json.dumps({"brought_s": 0.25, "computed_s": 0.5}), False),
+        *({name: value} for name in ("brought_s", "computed_s", "at") for value in WRONG),
+        *(("cut", cut) for cut in (0, 1, 20, 60)),
+        *(("more", text) for text in ("}", "[" * 4000, "\0" * 10_000)),
+        ("old", 8 * 86400.0),
+        ("old", -86400.0),
+        ("list", ""),
     ],
+    ids=str,
 )
-def test_of_a_damaged_file_of_measurements_nothing_is_known(
-    tmp_path: Path, content: str, right: bool
-) -> None:
+def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wrong: Any) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(content)
-    found = measured.kept(path)
-    assert (found.computed == 0.5) == right
-    assert right or found == Costs()
-    assert measured.kept(tmp_path) == Costs(), "a folder is no file"
+    known = KNOWN | {"at": time()}
+    path.write_text(json.dumps(known))
+    assert measured.kept(path) == Costs(0.25, 0.5)
+    path.write_text(json.dumps(known | {"brought_s": None}))
+    assert measured.kept(path) == Costs(None, 0.5)
+    match wrong:
+        case dict():
+            path.write_text(json.dumps(known | wrong))
+        case "cut", at:
+            path.write_text(json.dumps(known)[:at])
+        case "more", text:
+            path.write_text(text + json.dumps(known) + text)
+        case "old", seconds:
+            path.write_text(json.dumps(known | {"at": time() - seconds}))
+        case _:
+            path.write_text(json.dumps([known]))
+    assert measured.kept(path) == measured.kept(tmp_path) == Costs(), "nor of a folder"
 
 
 @pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])
