@@ -17,7 +17,7 @@ from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, FinishReason, TokenEvent
+from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
 from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
@@ -85,6 +85,7 @@ class EngineCore:
         self._network = network
         self._tuner: Tuner | None = None
         self._disk: DiskTier | None = None
+        self._no_disk: DiskFigures | None = None
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes * parts
         self._kv_row = pieces.cache.row
@@ -183,7 +184,7 @@ class EngineCore:
             host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
             speculation=self._speculation,
-            disk=self._disk.figures() if self._disk is not None else None,
+            disk=self._disk.figures() if self._disk is not None else self._no_disk,
         )
 
     def traffic(self) -> Traffic:

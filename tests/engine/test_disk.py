@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatterm.conversation.figures import SessionStats
+from chatterm.conversation.stats import stats_lines
 from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
@@ -23,6 +25,8 @@ from engine.store import disk, measured, records
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, forget
 from tests.engine.tiny import TinyEngine, say, tiny_engine
+from tests.models.checkpoints import files_of
+from tests.models.families import MistralConfig, tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PROMPT = [(17 * i) % 250 for i in range(120)]
@@ -250,6 +254,23 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine.close()
         assert sequence.finished.wait(10), "nobody is left waiting"
+
+
+def test_why_there_is_no_tier_is_said(tmp_path: Path) -> None:
+    config = tiny(MistralConfig, sliding_window=24, head_dim=32, vocab_size=272, max_position_embeddings=512)
+    with tiny_engine(tmp_path, config) as engine:
+        assert engine.figures().disk is None
+        engine._keep_in(tmp_path / "kv", None, files_of(tmp_path))
+        disk = engine.figures().disk
+        assert disk is not None
+        assert "sees only a window" in disk.problem
+        shown = " ".join(
+            text
+            for line in stats_lines(200, None, SessionStats(), None, engine.figures())
+            for text, *_ in line
+        )
+        assert disk.problem in shown
+    assert not (tmp_path / "kv").exists()
 
 
 @pytest.mark.parametrize("policy", ["exact", "mask"])
