@@ -4,7 +4,6 @@ The loop's thread looks up and copies; a thread of its own reads and writes, so 
 goes wrong ends the tier and nothing else: what is not there is computed.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder
 
 MOST_WISHES = 32
-"""Conversations that are remembered to be written."""
+"""Paths that are remembered to be written."""
 WRITING = 2
 """Blocks that are handed to the disk and not written yet."""
 GROUP_BYTES = 4 * 1024**2
@@ -44,10 +43,11 @@ Post = Callable[[Callable[[], None]], None]
 """Has something done on the loop's thread. Raises EngineError once that has ended."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Wish:
-    """A conversation to be written, and how far that is: blocks, and the digest of the last."""
+    """A path of a conversation to be written, and how far that is: blocks, and the digest of the last."""
 
+    owner: str
     keys: list[Key]
     until: int
     """Rows before this one cannot be made again by computing those after them: a last block that is not full is written
@@ -76,7 +76,9 @@ class DiskTier:
         self._root = b""
         self._folder: Folder | None = None
         """None until it was looked at, and once it is of no use."""
-        self._wishes: OrderedDict[str, _Wish] = OrderedDict()
+        self._wishes: list[_Wish] = []
+        self._looked = 0
+        """At so many of them, from the end, it was looked in vain."""
         self._names: dict[int, Digest] = {}
         """Digests by the name of a block."""
         self._bringing: list[_Bringing] = []
@@ -102,19 +104,18 @@ class DiskTier:
     def wish(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
         """Have the full blocks of a conversation written in idle time, as far as they are there then. The rows before
         `until` are masked (see `Rows.masked_until`): those of them in the last block are written, too."""
-        before = self._wishes.pop(owner, None)
-        keys = list(keys)
-        wish = _Wish(keys, until)
-        done = before.done * self._size if before is not None else 0
-        if before is not None and before.keys[:done] == keys[:done]:
-            wish.done, wish.digest = before.done, before.digest
-        self._wishes[owner] = wish
-        while len(self._wishes) > MOST_WISHES:
-            self._wishes.popitem(last=False)
+        wish = _Wish(owner, list(keys), until)
+        for before in [one for one in self._wishes if one.owner == owner]:
+            if before.keys == wish.keys[: len(before.keys)]:
+                self._wishes.remove(before)
+                wish.done, wish.digest = max((wish.done, wish.digest), (before.done, before.digest))
+        self._wishes.append(wish)
+        self._looked = 0
+        del self._wishes[:-MOST_WISHES]
 
     def forget(self, owner: str) -> None:
         """Nothing more of this conversation is written."""
-        self._wishes.pop(owner, None)
+        self._wishes = [wish for wish in self._wishes if wish.owner != owner]
 
     def go_on(self) -> bool:
         """Hand a block to the disk, if there is one to be written. Returns whether there may be another at once."""
@@ -122,7 +123,14 @@ class DiskTier:
             return False
         if self.costs.differ(self._kept, KEPT_WITHIN):
             self._keep_costs(self._folder)
-        return any(self._next(self._folder, owner, wish) for owner, wish in list(self._wishes.items()))
+        if self._looked < len(self._wishes):  # the latest first; one at a time, for somebody may wait
+            wish = self._wishes[-1 - self._looked]
+            if not self._next(self._folder, wish) and wish in self._wishes:
+                self._looked += 1
+        if self._looked < len(self._wishes):
+            return True
+        self._looked = 0
+        return False
 
     def _keep_costs(self, folder: Folder) -> None:
         costs = self._kept = replace(self.costs)
@@ -133,8 +141,9 @@ class DiskTier:
 
         self._tasks.put(keep)
 
-    def _next(self, folder: Folder, owner: str, wish: _Wish) -> bool:
-        """Write the next block of a conversation. False where there is none (yet)."""
+    def _next(self, folder: Folder, wish: _Wish) -> bool:
+        """Write the next block of a path. False where there is none (yet)."""
+        owner = wish.owner
         path = self._blocks.chain(wish.keys)
         for block in path[wish.done :]:
             if block.is_gone:
@@ -156,7 +165,7 @@ class DiskTier:
                 return False
             if not folder.holds(owner, digest):
                 self._hand_over(folder, owner, digest, block, len(tail))
-        del self._wishes[owner]
+        self._wishes.remove(wish)
         return bool(tail)
 
     def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, rows: int) -> None:
