@@ -33,7 +33,8 @@ WRITING = 2
 GROUP_BYTES = 4 * 1024**2
 """Blocks are brought back in groups of so many bytes at least."""
 WORTH_WAITING = 1024
-"""Rows of a prompt for which somebody waits until the folder was looked at: some 20 ms, where the files are cached."""
+"""Rows of a prompt for which a CPU takes longer than it takes to look at the folder: some 20 ms where the files are
+cached, as those of weights are that were just read."""
 KEPT_WITHIN = 0.1
 """What was measured is written again where it has changed by such a share."""
 AHEAD = 4
@@ -201,7 +202,8 @@ class DiskTier:
         """Call `then`, on this thread, once what the disk has of `keys` behind what is there was brought back; at once
         where that is nothing, or would take longer than computing it. `until`: as in `wish`; `idle`: as in
         `BlockManager.reserve`; `wanted` says whether somebody still waits."""
-        if self._early is not None and (idle or len(keys) >= WORTH_WAITING):
+        is_long = len(keys) >= WORTH_WAITING and self._cache.kv.device.type == "cpu"
+        if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
             return
         folder = self._folder
