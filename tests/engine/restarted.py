@@ -24,6 +24,7 @@ from engine.conversation.turns import Answer, Turn
 from engine.engine import Engine
 from engine.events import FinishReason
 from engine.store.identity import of_code
+from tests.counting import until
 
 CONTEXT = 1000
 WRITING, READING = 1, 2
@@ -106,9 +107,15 @@ def live(order: dict[str, Any]) -> None:
     Costs.worth_it = property(lambda self: True)  # type: ignore[assignment,method-assign]
     talk, said = order["talk"], order["said"]
     engine = load(order["model"], talk["options"], Path(order["store"]))
+    disk_tier = engine._disk
+    assert disk_tier is not None
+    if order["waits"]:
+        until(lambda: disk_tier._folder is not None)
     for number in range(len(said), len(talk["steps"])):
         tell("asks")
         said.append(played(engine, talk, said, number))
+        if order["waits"]:
+            until(lambda: engine._loop.call(lambda: not disk_tier._wishes and not disk_tier._writing))
         disk = engine.figures().disk
         assert disk is not None
         tell(
