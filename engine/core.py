@@ -17,7 +17,7 @@ from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, FinishReason, TokenEvent
+from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
 from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
@@ -85,6 +85,7 @@ class EngineCore:
         self._network = network
         self._tuner: Tuner | None = None
         self._disk: DiskTier | None = None
+        self._no_disk: DiskFigures | None = None
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes * parts
         self._kv_row = pieces.cache.row
@@ -183,7 +184,7 @@ class EngineCore:
             host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
             speculation=self._speculation,
-            disk=self._disk.figures() if self._disk is not None else None,
+            disk=self._disk.figures() if self._disk is not None else self._no_disk,
         )
 
     def traffic(self) -> Traffic:
@@ -335,15 +336,25 @@ class EngineCore:
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop. What the disk has of its prompt is brought back first."""
 
-        def job() -> None:
-            disk, rows = self._engine_step.disk, sequence.rows.keys
-            if disk is None:
-                self._scheduler.add(sequence)
-                return
-            is_idle = sequence.priority is Priority.IDLE
-            disk.bring(rows, is_idle, lambda: not sequence.cancelled, lambda: self._scheduler.add(sequence))
+        self._loop.post(lambda: self._bring(sequence, lambda: self._scheduler.add(sequence)))
 
-        self._loop.post(job)
+    def bring_back(self, rows: Rows, owner: Owner = ANYBODY) -> None:
+        """Have brought back what the disk has of `rows`, and nothing computed. Returns when that is over."""
+        if self._disk is None:
+            return
+        waiting = Sequence(rows, owner.priority)
+        if owner.follow is not None:
+            owner.follow(waiting)
+        self._loop.post(lambda: self._bring(waiting, waiting.finished.set))
+        waiting.finished.wait()
+
+    def _bring(self, sequence: Sequence, then: Callable[[], None]) -> None:
+        """Call `then` when the disk has given what it has of a sequence."""
+        disk, rows = self._engine_step.disk, sequence.rows
+        if disk is None:
+            return then()
+        is_idle = sequence.priority is Priority.IDLE
+        return disk.bring(rows.keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
 
     def save(self, owner: str | None, rows: Rows) -> None:
         """Have what is cached of `rows` written to disk in idle time, where there is a tier on disk, among what the
@@ -351,7 +362,7 @@ class EngineCore:
 
         def job() -> None:
             if (disk := self._engine_step.disk) is not None and owner is not None:
-                disk.wish(owner, rows.keys)
+                disk.wish(owner, rows.keys, rows.masked_until)
 
         self._loop.post(job)
 

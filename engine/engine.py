@@ -9,6 +9,7 @@ from engine.conversation.chunks import Chunks
 from engine.core import EngineCore
 from engine.device import available_memory, check_parallel, pick_device, pick_dtype
 from engine.errors import EngineError
+from engine.events import DiskFigures
 from engine.execute.cpu.held_weights import read_model
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.room import fewest_ranks, mapped_bytes
@@ -144,7 +145,7 @@ class Engine(EngineCore):
                 group=group,
             )
             engine.chunks = Chunks(engine, engine._blocks, loop)
-            if disk is not None and ranks is None and network.spec.window is None:
+            if disk is not None:
                 engine._keep_in(disk, None if disk_gb is None else int(disk_gb * 1e9), files)
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
             return engine
@@ -165,7 +166,11 @@ class Engine(EngineCore):
         return engine
 
     def _keep_in(self, folder: Path, most_bytes: int | None, files: ModelFiles) -> None:
-        """Have a tier on disk. For the loop's thread."""
+        """Have a tier on disk, where what is cached can be kept there. For the loop's thread."""
+        if self._ranks is not None or self.spec.window is not None:
+            why = "the model is divided" if self._ranks is not None else "every layer sees only a window"
+            self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")
+            return
         row, threads = self._cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
         place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         kernels = f"{self._attention_name}, {self._decode_name}, {self._runner.name}"

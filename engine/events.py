@@ -192,7 +192,12 @@ class DiskFigures:
     is_used: bool
     """False once it is known that computing is about as fast."""
     problem: str = ""
-    """Why it is not used any more, in a line."""
+    """Why it is not used, or not any more, in a line."""
+
+    @classmethod
+    def none(cls, why: str) -> "DiskFigures":
+        """Of an engine that has no such tier."""
+        return cls(0, 0, 0, None, None, False, why)
 
 
 @dataclass(frozen=True, slots=True)

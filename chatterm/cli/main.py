@@ -187,6 +187,7 @@ def run(
     no_tune: options.NoTune = False,
     tensor_parallel: options.TensorParallel = "1",
     deterministic: options.Deterministic = False,
+    disk_gb: options.DiskGb = None,
     no_server: options.NoServer = False,
     keep_alive: options.KeepAlive = None,
 ) -> None:

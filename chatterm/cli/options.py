@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -222,6 +223,16 @@ TensorParallel = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+DiskGb = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="GB",
+        help="Disk for what saved conversations have computed, so that they go on at once after a restart; 0: none.",
+        rich_help_panel=_MACHINE,
+        show_default=False,
+    ),
+]
 NoServer = Annotated[
     bool,
     typer.Option(
@@ -263,7 +274,15 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
         tensor_parallel=ranks_of(given["tensor_parallel"]),
+        disk_gb=disk_of(given.get("disk_gb")),
     )
+
+
+def disk_of(given: float | None) -> float | None:
+    """What `--disk-gb` says. Raises WrongUsage."""
+    if given is not None and not isfinite(given):
+        raise WrongUsage(f"--disk-gb is {given}; it must be a number of GB, 0 or more.")
+    return given
 
 
 def ranks_of(given: str) -> int:
@@ -308,6 +327,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
         tensor_parallel=ranks_of(given["tensor_parallel"]),
+        disk_gb=disk_of(given.get("disk_gb")),
         sampling=checked_sampling(sampling),
     )
 
@@ -415,7 +435,15 @@ def keep_alive_of(given: str | None, settings: "Settings", no_server: bool) -> f
 
 def decided(invocation: typer.Context) -> set[str]:
     """The fields of ChatOptions that the command line decides, whatever the settings say."""
-    names = {"device", "context", "threads", "system", "think", "think_cache"} & invocation.params.keys()
+    names = {
+        "device",
+        "context",
+        "threads",
+        "disk_gb",
+        "system",
+        "think",
+        "think_cache",
+    } & invocation.params.keys()
     found = {name for name in names if is_given(invocation, name)}
     return found | {"tune"} if invocation.params.get("no_tune") else found
 

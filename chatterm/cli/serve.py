@@ -70,6 +70,7 @@ def serve(
     no_tune: options.NoTune = False,
     tensor_parallel: options.TensorParallel = "1",
     deterministic: options.Deterministic = False,
+    disk_gb: options.DiskGb = None,
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.
 

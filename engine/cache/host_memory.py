@@ -178,6 +178,11 @@ class Costs:
         """Whether blocks shall be brought back, as far as is known."""
         return self.brought is None or self.computed is None or self.brought * FASTER <= self.computed
 
+    def differ(self, others: "Costs", share: float) -> bool:
+        """Whether anything that is known here is not known there, or was measured to be another by such a share."""
+        pairs = (self.brought, others.brought), (self.computed, others.computed)
+        return any(mine is not None and abs(mine - (theirs or 0.0)) > share * mine for mine, theirs in pairs)
+
     def saw(self, rows: int, seconds: float) -> None:
         """A chunk of `rows` rows was computed in so long."""
         if rows >= ENOUGH_ROWS:

@@ -43,7 +43,11 @@ def prompt_of(said: Items[Said], then: Items[int]) -> Rows:
 
 
 def restore(engine: EngineCore, rows: Rows, owner: Owner = ANYBODY) -> bool:
-    """Make the masked ones of `rows` present, computing again what was evicted. False when that fails."""
+    """Make the masked ones of `rows` present: what was evicted is brought back from disk, or computed again. False when
+    that fails."""
+    if engine.cached_rows(rows) >= rows.masked_until:
+        return True
+    engine.bring_back(rows, owner)
     if engine.cached_rows(rows) >= rows.masked_until:
         return True
 

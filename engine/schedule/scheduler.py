@@ -151,8 +151,11 @@ class Scheduler:
             return
         if sequence.status is Status.RUNNING:
             self._release(sequence)
-        else:
+        elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        else:  # its blocks are on their way from the disk: it ends when it comes
+            sequence.cancelled = True
+            return
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.error = error

@@ -4,10 +4,9 @@ The loop's thread looks up and copies; a thread of its own reads and writes, so 
 goes wrong ends the tier and nothing else: what is not there is computed.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,15 +22,21 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_index import Block, Key
 from engine.errors import EngineError
 from engine.events import DiskFigures
+from engine.store import measured
 from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder
 
 MOST_WISHES = 32
-"""Conversations that are remembered to be written."""
+"""Paths that are remembered to be written."""
 WRITING = 2
 """Blocks that are handed to the disk and not written yet."""
 GROUP_BYTES = 4 * 1024**2
 """Blocks are brought back in groups of so many bytes at least."""
+WORTH_WAITING = 1024
+"""Rows of a prompt for which a CPU takes longer than it takes to look at the folder: some 20 ms where the files are
+cached, as those of weights are that were just read."""
+KEPT_WITHIN = 0.1
+"""What was measured is written again where it has changed by such a share."""
 AHEAD = 4
 """Groups that are read and not yet copied."""
 
@@ -39,11 +44,15 @@ Post = Callable[[Callable[[], None]], None]
 """Has something done on the loop's thread. Raises EngineError once that has ended."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Wish:
-    """A conversation to be written, and how far that is: blocks, and the digest of the last."""
+    """A path of a conversation to be written, and how far that is: blocks, and the digest of the last."""
 
+    owner: str
     keys: list[Key]
+    until: int
+    """Rows before this one cannot be made again by computing those after them: a last block that is not full is written
+    up to here."""
     done: int = 0
     digest: Digest = b""
 
@@ -68,10 +77,14 @@ class DiskTier:
         self._root = b""
         self._folder: Folder | None = None
         """None until it was looked at, and once it is of no use."""
-        self._wishes: OrderedDict[str, _Wish] = OrderedDict()
+        self._wishes: list[_Wish] = []
+        self._looked = 0
+        """At so many of them, from the end, it was looked in vain."""
         self._names: dict[int, Digest] = {}
         """Digests by the name of a block."""
         self._bringing: list[_Bringing] = []
+        self._early: list[Callable[[], None]] | None = []
+        """Who asked before it was looked at; None from then on."""
         self._writing = 0
         self._opened: Folder | None = None
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -79,6 +92,8 @@ class DiskTier:
         self.problem = ""
         """Why it is not used any more, in a line for people."""
         self.costs = Costs()
+        self._kept = Costs()
+        """Those that other runs find."""
         self.restored = self.written = 0
         """Tokens so far."""
         self._thread = Thread(target=self._work, name="disk", daemon=True)
@@ -87,46 +102,79 @@ class DiskTier:
 
     # -- writing
 
-    def wish(self, owner: str, keys: Sequence[Key]) -> None:
-        """Have the full blocks of a conversation written in idle time, as far as they are there then."""
-        before = self._wishes.pop(owner, None)
-        keys = list(keys)
-        wish = _Wish(keys)
-        done = before.done * self._size if before is not None else 0
-        if before is not None and before.keys[:done] == keys[:done]:
-            wish.done, wish.digest = before.done, before.digest
-        self._wishes[owner] = wish
-        while len(self._wishes) > MOST_WISHES:
-            self._wishes.popitem(last=False)
+    def wish(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
+        """Have the full blocks of a conversation written in idle time, as far as they are there then. The rows before
+        `until` are masked (see `Rows.masked_until`): those of them in the last block are written, too."""
+        wish = _Wish(owner, list(keys), until)
+        for before in [one for one in self._wishes if one.owner == owner]:
+            if before.keys == wish.keys[: len(before.keys)]:
+                self._wishes.remove(before)
+                wish.done, wish.digest = max((wish.done, wish.digest), (before.done, before.digest))
+        self._wishes.append(wish)
+        self._looked = 0
+        del self._wishes[:-MOST_WISHES]
 
     def forget(self, owner: str) -> None:
         """Nothing more of this conversation is written."""
-        self._wishes.pop(owner, None)
+        self._wishes = [wish for wish in self._wishes if wish.owner != owner]
 
     def go_on(self) -> bool:
         """Hand a block to the disk, if there is one to be written. Returns whether there may be another at once."""
         if self._folder is None or self._writing >= WRITING:
             return False
-        return any(self._next(self._folder, owner, wish) for owner, wish in list(self._wishes.items()))
+        if self.costs.differ(self._kept, KEPT_WITHIN):
+            self._keep_costs(self._folder)
+        if self._looked < len(self._wishes):  # the latest first; one at a time, for somebody may wait
+            wish = self._wishes[-1 - self._looked]
+            if not self._next(self._folder, wish) and wish in self._wishes:
+                self._looked += 1
+        if self._looked < len(self._wishes):
+            return True
+        self._looked = 0
+        return False
 
-    def _next(self, folder: Folder, owner: str, wish: _Wish) -> bool:
-        """Write the next block of a conversation. False where there is none (yet)."""
+    def _keep_costs(self, folder: Folder) -> None:
+        costs = self._kept = replace(self.costs)
+
+        def keep() -> None:
+            with suppress(OSError):  # the next run measures
+                measured.keep(folder.costs, costs)
+
+        self._tasks.put(keep)
+
+    def _next(self, folder: Folder, wish: _Wish) -> bool:
+        """Write the next block of a path. False where there is none (yet)."""
+        owner = wish.owner
         path = self._blocks.chain(wish.keys)
         for block in path[wish.done :]:
             if block.is_gone:
                 return False
             digest = self._digest(block, wish.digest or self._root)
             wish.done, wish.digest = wish.done + 1, digest
-            if folder.holds(owner, digest):
-                continue
-            self._writing += 1
-            self._tasks.put(partial(self._write, folder, owner, digest, self._payload(block)))
-            return True
-        if wish.done >= len(wish.keys) // self._size:
-            self._wishes.pop(owner, None)
-        return False
+            if not folder.holds(owner, digest):
+                self._hand_over(folder, owner, digest, block, self._size)
+                return True
+        if wish.done < len(wish.keys) // self._size:
+            return False
+        tail = wish.keys[wish.done * self._size : wish.until]
+        if tail:
+            held, digest = self._blocks.path(wish.keys[: wish.until]), after(wish.digest or self._root, tail)
+            if len(held) == wish.done:
+                return False
+            block = self._blocks.every[held[-1]]
+            if block.keys[: len(tail)] != tail:
+                return False
+            if not folder.holds(owner, digest):
+                self._hand_over(folder, owner, digest, block, len(tail))
+        self._wishes.remove(wish)
+        return bool(tail)
 
-    def _write(self, folder: Folder, owner: str, digest: Digest, payload: Tensor) -> None:
+    def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, rows: int) -> None:
+        """Have so many rows of a block written."""
+        self._writing += 1
+        self._tasks.put(partial(self._write, folder, owner, digest, self._payload(block, rows), rows))
+
+    def _write(self, folder: Folder, owner: str, digest: Digest, payload: Tensor, rows: int) -> None:
         try:
             wrote = folder.append(owner, digest, payload.numpy().tobytes())
         except OSError as error:
@@ -135,7 +183,7 @@ class DiskTier:
 
         def told() -> None:
             self._writing -= 1
-            self.written += self._size if wrote else 0
+            self.written += rows if wrote else 0
             if not wrote:
                 self.forget(owner)
 
@@ -144,17 +192,26 @@ class DiskTier:
     # -- bringing back
 
     def bring(
-        self, keys: Sequence[Key], idle: bool, wanted: Callable[[], bool], then: Callable[[], None]
+        self,
+        keys: Sequence[Key],
+        until: int,
+        idle: bool,
+        wanted: Callable[[], bool],
+        then: Callable[[], None],
     ) -> None:
         """Call `then`, on this thread, once what the disk has of `keys` behind what is there was brought back; at once
-        where that is nothing, or would take longer than computing it. `idle`: as in `BlockManager.reserve`; `wanted`
-        says whether somebody still waits."""
+        where that is nothing, or would take longer than computing it. `until`: as in `wish`; `idle`: as in
+        `BlockManager.reserve`; `wanted` says whether somebody still waits."""
+        is_long = len(keys) >= WORTH_WAITING and self._cache.kv.device.type == "cpu"
+        if self._early is not None and (idle or is_long):
+            self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
+            return
         folder = self._folder
         if folder is None or not len(folder) or not self.costs.worth_it:
             then()
             return
         keys = list(keys)
-        present, missing = self._missing(folder, keys)
+        present, missing, end = self._missing(folder, keys, until)
         if not missing:
             then()
             return
@@ -163,7 +220,7 @@ class DiskTier:
         except Exception:  # noqa: BLE001 - whoever computes the prompt meets it again, and says it
             then()
             return
-        bringing = _Bringing(table, keys, idle, wanted, then, missing)
+        bringing = _Bringing(table, keys[:end], idle, wanted, then, missing)
         self._bringing.append(bringing)
         if table.length != present * self._size:
             self._end(bringing)
@@ -172,25 +229,39 @@ class DiskTier:
 
     def abandon(self) -> None:
         """The loop ends: nobody waits for the disk any more."""
+        self._folder = None
+        self._ready()
         for bringing in list(self._bringing):
             self._end(bringing)
 
-    def _missing(self, folder: Folder, keys: Sequence[Key]) -> tuple[int, list[Digest]]:
-        """How many full blocks of `keys` are there, here or in host memory, and those after them that the disk has."""
+    def _ready(self) -> None:
+        """It is known whether there is anything: who asked before is answered."""
+        early, self._early = self._early or [], None
+        for ask in early:
+            ask()
+
+    def _missing(self, folder: Folder, keys: Sequence[Key], until: int) -> tuple[int, list[Digest], int]:
+        """How many full blocks of `keys` are there, here or in host memory; those after them that the disk has; up to
+        which row these go."""
         size, digest = self._size, self._root
         path = self._blocks.chain(keys)
         for block in path:
             digest = self._digest(block, digest)
-        present = max(self._blocks.match(keys) // size, len(path))
+        match = self._blocks.match(keys)
+        present = end = max(match // size, len(path))
         found: list[Digest] = []
         for at in range(len(path), len(keys) // size):
-            digest = after(digest, keys[at * size : (at + 1) * size])
-            if at < present:
-                continue
-            if digest not in folder:
-                break
-            found.append(digest)
-        return present, found
+            following = after(digest, keys[at * size : (at + 1) * size])
+            if at >= present:
+                if following not in folder:
+                    break
+                found.append(following)
+                end = at + 1
+            digest = following
+        rows, tail = end * size, keys[end * size : until]
+        if 0 < len(tail) < size and until > match and (rest := after(digest, tail)) in folder:
+            return present, [*found, rest], until
+        return present, found, rows
 
     def _read(self, folder: Folder, bringing: "_Bringing") -> None:
         """On the disk's thread: group by group, no more ahead than is copied soon."""
@@ -224,17 +295,18 @@ class DiskTier:
         for payload in read:
             if bringing.is_over:
                 return
+            count = min(size, len(bringing.keys) - table.length)
             try:
-                self._blocks.reserve(table, size, bringing.idle)
+                self._blocks.reserve(table, count, bringing.idle)
             except Exception:  # noqa: BLE001 - no room, or a copy that failed: the rest is computed
                 bringing.is_over = True
                 return
             at = table.blocks[table.length // size] * size
             rows = self._cache.kv[:, :, at : at + size]
             rows.copy_(payload.view(rows.dtype).view(rows.shape), non_blocking=False)
-            self._blocks.commit(table, bringing.keys[table.length : table.length + size])
-            self.restored += size
-            bringing.rows += size
+            self._blocks.commit(table, bringing.keys[table.length : table.length + count])
+            self.restored += count
+            bringing.rows += count
 
     def _end(self, bringing: "_Bringing") -> None:
         if bringing not in self._bringing:
@@ -288,10 +360,13 @@ class DiskTier:
             found = self._names[block.name] = after(parent, block.keys)
         return found
 
-    def _payload(self, block: Block) -> Tensor:
-        """The bytes of a block, uint8 in host memory."""
+    def _payload(self, block: Block, count: int) -> Tensor:
+        """The bytes of a block, uint8 in host memory; zeros behind its first `count` rows, which may be anybody's."""
         rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
-        return rows.contiguous().cpu().view(torch.uint8).flatten()
+        rows = rows.clone(memory_format=torch.contiguous_format).cpu()
+        if count < self._size:
+            rows[:, :, count:] = 0
+        return rows.view(torch.uint8).flatten()
 
     def _begin(
         self, folder: Path, fingerprint: Callable[[], Mapping[str, str]], most_bytes: int | None
@@ -304,9 +379,13 @@ class DiskTier:
             self._fail(f"cannot be used ({error.strerror or error})")
             return
         self._opened = found
+        known = measured.kept(found.costs)
 
         def begun() -> None:
-            self._root, self._folder = start, found
+            self._root, self._folder, self._kept = start, found, known
+            self.costs.brought = self.costs.brought or known.brought
+            self.costs.computed = min(filter(None, (self.costs.computed, known.computed)), default=None)
+            self._ready()
 
         self._tell(begun)
 
@@ -317,6 +396,7 @@ class DiskTier:
             )
             self._folder = None
             self._wishes.clear()
+            self._ready()
 
         self._tell(failed)
 

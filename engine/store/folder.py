@@ -1,6 +1,7 @@
 """The files of blocks: one for each conversation and fingerprint, and no more than a cap allows.
 
     FOLDER/<fingerprint>/<conversation>.kv
+    FOLDER/<fingerprint>/costs.json           what reading and computing were measured to take
 
 A file is written by one process at a time, which holds a lock on it; any number read. Where room is needed whole
 conversations go, those used longest ago first.
@@ -72,6 +73,11 @@ class Folder:
         """Whether the file of a conversation has a block."""
         file = self._files.get(self._path(owner))
         return file is not None and digest in file.records
+
+    @property
+    def costs(self) -> Path:
+        """Where it is kept what was measured."""
+        return self._folder / "costs.json"
 
     @property
     def nbytes(self) -> int:

@@ -85,7 +85,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
         "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
         "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty 0.2 --seed 7 --max-tokens 9 --stop A "
         "--stop B --context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dusk --stats "
-        "--attention sdpa --no-graph --deterministic --quantize int8 --threads 3"
+        "--attention sdpa --no-graph --deterministic --quantize int8 --threads 3 --disk-gb 1.5"
     )
     assert call(line.split()) == 0
     assert capsys.readouterr().out == "hello\n"
@@ -99,6 +99,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
         threads=3,
         attention="sdpa",
         deterministic=True,
+        disk_gb=1.5,
         graphs=False,
         system="Terse",
         think="off",
@@ -203,6 +204,7 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --max-tokens 0", "max_tokens is 0"),
         ("run -p x --seed -1", "seed is -1"),
         ("run -p x --context 0", "--context"),
+        ("run -p x --disk-gb inf", "--disk-gb is inf"),
         ("run -p x --device tpu", "--device"),
         ("run -p x --dtype int8", "--dtype"),
         ("run -p x --attention best", "--attention"),

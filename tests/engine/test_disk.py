@@ -1,24 +1,32 @@
 """The KV cache on disk: the same text after a restart, whatever became of the files."""
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatterm.conversation.figures import SessionStats
+from chatterm.conversation.stats import stats_lines
+from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
+from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
-from engine.store import records
+from engine.schedule.sequence import Priority, Sequence
+from engine.store import disk, measured, records
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, forget
 from tests.engine.tiny import TinyEngine, say, tiny_engine
+from tests.models.checkpoints import files_of
+from tests.models.families import MistralConfig, tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PROMPT = [(17 * i) % 250 for i in range(120)]
@@ -26,20 +34,31 @@ PROMPT = [(17 * i) % 250 for i in range(120)]
 
 @contextmanager
 def on_disk(
-    model: Path, store: Path, fingerprint: str = "as it is", most: int = 10**9, **options: Any
+    model: Path,
+    store: Path,
+    fingerprint: str = "as it is",
+    most: int = 10**9,
+    late: Event | None = None,
+    **options: Any,
 ) -> Iterator[TinyEngine]:
-    """An engine with a tier on disk, which has begun."""
+    """An engine with a tier on disk, which has begun, or begins when it is `late`."""
+
+    def facts() -> dict[str, str]:
+        assert late is None or late.wait(10)
+        return {"all": fingerprint}
+
     with tiny_engine(model, **options) as engine:
 
         def begin() -> None:
             engine._disk = engine._engine_step.disk = DiskTier(
-                store, most, engine._cache, engine._blocks, engine._loop.post, lambda: {"all": fingerprint}
+                store, most, engine._cache, engine._blocks, engine._loop.post, facts
             )
 
         engine._loop.call(begin)
         done = Event()
         engine._disk._tasks.put(done.set)
-        assert done.wait(10)
+        assert late is not None or done.wait(10)
+        engine._loop.call(lambda: None)  # what it said of that is heard
         yield engine
 
 
@@ -53,9 +72,11 @@ def answer(engine: TinyEngine, prompt: list[int], params: SamplingParams = GREED
 def saved(engine: TinyEngine, owner: str, tokens: list[int]) -> None:
     """Wait until the full blocks of `tokens` are written."""
     engine.save(owner, Rows.of(tokens))
-    assert eventually(
-        lambda: engine._loop.call(lambda: not engine._disk._wishes and not engine._disk._writing)
-    )
+    assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+
+
+def is_saved(engine: TinyEngine) -> bool:
+    return not engine._disk._wishes and not engine._disk._writing
 
 
 def eventually(true: Callable[[], bool]) -> bool:
@@ -85,23 +106,125 @@ def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
     assert figures.problem == ""
 
 
-def test_idle_work_brings_back_what_a_resumed_chat_begins_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("policy", ["exact", "mask"])
+@pytest.mark.parametrize("more", range(4))
+def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
+    tmp_path: Path, policy: ThinkCache, reads: bool, more: int
+) -> None:
     store = tmp_path / "kv"
+    params = SamplingParams(temperature=0.0, max_tokens=70)
     with on_disk(tmp_path, store) as engine:
-        chat = engine.chat(system="Be brief.")
+        chat = engine.chat("Be brief.", think_cache=policy)
         chat.owner = "chat"
         for number in range(3):
-            engine.scripted.script = say(engine, "thoughts", f"the answer number {number}")
-            list(chat.send(f"question {number}", GREEDY))
+            engine.scripted.script = say(
+                engine, "some thoughts " * 2, f"the answer number {number}" + "." * more
+            )
+            list(chat.send(f"question {number}", params))
         turns = chat.turns
         chat.settle(wait=True)
-        saved(engine, "chat", chat.history.token_ids)
+        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
-        chat = engine.chat(system="Be brief.")
+        chat = engine.chat("Be brief.", think_cache=policy)
         chat.load(turns)
         engine.scripted.rows_computed = 0
-        chat.settle(wait=True)
-        assert engine.scripted.rows_computed < 4, "no full block is computed"
+        if reads:
+            chat.settle(wait=True)
+            assert engine.scripted.rows_computed < 4 + len("<|im_end|>\n"), "nothing but a rest is computed"
+        assert list(chat.send("why?", GREEDY)) == expected
+        assert chat.last is not None
+        rows, new = (
+            chat.last.stats.prompt_tokens,
+            len("\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"),
+        )
+        assert engine.scripted.rows_computed < 4 + new + len(expected) < rows
+        engine.check()
+
+
+def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "WORTH_WAITING", 100)
+    store, late = tmp_path / "kv", Event()
+    with on_disk(tmp_path, store) as engine:
+        expected, _ = answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store, late=late) as engine:
+        _, computed = answer(engine, PROMPT[:99])
+        assert computed == 99, "who asks for little does not wait"
+        idle = Sequence(Rows.of(PROMPT[:8]), Priority.IDLE)
+        engine.submit(idle)
+        asked = engine.start(Rows.of(PROMPT), GREEDY)
+        assert not engine._loop.call(lambda: engine._scheduler.has_work), "they wait"
+        late.set()
+        assert idle.finished.wait(10)
+        assert [event.token_id for event in engine.events(asked)] == expected
+        assert asked.stats().prefilled_tokens == 1, "the row whose logits are needed"
+    with on_disk(tmp_path, store, late=(never := Event())) as engine:
+        asked = engine.start(Rows.of(PROMPT), GREEDY)
+        engine._loop.close()
+        never.set()
+        assert asked.finished.wait(10), "nobody is left waiting"
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, wins: bool) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+        engine._loop.call(lambda: engine._disk.costs.saw(500, 0.1 if wins else 0.001))
+        assert eventually(lambda: (engine._disk._folder.costs).exists())
+    with on_disk(tmp_path, store) as engine:
+        assert answer(engine, PROMPT)[1] == 1, "reading was never measured"
+        engine._loop.call(lambda: setattr(engine._disk.costs, "brought", 0.0001))
+        assert eventually(lambda: engine._loop.call(lambda: engine._disk._kept.brought == 0.0001))
+    with on_disk(tmp_path, store) as engine:
+        figures = engine.figures().disk
+        assert (figures.brought_s, figures.computed_s) == (0.0001, 0.0002 if wins else 0.000002)
+        assert figures.is_used == wins
+        assert answer(engine, PROMPT)[1] == (1 if wins else len(PROMPT))
+    with on_disk(tmp_path, store, "other weights") as engine:
+        assert engine.figures().disk.brought_s is engine.figures().disk.computed_s is None
+
+
+KNOWN = {"brought_s": 0.25, "computed_s": 0.5}
+WRONG = (-1.0, 1e300, float("nan"), float("inf"), "0.1", True, [], 7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: value} for name in ("brought_s", "computed_s", "at") for value in WRONG),
+        *(("cut", cut) for cut in (0, 1, 20, 60)),
+        *(("more", text) for text in ("}", "[" * 4000, "\0" * 10_000)),
+        ("old", 8 * 86400.0),
+        ("old", -86400.0),
+        ("list", ""),
+    ],
+    ids=str,
+)
+def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wrong: Any) -> None:
+    path = tmp_path / "costs.json"
+    known = KNOWN | {"at": time()}
+    path.write_text(json.dumps(known))
+    assert measured.kept(path) == Costs(0.25, 0.5)
+    path.write_text(json.dumps(known | {"brought_s": None}))
+    assert measured.kept(path) == Costs(None, 0.5)
+    match wrong:
+        case dict():
+            path.write_text(json.dumps(known | wrong))
+        case "cut", at:
+            path.write_text(json.dumps(known)[:at])
+        case "more", text:
+            path.write_text(text + json.dumps(known) + text)
+        case "old", seconds:
+            path.write_text(json.dumps(known | {"at": time() - seconds}))
+        case _:
+            path.write_text(json.dumps([known]))
+    assert measured.kept(path) == measured.kept(tmp_path) == Costs(), "nor of a folder"
 
 
 @pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])
@@ -131,6 +254,55 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine.close()
         assert sequence.finished.wait(10), "nobody is left waiting"
+
+
+def test_why_there_is_no_tier_is_said(tmp_path: Path) -> None:
+    config = tiny(MistralConfig, sliding_window=24, head_dim=32, vocab_size=272, max_position_embeddings=512)
+    with tiny_engine(tmp_path, config) as engine:
+        assert engine.figures().disk is None
+        engine._keep_in(tmp_path / "kv", None, files_of(tmp_path))
+        disk = engine.figures().disk
+        assert disk is not None
+        assert "sees only a window" in disk.problem
+        shown = " ".join(
+            text
+            for line in stats_lines(200, None, SessionStats(), None, engine.figures())
+            for text, *_ in line
+        )
+        assert disk.problem in shown
+    assert not (tmp_path / "kv").exists()
+
+
+@pytest.mark.parametrize("policy", ["exact", "mask"])
+@pytest.mark.parametrize("then", ["typed", "another", "asked"])
+def test_what_takes_the_place_of_reading_while_blocks_come(
+    tmp_path: Path, policy: ThinkCache, then: str
+) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        chat = engine.chat(think_cache=policy)
+        chat.owner = "chat"
+        engine.scripted.script = say(engine, "some thoughts", "an answer of some length")
+        list(chat.send("a question", SamplingParams(temperature=0.0, max_tokens=70)))
+        turns = chat.turns
+        chat.settle(wait=True)
+        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        expected = list(chat.send("why?", GREEDY))
+    with on_disk(tmp_path, store) as engine:
+        go = Event()
+        engine._disk._tasks.put(lambda: go.wait(10) and None)
+        chat = engine.chat(think_cache=policy)
+        chat.load(turns)
+        chat.settle()
+        if then == "typed":
+            chat.prepare("wh")
+        elif then == "another":
+            chat.load([])
+            chat.prepare("else")
+            chat.load(turns)
+        answer = chat.send("why?", GREEDY)
+        go.set()
+        assert list(answer) == expected
 
 
 @pytest.mark.parametrize("when", ["begin", "append", "read"])

@@ -1,0 +1,75 @@
+"""What a saved session has computed is brought back from the disk: when it is continued, opened, and branched."""
+
+from pathlib import Path
+
+import pytest
+
+from chatterm.backends.backend import ChatOptions
+from chatterm.backends.local import LocalBackend
+from chatterm.conversation.talk import Talk
+from chatterm.sessions.store import Store
+from engine.cache.offload import common_prefix
+from tests.chatterm.test_crash import model  # noqa: F401 - a fixture
+from tests.counting import until
+
+OPTIONS = ChatOptions("cpu", "float32", context=512, sampling={"seed": 3, "max_tokens": 40})
+
+
+def opened(folder: Path) -> LocalBackend:
+    backend = LocalBackend(str(folder), OPTIONS)
+    backend.open()
+    return backend
+
+
+def is_written(backend: LocalBackend) -> bool:
+    disk = backend._engine._disk
+    return backend._engine._loop.call(lambda: not disk._wishes and not disk._writing)
+
+
+def settled(backend: LocalBackend) -> int:
+    """Wait until idle work is over; how many tokens came from the disk so far."""
+    until(lambda: backend.figures().warmed is None)
+    assert not backend.figures().disk.problem
+    return backend.figures().disk.restored_tokens
+
+
+@pytest.mark.parametrize("policy", ["exact", "mask"])
+def test_a_session_and_its_branches_come_back_while_they_are_read(
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
+    backend, store = opened(model), Store.open(tmp_path / "sessions.db")
+    backend.set_think_cache(policy)
+    talk = Talk(backend, store)
+    for message in ("a first message of some length", "a second one"):
+        list(talk.ask(message))
+        backend.settle()
+    whole = backend._chat.history
+    talk.undo()
+    list(talk.ask("another second one, to go on from the first"))
+    branch = backend._chat.history
+    backend.settle()
+    until(lambda: is_written(backend))
+    backend.close()
+    store.flush()
+
+    backend = opened(model)
+    backend.set_think_cache(policy)
+    size = backend.figures().block_size
+    again = Talk(backend, store, talk.session)
+    again.begin()
+    assert again.path[-1].user.startswith("another")
+    first = settled(backend)
+    assert backend._chat.history == branch
+    assert first >= len(branch) // size * size
+    again._go(2)
+    assert again.path[-1].user == "a second one"
+    own = len(whole) // size - common_prefix(whole.keys, branch.keys) // size
+    assert own > 0
+    assert settled(backend) - first >= own * size
+    assert backend._chat.history == whole
+    backend.close()
+    assert store.close()
