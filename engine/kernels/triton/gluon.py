@@ -316,11 +316,14 @@ if knobs.runtime.interpret:
         """The same."""
         found = []
         for pair in range(4):
-            both = words * 0
+            low, high = (words >> place & 15 for place in (4 * pair, 4 * pair + 16))
+            both = [words * 0, words * 0]
             for code, half in enumerate(_BF16):
-                both |= tl.where((words >> 4 * pair & 15) == code, half, 0)
-                both |= tl.where((words >> 4 * pair + 16 & 15) == code, half, 0) << 16
-            found.append(both)
+                both = [
+                    tl.where(codes == code, half, known)
+                    for codes, known in zip((low, high), both, strict=True)
+                ]
+            found.append(both[0] | both[1] << 16)
         return tuple(found)
 
     def mma_v2(left, right, sums):

@@ -10,6 +10,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     try:
         from triton import language
         from triton.runtime import interpreter
+
+        from tests.engine.kernels import quick
     except ImportError:
         pass
     else:
@@ -85,3 +87,4 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         )
         interpreter.GridExecutor.__call__ = launch_anew
         interpreter.InterpretedFunction.__call__ = call
+        quick.install()
