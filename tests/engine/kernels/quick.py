@@ -101,6 +101,28 @@ def quick(name: str, slow: Callable[..., Any]) -> Callable[..., Any]:
     return operator
 
 
+def moved(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """A pointer some elements further on; of anything else, the sum."""
+    add, known = quick("__add__", slow), made.setdefault("pointers", {})
+
+    def operator(self: Any, other: Any) -> Any:
+        if not isinstance(self.dtype, language.pointer_type):
+            return add(self, other)
+        if type(other) is not tensor or other.dtype.name not in ("int32", "int64"):
+            return slow(self, other)
+        key = self.type.name, other.type.name
+        if key not in known:
+            found = slow(self, other)
+            known[key] = {each: value for each, value in found.__dict__.items() if each != "handle"}
+            return found
+        at = self.handle
+        size = max(1, at.get_element_ty().primitive_bitwidth // 8)
+        return like(known[key], at.data + size * other.handle.data.astype(np.uint64), at.dtype)
+
+    operator.slow = slow  # type: ignore[attr-defined]
+    return operator
+
+
 def where(slow: Callable[..., Any]) -> Callable[..., Any]:
     """The choice between two tensors, or a tensor and a number."""
     known = made.setdefault("where", {})
@@ -136,7 +158,7 @@ def install() -> None:
         for name in (f"__{each}__" for each in names):
             found = getattr(kind, name, None)
             if found is not None and not hasattr(found, "slow"):
-                scope.set_attr(kind, name, quick(name, found))
+                scope.set_attr(kind, name, moved(found) if name == "__add__" else quick(name, found))
 
     interpreter._patch_lang_tensor = patch_tensor
     semantic = interpreter.TritonSemantic
