@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,13 +82,12 @@ def forget(engine: Engine, rows: bool) -> None:
     engine._loop.call(job)
 
 
-def measure(engine: Engine, text: str, tokens: int, speculation: str, rows: bool) -> dict[str, Any]:
-    """One answer: its tokens, tokens/s and what was guessed. With `rows` its prompt is computed, too."""
+def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows: bool) -> dict[str, Any]:
+    """One answer, sampled as `how` says: its tokens, tokens/s and what was guessed. With `rows` its prompt is computed,
+    too."""
     forget(engine, rows)
     chat = engine.chat()
-    params = engine.default_params(
-        temperature=0.0, repetition_penalty=1.0, max_tokens=tokens, speculation=speculation
-    )
+    params = engine.default_params(**{"repetition_penalty": 1.0, "max_tokens": tokens, **how})
     for _ in chat.send(text, params):
         pass
     assert chat.last is not None
@@ -105,7 +104,7 @@ def measure(engine: Engine, text: str, tokens: int, speculation: str, rows: bool
     }
 
 
-def compare(engine: Engine, names: list[str], tokens: int, rounds: int) -> dict[str, Any]:
+def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperature: float) -> dict[str, Any]:
     """Off and on in turns; prints and returns the medians."""
     found: dict[str, Any] = {}
     print(
@@ -116,7 +115,11 @@ def compare(engine: Engine, names: list[str], tokens: int, rounds: int) -> dict[
         pairs = []
         for turn in range(rounds):
             order = ("off", "auto") if turn % 2 == 0 else ("auto", "off")
-            pair = {how: measure(engine, TASKS[name], tokens, how, turn == 0) for how in order}
+            drawn = {"temperature": temperature, "seed": turn}
+            pair = {
+                how: measure(engine, TASKS[name], tokens, {**drawn, "speculation": how}, turn == 0)
+                for how in order
+            }
             if pair["off"]["tokens"] != pair["auto"]["tokens"]:
                 sys.exit(f"{name}, round {turn}: the tokens differ")
             pairs.append(pair)
@@ -171,6 +174,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", choices=TASKS, help="only these")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0: greedy; else each round has its seed"
+    )
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -183,7 +189,9 @@ def main() -> None:
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:
             return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split())
-        found = compare(engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds)
+        found = compare(
+            engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds, arguments.temperature
+        )
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return None
