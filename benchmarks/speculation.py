@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
+    python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
 
 Before every answer all that is cached and known of other texts is forgotten: no round finds the answer of another.
 Beside the rates stands their ratio by steps alone, each taken as long as the median of those with as many rows: what
@@ -17,7 +18,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +29,8 @@ from benchmarks.repeating import SENTENCE, repeating_engine
 from engine import Engine
 from engine.schedule.scheduler import Chunk
 from engine.schedule.speculating import Speculating
+from engine.speculation.pace import MOST_ROWS
+from engine.speculation.texts import Texts, from_elsewhere
 
 LINES = [
     f"def step_{n}(state, value):\n    total = state.get('{name}', 0) + value * {n}\n    state['{name}'] = total\n"
@@ -45,6 +50,8 @@ TALE = (
     "The old keeper climbed the stairs of the lighthouse every evening. He lit the lamp, wrote down the wind and the "
     "height of the waves, and looked for ships until midnight. In the winter of that year a whale came into the bay. "
 ) * 3
+SMOLLM2_TOKEN = 2 * 30 * 3 * 64 * 2
+"""Bytes of KV: keys and values of 30 layers, 3 heads of 64 numbers of 2 bytes."""
 CHAT = "What makes a good morning? Tell me at length."
 TASKS = {
     "editing": f"Write this file again, with state renamed to known:\n```python\n{FILE}\n```",
@@ -156,6 +163,30 @@ def costs_of(steps: list[tuple[int, float]]) -> dict[int, float]:
     }
 
 
+def weigh(count: int) -> None:
+    """What a text of so many tokens takes: memory, and time for a token and for a guess. No model is loaded."""
+    random = Random(0)
+    parts = [random.choices(range(49_152), k=random.randint(5, 60)) for _ in range(count // 100)]
+    words = list(chain.from_iterable(random.choice(parts) for _ in range(count // 20)))[:count]
+    texts = Texts(elsewhere=from_elsewhere([words[: len(words) // 2]]))
+    text = texts.take(None, words[: len(words) // 2])
+    adding, guessing = list[float](), list[float]()
+    for at in range(len(words) // 2, len(words)):
+        began = perf_counter()
+        text.go_on(words[at : at + 1])
+        added = perf_counter()
+        texts.guess(text, MOST_ROWS - 1)
+        adding.append(added - began)
+        guessing.append(perf_counter() - added)
+    size = (text.index.nbytes + 4 * len(text.path) + texts.elsewhere.nbytes) / len(words)
+    slow = sorted(guessing)[-len(guessing) // 100]
+    print(
+        f"{len(words):,} tokens: {size:.1f} bytes and {statistics.median(adding) * 1e6:.1f} µs a token, "
+        f"{statistics.median(guessing) * 1e6:.0f} µs a guess (99 of 100: {slow * 1e6:.0f}); "
+        f"{size / SMOLLM2_TOKEN:.3%} of the KV of SmolLM2 135M"
+    )
+
+
 def compare_tokens(engine: Engine, count: int, first: int, words: list[str]) -> None:
     """Play so many random conversations and tell what was compared."""
     began = perf_counter()
@@ -179,8 +210,11 @@ def main() -> None:
     )
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument("--index", type=int, default=0, help="weigh the index of so many tokens")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
+    if arguments.index:
+        return weigh(arguments.index)
     if arguments.identity and arguments.model is None:
         with repeating_engine() as small:
             return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())

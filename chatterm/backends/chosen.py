@@ -85,6 +85,9 @@ class Chosen:
             kept_as=self._kept_as,
         )
 
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        """Nobody guesses from it here."""
+
     def keep_as(self, name: str | None) -> None:
         self._kept_as = name
 

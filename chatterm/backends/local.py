@@ -55,6 +55,9 @@ _LEAST_FOR_TITLES = 500_000_000
 _COMPLETION = 256
 """Tokens of a completion at most, where nobody says how many."""
 
+_LONGEST = 100_000
+"""Characters of a message that guesses may come from."""
+
 
 class Engines(Protocol):
     """Where the engine of a conversation comes from. Raises ModelError and EngineError."""
@@ -323,6 +326,11 @@ class LocalBackend(Chosen):
             self.settle()
         self._system = system
 
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        if (engine := self._engine) is not None and self._info is not None:
+            names = (self._info.name, self._model)
+            engine.know(_tokens(engine, exchange) for exchange in exchanges if exchange.model in names)
+
     def keep_as(self, name: str | None) -> None:
         if self._chat is not None:
             self._chat.owner = name
@@ -492,6 +500,15 @@ def _turn(exchange: Exchange, same_model: bool) -> "Turn":
     )
     opening = list(exchange.opening) if same_model else []
     return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))
+
+
+def _tokens(engine: "Engine", exchange: Exchange) -> list[int]:
+    """A message and its answer, about as they are in a prompt; tokens that the model has not are left out."""
+    try:
+        said = engine.tokenizer.encode_plain(exchange.user[:_LONGEST])
+    except ModelError:
+        said = []
+    return [*said, *(token for token in exchange.token_ids if 0 <= token < engine.vocab_size)]
 
 
 def _reason(name: str | None) -> FinishReason | None:

@@ -142,6 +142,9 @@ class SessionSettings:
 
     save: bool = True
     """Save conversations on this machine as they happen; false keeps them in memory only."""
+    guesses: bool = True
+    """Guess what comes next from earlier sessions with the same model, too (see sampling.speculation); false looks at
+    the conversations of this run only."""
     titles: bool = True
     """Let the model write the title of a conversation while it is idle, if it is large enough for
     that; false uses the first words."""

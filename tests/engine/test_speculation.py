@@ -23,7 +23,7 @@ from engine.schedule.speculating import Speculating
 from engine.speculation import suffixes
 from engine.speculation.pace import AGAIN, CREDIT, ENOUGH, MOST_ROWS, SHARE, Balance, Costs, Pace
 from engine.speculation.suffixes import GRAM, LONGEST, Guess, SuffixIndex
-from engine.speculation.texts import KEPT, Texts
+from engine.speculation.texts import ELSEWHERE, KEPT, Texts, from_elsewhere
 from models.load import load_model
 from models.network import Network
 from tests.engine.speculation import Oracle, speculate
@@ -103,6 +103,14 @@ def test_others_are_looked_at_as_long_as_they_are_the_clients_own() -> None:
     for first in range(1000, 1000 + 100 * KEPT, 50):
         texts.give_back(texts.take("me", list(range(first, first + 40))))
     assert len(texts.idle) == KEPT
+
+
+def test_what_was_said_elsewhere_is_looked_at_for_the_person_alone() -> None:
+    texts = Texts(elsewhere=from_elsewhere([[7, 8, 9, 10, 11], [7, 8, 9, 20]]))
+    mine, theirs = texts.take(None, [1, 7, 8, 9]), texts.take("client", [1, 7, 8, 9])
+    assert texts.guess(mine, 2) == Guess((10, 11), 3, agreed=False), "the latest comes first"
+    assert texts.guess(theirs, 2).tokens == ()
+    assert len(from_elsewhere([[1] * ELSEWHERE, [2]])) == ELSEWHERE, "no more than these"
 
 
 def test_guesses_are_as_many_as_pay() -> None:
