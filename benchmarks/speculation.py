@@ -4,11 +4,11 @@
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
     python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
 
-Before every answer all that is cached and known of other texts is forgotten: no round finds the answer of another.
-Beside the rates stands their ratio by steps alone, each taken as long as the median of those with as many rows: what
-else the machine does then counts little. The cost of a step of 8 rows is in steps of one row. `--identity` plays
-random conversations (`benchmarks.conversations`) with a small model whose text repeats itself, or the one that is
-named; it ends with seed and step where a token differs.
+Before every answer all that is known of other texts is forgotten: no round finds the answer of another. Beside the
+rates stands their ratio by steps, each taken as long as the median of those with as many rows, and by what finding
+guesses took: what else the machine does then counts little. The cost of a step of 8 rows is in steps of one row.
+`--identity` plays random conversations (`benchmarks.conversations`) with a small model whose text repeats itself, or
+the one that is named; it ends with seed and step where a token differs.
 """
 
 import argparse
@@ -69,6 +69,14 @@ class Watched(Speculating):
 
     steps: list[tuple[int, float]] = field(default_factory=list)
     """Rows and seconds of those of this answer."""
+    looking: list[float] = field(default_factory=list)
+    """Seconds that finding guesses took before each."""
+
+    def offer(self, chunks: list[Chunk]) -> list[Chunk]:
+        began = perf_counter()
+        found = Speculating.offer(self, chunks)
+        self.looking.append(perf_counter() - began)
+        return found
 
     def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
         self.steps.append((sum(1 + len(chunk.guesses) for chunk in chunks), seconds))
@@ -108,6 +116,7 @@ def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows
         "right": stats.accepted_tokens / max(stats.guessed_tokens, 1),
         "a step": stats.generated_tokens / max(stats.generated_tokens - stats.accepted_tokens, 1),
         "steps": watched.steps,
+        "looking": statistics.median(watched.looking) * len(watched.looking),
     }
 
 
@@ -137,7 +146,9 @@ def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperat
         ratio = statistics.median(pair["auto"]["rate"] / pair["off"]["rate"] for pair in pairs)
         costs = costs_of([step for pair in pairs for how in pair.values() for step in how["steps"]])
         spent = {
-            how: sum(costs[rows] for pair in pairs for rows, _ in pair[how]["steps"])
+            how: sum(
+                pair[how]["looking"] + sum(costs[rows] for rows, _ in pair[how]["steps"]) for pair in pairs
+            )
             for how in ("off", "auto")
         }
         by_steps, dear = spent["off"] / spent["auto"], costs[max(costs)] / costs[1]

@@ -17,6 +17,9 @@ from chatterm.backends.backend import (
 )
 from engine.params import SamplingParams
 
+OURS: Mapping[str, Any] = {"speculation": "auto"}
+"""How an engine of our own samples where nobody says anything else."""
+
 
 class Chosen:
     """The part of a Backend that needs no engine."""

@@ -29,7 +29,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.calling import Calling, Said, calls_of, engine_calls
-from chatterm.backends.chosen import Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.chosen import OURS, Chosen, checked, no_guesses, no_model, no_tools
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
@@ -289,7 +289,7 @@ class LocalBackend(Chosen):
             said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
-                params = self._params_of(engine, {**self._sampling, **request.sampling})
+                params = self._params_of(engine, {"speculation": "off", **self._sampling, **request.sampling})
                 before = list(zip(said[:-1:2], said[1::2], strict=True))
                 yield prompt_of(engine, format, system, before, said[-1], think, params)
             except (EngineError, ModelError) as error:
@@ -446,7 +446,7 @@ class LocalBackend(Chosen):
         if calling is not None:
             constraint = calling.constraint(engine, constraint)
         limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
-        return engine.default_params(**{**limit, "constraint": constraint, **sampling})
+        return engine.default_params(**{**limit, "constraint": constraint, **OURS, **sampling})
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:

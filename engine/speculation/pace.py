@@ -28,10 +28,18 @@ ENOUGH = 3
 """Steps of one row that have to be seen before others are compared with them."""
 LATEST = 9
 """Steps that medians are of."""
+DOUBT = 2
+"""Measurements that what was believed before counts as: one slow step changes nothing yet."""
+FADES = 64
+"""After so many steps of one row in a row a measurement of others is forgotten."""
 AGAIN = 32
 """After so many steps without one of one row there is one: what it takes now is what guesses are to gain upon."""
 SHORT = 512
 """Contexts up to so many rows are alike; others are up to twice as many."""
+
+
+def _believed_costs() -> list[float]:
+    return [1 + _ROW * more for more in range(MOST_ROWS)]
 
 
 @dataclass(slots=True)
@@ -40,41 +48,62 @@ class Costs:
 
     unit_s: float = 0.0
     """Seconds of a step of one row; 0.0 while too few have been seen."""
-    ratios: list[float] = field(default_factory=lambda: [1 + _ROW * more for more in range(MOST_ROWS)])
-    seen: dict[int, deque[float]] = field(default_factory=dict)
-    """By rows what the latest steps took: seconds for one row, else steps of one row."""
+    believed: list[float] = field(default_factory=_believed_costs)
+    """Before anything was measured."""
+    ratios: list[float] = field(default_factory=list)
+    """As they are known by now."""
     since: int = 0
     """Steps since one of one row was seen."""
+    _units: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
+    """Seconds of the latest steps of one row."""
+    _seen: dict[int, deque[float]] = field(default_factory=dict)
+    """By rows what the latest steps of several took."""
+    _plain: int = 0
+    """Steps of one row, one after the other."""
+
+    def __post_init__(self) -> None:
+        self.ratios = list(self.believed)
 
     def of(self, rows: int) -> float:
         """Of a step of so many rows."""
         return self.ratios[rows - 1]
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A step of `rows` rows took so long.
-
-        Of numbers of rows that have not been seen it is believed that each row more costs as much as in this step.
-        """
+        """A step of `rows` rows took so long."""
         if not 1 <= rows <= MOST_ROWS:
             return
-        self.since = 0 if rows == 1 else self.since + 1
         if rows == 1:
-            took = self._latest(1, seconds)
-            self.unit_s = median(took) if len(took) >= ENOUGH else 0.0
+            self.since, self._plain = 0, self._plain + 1
+            self._units.append(seconds)
+            self.unit_s = median(self._units) if len(self._units) >= ENOUGH else 0.0
+            if self._plain % FADES == 0:
+                self._fade()
         elif self.unit_s:
-            at = rows - 1
-            self.ratios[at] = median(self._latest(rows, min(max(seconds / self.unit_s, 1.0), float(rows))))
-            for other in range(1, MOST_ROWS):
-                if other + 1 not in self.seen:
-                    self.ratios[other] = 1 + (self.ratios[at] - 1) * other / at
-                # More rows take no less, and fewer no more.
-                bound = max if other > at else min
-                self.ratios[other] = bound(self.ratios[other], self.ratios[at])
+            self.since, self._plain = self.since + 1, 0
+            latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
+            latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
+            self._judge()
 
-    def _latest(self, rows: int, took: float) -> deque[float]:
-        latest = self.seen.setdefault(rows, deque(maxlen=LATEST))
-        latest.append(took)
-        return latest
+    def _fade(self) -> None:
+        """What guesses cost was not seen for long: it may be otherwise by now, and is to be tried again."""
+        for rows, latest in list(self._seen.items()):
+            latest.popleft()
+            if not latest:
+                del self._seen[rows]
+        self._judge()
+
+    def _judge(self) -> None:
+        """Of numbers of rows that have not been seen it is believed that each row more costs as much as with the
+        nearest; and that more rows take no less."""
+        known = {
+            rows: median([*[self.believed[rows - 1]] * DOUBT, *latest]) for rows, latest in self._seen.items()
+        }
+        for rows in range(2, MOST_ROWS + 1):
+            near = min(known, key=lambda other: abs(other - rows), default=None)
+            cost = self.believed[rows - 1]
+            if near is not None:
+                cost = 1 + (known[near] - 1) * (rows - 1) / (near - 1)
+            self.ratios[rows - 1] = max(cost, self.ratios[rows - 2])
 
 
 @dataclass(slots=True)
@@ -134,7 +163,7 @@ class Pace:
         size = max(context, SHORT).bit_length()
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
-            self._known[size] = Costs() if near is None else Costs(ratios=list(self._known[near].ratios))
+            self._known[size] = Costs() if near is None else Costs(believed=list(self._known[near].ratios))
         self.costs = self._known[size]
 
     def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:

@@ -21,7 +21,18 @@ from engine.params import Constraint
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation import suffixes
-from engine.speculation.pace import AGAIN, CREDIT, ENOUGH, MOST_ROWS, SHARE, Balance, Costs, Pace
+from engine.speculation.pace import (
+    AGAIN,
+    CREDIT,
+    ENOUGH,
+    FADES,
+    LATEST,
+    MOST_ROWS,
+    SHARE,
+    Balance,
+    Costs,
+    Pace,
+)
 from engine.speculation.suffixes import GRAM, LONGEST, Guess, SuffixIndex
 from engine.speculation.texts import ELSEWHERE, KEPT, Texts, from_elsewhere
 from models.load import load_model
@@ -173,6 +184,22 @@ def test_a_few_steps_that_were_interrupted_say_nothing() -> None:
         costs.saw(4, 0.04 * slow)
     assert costs.unit_s == pytest.approx(0.02)
     assert costs.of(4) == pytest.approx(2.0)
+
+
+def test_what_was_dear_for_a_while_is_tried_again() -> None:
+    costs = Costs()
+    for _ in range(ENOUGH):
+        costs.saw(1, 0.01)
+    before = costs.of(4)
+    costs.saw(4, 1.0)
+    assert costs.of(4) == before, "once says nothing"
+    for _ in range(LATEST):
+        costs.saw(4, 1.0)
+    assert costs.of(4) == 4.0
+    assert costs.of(8) == 8.0
+    for _ in range(FADES * LATEST):
+        costs.saw(1, 0.01)
+    assert costs.of(4) == before
 
 
 def test_now_and_then_a_step_has_one_row_for_others_to_be_compared_with() -> None:
