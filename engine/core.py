@@ -160,15 +160,9 @@ class EngineCore:
 
         They are tokens of this model. Returns once they can be looked up, which takes microseconds a token.
         """
-        if self._engine_step.speculating is None:
-            return
-        index = from_elsewhere(texts)
-
-        def job() -> None:
-            if (speculating := self._engine_step.speculating) is not None:
-                speculating.texts.elsewhere = index
-
-        self._loop.post(job)
+        if (speculating := self._engine_step.speculating) is not None:
+            index = from_elsewhere(texts)
+            self._loop.post(lambda: speculating.texts.know(index))
 
     def figures(self) -> Figures:
         """What the engine holds and does right now."""

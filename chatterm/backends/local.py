@@ -13,7 +13,6 @@ from chatterm.backends.backend import (
     EngineError,
     Exchange,
     Figures,
-    FinishReason,
     ModelChoice,
     ModelError,
     ModelInfo,
@@ -26,10 +25,10 @@ from chatterm.backends.backend import (
     TokenEvent,
     Tool,
     ToolResult,
-    TurnStats,
 )
-from chatterm.backends.calling import Calling, Said, calls_of, engine_calls
+from chatterm.backends.calling import Calling, Said, calls_of
 from chatterm.backends.chosen import OURS, Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.exchanged import tokens_of, turn_of
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from engine.conversation.prompt import PromptFormat
     from engine.conversation.several import Part as EnginePart
     from engine.conversation.several import Prompt, Several
-    from engine.conversation.turns import Answer, Turn
+    from engine.conversation.turns import Answer
     from engine.engine import Engine
     from engine.machine.room import Need
     from models.files import ModelFiles
@@ -54,9 +53,6 @@ _LEAST_FOR_TITLES = 500_000_000
 
 _COMPLETION = 256
 """Tokens of a completion at most, where nobody says how many."""
-
-_LONGEST = 100_000
-"""Characters of a message that guesses may come from."""
 
 
 class Engines(Protocol):
@@ -300,7 +296,7 @@ class LocalBackend(Chosen):
         if chat is None or info is None:
             self._path = tuple(exchanges)
             return
-        turns = [_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
+        turns = [turn_of(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
         chat.load(turns, self._params)
         self._count()
         self.settle()
@@ -329,7 +325,7 @@ class LocalBackend(Chosen):
     def know(self, exchanges: Sequence[Exchange]) -> None:
         if (engine := self._engine) is not None and self._info is not None:
             names = (self._info.name, self._model)
-            engine.know(_tokens(engine, exchange) for exchange in exchanges if exchange.model in names)
+            engine.know(tokens_of(engine, exchange) for exchange in exchanges if exchange.model in names)
 
     def keep_as(self, name: str | None) -> None:
         if self._chat is not None:
@@ -481,37 +477,3 @@ def _part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
     from engine.conversation.several import Ended  # brings torch, which is there by now
 
     return _outcome(part.answer if isinstance(part, Ended) else part, opening)
-
-
-def _turn(exchange: Exchange, same_model: bool) -> "Turn":
-    """An exchange as the engine knows it; tokens of another model mean nothing here."""
-    from engine.conversation.turns import Answer, Turn
-
-    answer = Answer(
-        text=exchange.text,
-        reasoning=exchange.reasoning,
-        token_ids=list(exchange.token_ids) if same_model else [],
-        finish_reason=_reason(exchange.finish_reason),
-        stats=TurnStats.of(exchange.stats),
-        shown=exchange.shown,
-        seed=exchange.seed,
-        ends_at=exchange.ends_at,
-        calls=engine_calls(exchange.calls),
-    )
-    opening = list(exchange.opening) if same_model else []
-    return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))
-
-
-def _tokens(engine: "Engine", exchange: Exchange) -> list[int]:
-    """A message and its answer, about as they are in a prompt; tokens that the model has not are left out."""
-    try:
-        said = engine.tokenizer.encode_plain(exchange.user[:_LONGEST])
-    except ModelError:
-        said = []
-    return [*said, *(token for token in exchange.token_ids if 0 <= token < engine.vocab_size)]
-
-
-def _reason(name: str | None) -> FinishReason | None:
-    """Sessions come from files, too: a reason that nobody knows says that the answer is over."""
-    known = FinishReason(name) if name in set(FinishReason) else FinishReason.CANCELLED
-    return None if name is None else known

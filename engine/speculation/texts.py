@@ -67,6 +67,10 @@ class Texts:
         self.idle.append(text)
         del self.idle[:-KEPT]
 
+    def know(self, elsewhere: SuffixIndex) -> None:
+        """Look at this from now on instead of what was known of elsewhere before."""
+        self.elsewhere = elsewhere
+
     def guess(self, text: Text, most: int) -> Guess:
         """Up to `most` tokens that may follow in `text`."""
         tail = text.path[-LONGEST:]
