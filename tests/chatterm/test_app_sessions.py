@@ -76,7 +76,8 @@ async def test_guesses_may_come_from_other_branches_and_sessions(store: Store) -
     session, backend = latest(store), ScriptedBackend()
     async with driven(backend, store=store, session=session) as driver:
         await driver.until(lambda: driver.answers == ["uno"])
-        await driver.until(lambda: [exchange.text for exchange in backend.known] == ["one", "earlier"])
+        expected = ["first message", "another session"]
+        await driver.until(lambda: [exchange.user for exchange in backend.known] == expected)
     store = reopened(store)
     backend, settings = ScriptedBackend(), Settings(sessions=SessionSettings(guesses=False))
     async with driven(backend, store=store, session=session, settings=settings) as driver:
