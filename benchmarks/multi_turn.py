@@ -52,7 +52,7 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
     engine.tokenizer = thinking_tokenizer(files.gguf)
     engine_step = follow_script(engine, stride)
     chats: list[Chat] = []
-    params = SamplingParams(temperature=0.0)
+    params = SamplingParams(temperature=0.0, speculation="auto")  # as the screen has it
 
     def open_chat(system: str) -> str:
         chats[:] = [engine.chat(system=system, think_cache="mask" if think_cache == "mask" else "exact")]

@@ -2,29 +2,35 @@
 
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
+    python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
 
-Before every answer all that is cached and known of other texts is forgotten: no round finds the answer of another.
-The cost of a step of 8 rows, in steps of one row, is printed with the rates. `--identity` plays random conversations
-(greedy and sampled, cut and resumed, branched, cancelled, with 1 to 8 streams), and ends with seed and step where a
-token differs.
+Before every answer all that is known of other texts is forgotten: no round finds the answer of another. Beside the
+rates stands their ratio by steps, each taken as long as the median of those with as many rows, and by what finding
+guesses took: what else the machine does then counts little. The cost of a step of 8 rows is in steps of one row.
+`--identity` plays random conversations (`benchmarks.conversations`) with a small model whose text repeats itself, or
+the one that is named; it ends with seed and step where a token differs.
 """
 
 import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
+from time import perf_counter
 from typing import Any
 
-from engine import Engine, SamplingParams
-from engine.cache.rows import Rows
-from engine.conversation.chat import Chat
-from engine.schedule.sequence import Sequence
+from benchmarks.conversations import identical
+from benchmarks.repeating import SENTENCE, repeating_engine
+from engine import Engine
+from engine.schedule.scheduler import Chunk
 from engine.schedule.speculating import Speculating
+from engine.speculation.pace import MOST_ROWS
+from engine.speculation.texts import Texts, from_elsewhere
 
 LINES = [
     f"def step_{n}(state, value):\n    total = state.get('{name}', 0) + value * {n}\n    state['{name}'] = total\n"
@@ -44,171 +50,193 @@ TALE = (
     "The old keeper climbed the stairs of the lighthouse every evening. He lit the lamp, wrote down the wind and the "
     "height of the waves, and looked for ships until midnight. In the winter of that year a whale came into the bay. "
 ) * 3
+SMOLLM2_TOKEN = 2 * 30 * 3 * 64 * 2
+"""Bytes of KV: keys and values of 30 layers, 3 heads of 64 numbers of 2 bytes."""
+CHAT = "What makes a good morning? Tell me at length."
 TASKS = {
     "editing": f"Write this file again, with state renamed to known:\n```python\n{FILE}\n```",
     "JSON": f"Translate the colours to French and give the whole JSON back:\n```json\n{RECORDS}\n```",
     "quoting": f"Quote this text word for word, then say in a sentence what it is about:\n\n{TALE}",
     "repeating": f"Repeat this text, but call the keeper a sailor:\n\n{TALE}",
-    "free chat": "What makes a good morning? Tell me at length.",
+    "free chat": CHAT,
+    "long chat": f"Here is a file:\n```python\n{FILE}\n```\nForget about it now. {CHAT}",
 }
-FIGURES = ("rate", "ttft", "right", "a step")
 
 
-def forget(engine: Engine) -> None:
-    """Have nothing cached, and no text to guess from; the measured costs are kept."""
+@dataclass(slots=True)
+class Watched(Speculating):
+    """Remembers what steps took."""
+
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    """Rows and seconds of those of this answer."""
+    looking: list[float] = field(default_factory=list)
+    """Seconds that finding guesses took before each."""
+
+    def offer(self, chunks: list[Chunk]) -> list[Chunk]:
+        began = perf_counter()
+        found = Speculating.offer(self, chunks)
+        self.looking.append(perf_counter() - began)
+        return found
+
+    def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
+        self.steps.append((sum(1 + len(chunk.guesses) for chunk in chunks), seconds))
+        Speculating.saw(self, chunks, accepted, seconds)
+
+
+def forget(engine: Engine, rows: bool) -> None:
+    """Have no text to guess from, and with `rows` nothing cached; what steps cost is kept."""
 
     def job() -> None:
-        engine._blocks.evict_all()
-        known = engine._engine_step.speculating
-        if known is not None:
-            pace = known.pace
-            engine._engine_step.speculating = Speculating(engine._scheduler)
-            engine._engine_step.speculating.pace.costs = pace.costs
+        if rows:
+            engine._blocks.evict_all()
+        known, watched = engine._engine_step.speculating, Watched(engine._scheduler)
+        assert known is not None
+        watched.pace._known = known.pace._known
+        engine._engine_step.speculating = watched
 
     engine._loop.call(job)
 
 
-def measure(engine: Engine, text: str, tokens: int, speculation: str) -> dict[str, Any]:
-    """One answer: its tokens, tokens/s and what was guessed."""
-    forget(engine)
+def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows: bool) -> dict[str, Any]:
+    """One answer, sampled as `how` says: its tokens, tokens/s and what was guessed. With `rows` its prompt is computed,
+    too."""
+    forget(engine, rows)
     chat = engine.chat()
-    params = engine.default_params(
-        temperature=0.0, repetition_penalty=1.0, max_tokens=tokens, speculation=speculation
-    )
+    params = engine.default_params(**{"repetition_penalty": 1.0, "max_tokens": tokens, **how})
     for _ in chat.send(text, params):
         pass
     assert chat.last is not None
     stats = chat.last.stats
-    steps = max(stats.generated_tokens - stats.accepted_tokens, 1)
+    watched = engine._engine_step.speculating
+    assert isinstance(watched, Watched)
     return {
         "tokens": chat.last.token_ids,
         "rate": stats.decode_tokens_per_s,
         "ttft": stats.ttft_s,
         "right": stats.accepted_tokens / max(stats.guessed_tokens, 1),
-        "a step": stats.generated_tokens / steps,
+        "a step": stats.generated_tokens / max(stats.generated_tokens - stats.accepted_tokens, 1),
+        "steps": watched.steps,
+        "looking": statistics.median(watched.looking) * len(watched.looking),
     }
 
 
-def compare(engine: Engine, tokens: int, rounds: int) -> dict[str, Any]:
+def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperature: float) -> dict[str, Any]:
     """Off and on in turns; prints and returns the medians."""
     found: dict[str, Any] = {}
     print(
-        f"{'':12}{'off':>9}{'on':>9}{'ratio':>8}{'right':>8}{'a step':>8}{'8 rows':>8}   first token off, on"
+        f"{'':12}{'off':>9}{'on':>9}{'ratio':>8}{'by steps':>10}{'right':>8}{'a step':>8}{'8 rows':>8}"
+        "   first token off, on"
     )
-    for name, text in TASKS.items():
+    for name in names:
         pairs = []
         for turn in range(rounds):
             order = ("off", "auto") if turn % 2 == 0 else ("auto", "off")
-            pair = {how: measure(engine, text, tokens, how) for how in order}
+            drawn = {"temperature": temperature, "seed": turn}
+            pair = {
+                how: measure(engine, TASKS[name], tokens, {**drawn, "speculation": how}, turn == 0)
+                for how in order
+            }
             if pair["off"]["tokens"] != pair["auto"]["tokens"]:
                 sys.exit(f"{name}, round {turn}: the tokens differ")
             pairs.append(pair)
-        middle = {
-            how: {
-                key: statistics.median(pair[how][key] for pair in pairs)
-                for key in ("rate", "ttft", "right", "a step")
-            }
+        off, on = (
+            {key: statistics.median(pair[how][key] for pair in pairs) for key in ("rate", "right", "a step")}
+            for how in ("off", "auto")
+        )
+        ratio = statistics.median(pair["auto"]["rate"] / pair["off"]["rate"] for pair in pairs)
+        costs = costs_of([step for pair in pairs for how in pair.values() for step in how["steps"]])
+        spent = {
+            how: sum(
+                pair[how]["looking"] + sum(costs[rows] for rows, _ in pair[how]["steps"]) for pair in pairs
+            )
             for how in ("off", "auto")
         }
-        ratio = statistics.median(pair["auto"]["rate"] / pair["off"]["rate"] for pair in pairs)
-        known = engine._engine_step.speculating
-        cost = known.pace.costs.of(8) if known is not None else 0.0
-        off, on = middle["off"], middle["auto"]
+        by_steps, dear = spent["off"] / spent["auto"], costs[max(costs)] / costs[1]
+        first = [pairs[0][how]["ttft"] for how in ("off", "auto")]
         print(
-            f"{name:12}{off['rate']:9.1f}{on['rate']:9.1f}{ratio:8.2f}{on['right']:8.0%}{on['a step']:8.2f}{cost:8.2f}"
-            f"   {off['ttft'] * 1e3:.0f} ms, {on['ttft'] * 1e3:.0f} ms",
+            f"{name:12}{off['rate']:9.1f}{on['rate']:9.1f}{ratio:8.2f}{by_steps:10.2f}{on['right']:8.0%}"
+            f"{on['a step']:8.2f}{dear if max(costs) == 8 else 0:8.2f}"
+            f"   {first[0] * 1e3:.0f} ms, {first[1] * 1e3:.0f} ms",
             flush=True,
         )
-        found[name] = {"off": off, "on": on, "ratio": ratio, "cost of 8 rows": cost}
+        rows = {rows: cost / costs[1] for rows, cost in sorted(costs.items())}
+        found[name] = {
+            "off": off, "on": on, "ratio": ratio, "by steps": by_steps, "cost of rows": rows, "ttft": first,
+        }  # fmt: skip
     return found
 
 
-def conversation(engine: Engine, seed: int, speculation: str) -> Iterator[tuple[str, list[int]]]:
-    """A random conversation: what was done, and the tokens that came of it."""
-    random = Random(seed)
-    chat, words = engine.chat(), TALE.split()
-    for step in range(random.randint(2, 4)):
-        text = " ".join(random.choices(words, k=random.randint(3, 20))) + ". Repeat that."
-        params = engine.default_params(
-            temperature=random.choice([0.0, 0.8]),
-            repetition_penalty=random.choice([1.0, 1.1]),
-            stop=random.choice([(), ("keeper",)]),
-            seed=random.randrange(1000),
-            max_tokens=random.randint(5, 40),
-            speculation=speculation,
-        )
-        kind = random.choice(["send", "cut", "branch", "beside"])
-        if kind == "branch" and chat.turns:
-            list(chat.retry(params))
-        elif kind == "cut":
-            yield from _cut(chat, text, params, f"step {step}, cut")
-            continue
-        elif kind == "beside":
-            streams = [
-                engine.start(Rows.of(engine.tokenizer.encode_plain(f"{n} {text}")), params)
-                for n in range(random.randint(1, 7))
-            ]
-            list(chat.send(text, params))
-            for number, stream in enumerate(streams):
-                yield f"step {step}, stream {number}", _heard(engine, stream)
-        else:
-            list(chat.send(text, params))
-        assert chat.last is not None
-        yield f"step {step}, {kind}", list(chat.last.token_ids)
+def costs_of(steps: list[tuple[int, float]]) -> dict[int, float]:
+    """The median seconds of steps of so many rows: what else the machine does for a while counts little."""
+    return {
+        rows: statistics.median(seconds for count, seconds in steps if count == rows)
+        for rows in {rows for rows, _ in steps}
+    }
 
 
-def _cut(chat: Chat, text: str, params: SamplingParams, what: str) -> Iterator[tuple[str, list[int]]]:
-    """An answer that is cut after some tokens, wherever that is, and resumed: the whole is what counts."""
-    whole = params.max_tokens or 0
-    events = chat.send(text, params)
-    with closing(events):  # type: ignore[type-var]
-        for _ in range(1 + whole // 3):
-            next(events, None)
-    last = chat.last
-    if last is not None and not last.is_complete and (left := whole - len(last.token_ids)) > 0:
-        list(chat.resume(replace(params, max_tokens=left)))
-    assert chat.last is not None
-    yield what, list(chat.last.token_ids)
+def weigh(count: int) -> None:
+    """What a text of so many tokens takes: memory, and time for a token and for a guess. No model is loaded."""
+    random = Random(0)
+    parts = [random.choices(range(49_152), k=random.randint(5, 60)) for _ in range(count // 100)]
+    words = list(chain.from_iterable(random.choice(parts) for _ in range(count // 20)))[:count]
+    texts = Texts(elsewhere=from_elsewhere([words[: len(words) // 2]]))
+    text = texts.take(None, words[: len(words) // 2])
+    adding, guessing = list[float](), list[float]()
+    for at in range(len(words) // 2, len(words)):
+        began = perf_counter()
+        text.go_on(words[at : at + 1])
+        added = perf_counter()
+        texts.guess(text, MOST_ROWS - 1)
+        adding.append(added - began)
+        guessing.append(perf_counter() - added)
+    size = (text.index.nbytes + 4 * len(text.path) + texts.elsewhere.nbytes) / len(words)
+    slow = sorted(guessing)[-len(guessing) // 100]
+    print(
+        f"{len(words):,} tokens: {size:.1f} bytes and {statistics.median(adding) * 1e6:.1f} µs a token, "
+        f"{statistics.median(guessing) * 1e6:.0f} µs a guess (99 of 100: {slow * 1e6:.0f}); "
+        f"{size / SMOLLM2_TOKEN:.3%} of the KV of SmolLM2 135M"
+    )
 
 
-def _heard(engine: Engine, sequence: Sequence) -> list[int]:
-    return [event.token_id for event in engine.events(sequence)]
-
-
-def identical(engine: Engine, count: int, first: int) -> None:
-    """Compare so many random conversations; ends the program where one differs."""
-    tokens = 0
-    for seed in range(first, first + count):
-        forget(engine)
-        plain = list(conversation(engine, seed, "off"))
-        forget(engine)
-        for (what, expected), (_, found) in zip(plain, conversation(engine, seed, "auto"), strict=True):
-            if expected != found:
-                at = next(
-                    (n for n, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), -1
-                )
-                sys.exit(f"seed {seed}, {what}: token {at} differs")
-            tokens += len(found)
-    print(f"{count} conversations, {tokens:,} tokens: 0 differ")
+def compare_tokens(engine: Engine, count: int, first: int, words: list[str]) -> None:
+    """Play so many random conversations and tell what was compared."""
+    began = perf_counter()
+    found = identical(engine, count, first, words)
+    print(
+        f"{count} conversations, {found.tokens:,} tokens: 0 differ. {found.guessed:,} guesses were checked, "
+        f"{found.accepted:,} accepted; {perf_counter() - began:.0f} s"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="only these")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0: greedy; else each round has its seed"
+    )
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument("--index", type=int, default=0, help="weigh the index of so many tokens")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    engine = Engine.load(arguments.model, device="cpu", streams=8)
+    if arguments.index:
+        return weigh(arguments.index)
+    if arguments.identity and arguments.model is None:
+        with repeating_engine() as small:
+            return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
+    engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8)
     with closing(engine):
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:
-            return identical(engine, arguments.identity, arguments.seed)
-        found = compare(engine, arguments.tokens, arguments.rounds)
+            return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split())
+        found = compare(
+            engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds, arguments.temperature
+        )
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return None

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -30,6 +30,7 @@ from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.speculating import Speculating, how_speculated
 from engine.schedule.step import EngineStep, explain
 from engine.schedule.tally import Traffic
+from engine.speculation.texts import from_elsewhere
 from engine.store.disk import DiskTier
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -154,6 +155,15 @@ class EngineCore:
         Raises EngineError for an unknown token id, ContextFullError when they do not fit.
         """
         return self.warm_rows(Rows.of(token_ids))
+
+    def know(self, texts: Iterable[Items[int]]) -> None:
+        """Guess from these texts, too, instead of those that were known before; the latest comes first.
+
+        They are tokens of this model. Returns once they can be looked up, which takes microseconds a token.
+        """
+        if (speculating := self._engine_step.speculating) is not None:
+            index = from_elsewhere(texts)
+            self._loop.post(lambda: speculating.texts.know(index))
 
     def figures(self) -> Figures:
         """What the engine holds and does right now."""

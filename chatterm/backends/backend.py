@@ -340,6 +340,10 @@ class Backend(Protocol):
         Raises EngineError where the model knows no tools, and changes nothing then.
         """
 
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        """What was said elsewhere, latest first: an answer may repeat it, and where tokens are guessed these are looked
+        at, too, instead of those of before. Nothing else comes of it."""
+
     def keep_as(self, name: str | None) -> None:
         """What the conversation has cached is kept on disk under this name from now on; None: it is not."""
 

@@ -17,6 +17,9 @@ from chatterm.backends.backend import (
 )
 from engine.params import SamplingParams
 
+OURS: Mapping[str, Any] = {"speculation": "auto"}
+"""How an engine of our own samples where nobody says anything else."""
+
 
 class Chosen:
     """The part of a Backend that needs no engine."""
@@ -84,6 +87,9 @@ class Chosen:
             tools=self._tools,
             kept_as=self._kept_as,
         )
+
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        """Nobody guesses from it here."""
 
     def keep_as(self, name: str | None) -> None:
         self._kept_as = name

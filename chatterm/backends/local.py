@@ -13,7 +13,6 @@ from chatterm.backends.backend import (
     EngineError,
     Exchange,
     Figures,
-    FinishReason,
     ModelChoice,
     ModelError,
     ModelInfo,
@@ -26,10 +25,10 @@ from chatterm.backends.backend import (
     TokenEvent,
     Tool,
     ToolResult,
-    TurnStats,
 )
-from chatterm.backends.calling import Calling, Said, calls_of, engine_calls
-from chatterm.backends.chosen import Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.calling import Calling, Said, calls_of
+from chatterm.backends.chosen import OURS, Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.exchanged import tokens_of, turn_of
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from engine.conversation.prompt import PromptFormat
     from engine.conversation.several import Part as EnginePart
     from engine.conversation.several import Prompt, Several
-    from engine.conversation.turns import Answer, Turn
+    from engine.conversation.turns import Answer
     from engine.engine import Engine
     from engine.machine.room import Need
     from models.files import ModelFiles
@@ -286,7 +285,7 @@ class LocalBackend(Chosen):
             said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
-                params = self._params_of(engine, {**self._sampling, **request.sampling})
+                params = self._params_of(engine, {"speculation": "off", **self._sampling, **request.sampling})
                 before = list(zip(said[:-1:2], said[1::2], strict=True))
                 yield prompt_of(engine, format, system, before, said[-1], think, params)
             except (EngineError, ModelError) as error:
@@ -297,7 +296,7 @@ class LocalBackend(Chosen):
         if chat is None or info is None:
             self._path = tuple(exchanges)
             return
-        turns = [_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
+        turns = [turn_of(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
         chat.load(turns, self._params)
         self._count()
         self.settle()
@@ -322,6 +321,11 @@ class LocalBackend(Chosen):
             self._count()
             self.settle()
         self._system = system
+
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        if (engine := self._engine) is not None and self._info is not None:
+            names = (self._info.name, self._model)
+            engine.know(tokens_of(engine, exchange) for exchange in exchanges if exchange.model in names)
 
     def keep_as(self, name: str | None) -> None:
         if self._chat is not None:
@@ -438,7 +442,7 @@ class LocalBackend(Chosen):
         if calling is not None:
             constraint = calling.constraint(engine, constraint)
         limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
-        return engine.default_params(**{**limit, "constraint": constraint, **sampling})
+        return engine.default_params(**{**limit, "constraint": constraint, **OURS, **sampling})
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
@@ -473,28 +477,3 @@ def _part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
     from engine.conversation.several import Ended  # brings torch, which is there by now
 
     return _outcome(part.answer if isinstance(part, Ended) else part, opening)
-
-
-def _turn(exchange: Exchange, same_model: bool) -> "Turn":
-    """An exchange as the engine knows it; tokens of another model mean nothing here."""
-    from engine.conversation.turns import Answer, Turn
-
-    answer = Answer(
-        text=exchange.text,
-        reasoning=exchange.reasoning,
-        token_ids=list(exchange.token_ids) if same_model else [],
-        finish_reason=_reason(exchange.finish_reason),
-        stats=TurnStats.of(exchange.stats),
-        shown=exchange.shown,
-        seed=exchange.seed,
-        ends_at=exchange.ends_at,
-        calls=engine_calls(exchange.calls),
-    )
-    opening = list(exchange.opening) if same_model else []
-    return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))
-
-
-def _reason(name: str | None) -> FinishReason | None:
-    """Sessions come from files, too: a reason that nobody knows says that the answer is over."""
-    known = FinishReason(name) if name in set(FinishReason) else FinishReason.CANCELLED
-    return None if name is None else known

@@ -179,12 +179,15 @@ class ProcessBackend(Chosen):
         if not self._is_open:
             self._path = tuple(exchanges)
             return
+        self._ask("load_path", self._known(exchanges))
+
+    def _known(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
+        """As the server knows them: with its name of the model."""
         name = self._info.name if self._info is not None else ""
-        known = [
+        return [
             replace(exchange, model=name) if exchange.model == self._model else exchange
             for exchange in exchanges
         ]
-        self._ask("load_path", known)
 
     def count(self, draft: str) -> DraftCost | None:
         if not self._is_open:
@@ -203,6 +206,10 @@ class ProcessBackend(Chosen):
         if self._is_open:
             self._ask("set_system", system)
         self._system = system
+
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        if self._is_open:
+            self._ask("know", self._known(exchanges))
 
     def keep_as(self, name: str | None) -> None:
         if self._is_open:

@@ -124,6 +124,13 @@ class SetSystem:
 
 
 @dataclass(frozen=True, slots=True)
+class Know:
+    """What was said elsewhere may be guessed from."""
+
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeepAs:
     name: str | None
 
@@ -182,7 +189,8 @@ class Aside:
 
 Job = (
     Open | Switch | Send | Tell | SetTools | Retry | Resume | Draw | Compare | LoadPath | Undo | Reset | SetSystem
-    | KeepAs | SetThink | SetThinkCache | SetSampling | Prepare | Count | MakeTitle | Aside | ListModels | Catalogue
+    | Know | KeepAs | SetThink | SetThinkCache | SetSampling | Prepare | Count | MakeTitle | Aside | ListModels
+    | Catalogue
 )  # fmt: skip
 
 # --- reports: what the screen is told ---
@@ -382,6 +390,8 @@ class Worker:
                 backend.reset()
             case SetSystem(text):
                 backend.set_system(text)
+            case Know(exchanges):
+                backend.know(exchanges)
             case KeepAs(name):
                 backend.keep_as(name)
             case SetThink(mode):

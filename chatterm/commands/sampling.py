@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from chatterm.backends.backend import EngineError, ModelInfo
+from chatterm.backends.chosen import OURS
 from chatterm.settings.reading import problem_with
 from chatterm.settings.settings import SamplingSettings
 from chatterm.terminal.sanitize import one_line
@@ -55,6 +56,7 @@ def in_force(
         ("settings file", settings.given()),
         ("the model", info.sampling if info is not None else {}),
         ("chatterm", UNRECOMMENDED if info is not None and not info.sampling else {}),
+        ("chatterm", OURS if info is not None and not info.is_remote else {}),
     ]
     off = SamplingParams()
     found = {}

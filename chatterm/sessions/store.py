@@ -223,6 +223,10 @@ class Store:
 
         return self._ask(read)
 
+    def exchanges(self, session: str) -> list[Exchange]:
+        """Those of a session, to look at and not to go on with. Raises SessionError when it is not there."""
+        return self._ask(lambda vault: vault.load(session)[1].exchanges)
+
     def find(self, text: str = "") -> list[SessionInfo]:
         """Sessions in whose title or messages every word of `text` occurs, latest first."""
         return self._ask(lambda vault: vault.find(text))

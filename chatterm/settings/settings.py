@@ -107,7 +107,7 @@ class SamplingSettings:
     """Texts that end the answer when they are generated."""
     speculation: Literal["auto", "off", "suffix"] | None = None
     """Guess what comes next from what was said before, and check several tokens at once; the text stays the same.
-    auto: as many as seem to pay. It is off unless it is asked for."""
+    auto: as many as seem to pay, which is the default where the model runs here."""
 
     def given(self) -> dict[str, Any]:
         """What is set, as arguments of SamplingParams."""
@@ -142,6 +142,9 @@ class SessionSettings:
 
     save: bool = True
     """Save conversations on this machine as they happen; false keeps them in memory only."""
+    guesses: bool = True
+    """Guess what comes next from earlier sessions with the same model, too (see sampling.speculation); false looks at
+    the conversations of this run only."""
     titles: bool = True
     """Let the model write the title of a conversation while it is idle, if it is large enough for
     that; false uses the first words."""

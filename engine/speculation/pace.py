@@ -1,6 +1,8 @@
 """How many tokens are guessed: as many as pay, by what steps of several rows take here and how often guesses hold."""
 
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from engine.speculation.suffixes import Guess
 
@@ -22,45 +24,86 @@ _DIVIDED = 0.7
 """So much less often where they do not."""
 _ROW = 0.15
 """Of a step: what another row is believed to cost."""
+ENOUGH = 3
+"""Steps of one row that have to be seen before others are compared with them."""
+LATEST = 9
+"""Steps that medians are of."""
+DOUBT = 2
+"""Measurements that what was believed before counts as: one slow step changes nothing yet."""
+FADES = 64
+"""After so many steps of one row in a row a measurement of others is forgotten."""
+AGAIN = 32
+"""After so many steps without one of one row there is one: what it takes now is what guesses are to gain upon."""
 SHORT = 512
 """Contexts up to so many rows are alike; others are up to twice as many."""
 
 
+def _believed_costs() -> list[float]:
+    return [1 + _ROW * more for more in range(MOST_ROWS)]
+
+
 @dataclass(slots=True)
 class Costs:
-    """What a step of 1 to 8 rows takes, in steps of one row."""
+    """What a step of 1 to 8 rows takes, in steps of one row: medians, as a step that was interrupted says nothing."""
 
     unit_s: float = 0.0
-    """Seconds of a step of one row; 0.0 while none has been seen."""
-    ratios: list[float] = field(default_factory=lambda: [1 + _ROW * more for more in range(MOST_ROWS)])
-    seen: set[int] = field(default_factory=set)
-    """Those of `ratios` that were measured."""
+    """Seconds of a step of one row; 0.0 while too few have been seen."""
+    believed: list[float] = field(default_factory=_believed_costs)
+    """Before anything was measured."""
+    ratios: list[float] = field(default_factory=list)
+    """As they are known by now."""
+    since: int = 0
+    """Steps since one of one row was seen."""
+    _units: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
+    """Seconds of the latest steps of one row."""
+    _seen: dict[int, deque[float]] = field(default_factory=dict)
+    """By rows what the latest steps of several took."""
+    _plain: int = 0
+    """Steps of one row, one after the other."""
+
+    def __post_init__(self) -> None:
+        self.ratios = list(self.believed)
 
     def of(self, rows: int) -> float:
         """Of a step of so many rows."""
         return self.ratios[rows - 1]
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A step of `rows` rows took so long. One that was interrupted counts little.
-
-        Of numbers of rows that have not been seen it is believed that each row more costs as much as in this step.
-        """
+        """A step of `rows` rows took so long."""
         if not 1 <= rows <= MOST_ROWS:
             return
         if rows == 1:
-            unit = self.unit_s or seconds
-            self.unit_s = unit + (min(seconds, 2 * unit) - unit) / 8
+            self.since, self._plain = 0, self._plain + 1
+            self._units.append(seconds)
+            self.unit_s = median(self._units) if len(self._units) >= ENOUGH else 0.0
+            if self._plain % FADES == 0:
+                self._fade()
         elif self.unit_s:
-            at = rows - 1
-            ratio = min(max(seconds / self.unit_s, 1.0), float(rows))
-            self.ratios[at] += (ratio - self.ratios[at]) / (4 if at in self.seen else 1)
-            self.seen.add(at)
-            for other in range(1, MOST_ROWS):
-                if other not in self.seen:
-                    self.ratios[other] = 1 + (self.ratios[at] - 1) * other / at
-                # More rows take no less, and fewer no more.
-                bound = max if other > at else min
-                self.ratios[other] = bound(self.ratios[other], self.ratios[at])
+            self.since, self._plain = self.since + 1, 0
+            latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
+            latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
+            self._judge()
+
+    def _fade(self) -> None:
+        """What guesses cost was not seen for long: it may be otherwise by now, and is to be tried again."""
+        for rows, latest in list(self._seen.items()):
+            latest.popleft()
+            if not latest:
+                del self._seen[rows]
+        self._judge()
+
+    def _judge(self) -> None:
+        """Of numbers of rows that have not been seen it is believed that each row more costs as much as with the
+        nearest; and that more rows take no less."""
+        known = {
+            rows: median([*[self.believed[rows - 1]] * DOUBT, *latest]) for rows, latest in self._seen.items()
+        }
+        for rows in range(2, MOST_ROWS + 1):
+            near = min(known, key=lambda other: abs(other - rows), default=None)
+            cost = self.believed[rows - 1]
+            if near is not None:
+                cost = 1 + (known[near] - 1) * (rows - 1) / (near - 1)
+            self.ratios[rows - 1] = max(cost, self.ratios[rows - 2])
 
 
 @dataclass(slots=True)
@@ -117,14 +160,18 @@ class Pace:
 
     def turn_to(self, context: int) -> None:
         """The next step attends to so many rows in all."""
-        self.costs = self._known.setdefault(max(context, SHORT).bit_length(), Costs())
+        size = max(context, SHORT).bit_length()
+        if size not in self._known:
+            near = min(self._known, key=lambda other: abs(other - size), default=None)
+            self._known[size] = Costs() if near is None else Costs(believed=list(self._known[near].ratios))
+        self.costs = self._known[size]
 
     def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
         """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
 
         `said` tokens has the answer, and `balance` is its own.
         """
-        if not self.costs.unit_s:
+        if not self.costs.unit_s or self.costs.since >= AGAIN:
             return 0
         right, expected = self.acceptance.of(guess), 0.0
         best, found = LEAST_GAIN * tokens / self.costs.of(rows), 0

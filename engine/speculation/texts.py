@@ -1,7 +1,7 @@
 """The texts in which guesses are looked up: one for each conversation, branches included, kept for its next turn."""
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,8 @@ MOST_TOKENS = 1 << 18
 """Of a text; beyond them only what its conversation says now is kept."""
 KEPT = 8
 """Texts of conversations that are not answered now."""
+ELSEWHERE = 1 << 17
+"""Tokens from elsewhere: of earlier sessions, and of branches that were not said in this run."""
 SURE = 8
 """A match in the conversation's own text that is as long is taken before others are looked at."""
 
@@ -45,6 +47,8 @@ class Texts:
 
     idle: list[Text] = field(default_factory=list)
     """The latest comes last."""
+    elsewhere: SuffixIndex = field(default_factory=SuffixIndex)
+    """What was said elsewhere, to the person who is no server's client."""
 
     def take(self, client: Hashable, tokens: Sequence[int]) -> Text:
         """The text of the conversation that goes on with these tokens, which it then ends with."""
@@ -63,14 +67,36 @@ class Texts:
         self.idle.append(text)
         del self.idle[:-KEPT]
 
+    def know(self, elsewhere: SuffixIndex) -> None:
+        """Look at this from now on instead of what was known of elsewhere before."""
+        self.elsewhere = elsewhere
+
     def guess(self, text: Text, most: int) -> Guess:
         """Up to `most` tokens that may follow in `text`."""
         tail = text.path[-LONGEST:]
         best = text.index.guess(tail, most)
         if best.length >= SURE:
             return best
-        others = [one.index.guess(tail, most) for one in self.idle if one.client == text.client]
+        indexes = [one.index for one in self.idle if one.client == text.client]
+        if text.client is None:
+            indexes.append(self.elsewhere)
+        others = [index.guess(tail, most) for index in indexes]
         return max(best, *others, NOTHING, key=lambda guess: guess.length)
+
+
+def from_elsewhere(texts: Iterable[Sequence[int]]) -> SuffixIndex:
+    """An index of these texts, the latest of which comes first: of as many as are not too long together."""
+    taken, tokens = list[Sequence[int]](), 0
+    for text in texts:
+        if tokens + len(text) > ELSEWHERE:
+            break
+        taken.append(text)
+        tokens += len(text)
+    index, whole = SuffixIndex(), array("i")
+    for text in reversed(taken):
+        whole.extend(text)
+    index.extend(whole)
+    return index
 
 
 def _common(one: "array[int]", other: "array[int]") -> int:

@@ -14,6 +14,7 @@ from chatterm.app import ChatApp
 from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
 from chatterm.screens.look import Terminal
 from chatterm.sessions.store import Store
+from chatterm.settings.settings import Settings
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.scripted import ScriptedBackend
@@ -134,12 +135,13 @@ async def driven(
     store: Store | None = None,
     session: str | None = None,
     failing: bool = False,
+    settings: Settings | None = None,
 ) -> AsyncIterator[Driver]:
     """The application around `backend`; `ready` waits for the model. The store stays open.
 
     Where the application is not `failing` on purpose, an error that nobody foresaw fails the test.
     """
-    app = ChatApp(backend, theme=theme, terminal=terminal, store=store, session=session)
+    app = ChatApp(backend, theme=theme, terminal=terminal, store=store, session=session, settings=settings)
     app.chat.looks = ()  # nobody knows what listens on the ports of this machine
     try:
         async with app.run_test(size=size) as pilot:

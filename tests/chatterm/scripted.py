@@ -73,6 +73,8 @@ class ScriptedBackend:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     calls: list[tuple[str, object]] = field(default_factory=list)
     kept_as: list[str | None] = field(default_factory=list)
+    known: list[Exchange] = field(default_factory=list)
+    """What was said elsewhere."""
     history: list[tuple[str, str]] = field(default_factory=list)
     last: Outcome | None = None
     closed: bool = False
@@ -380,6 +382,9 @@ class ScriptedBackend:
     def set_think(self, think: ThinkMode) -> None:
         self.calls.append(("set_think", think))
         self.think = think
+
+    def know(self, exchanges: Sequence[Exchange]) -> None:
+        self.known = list(exchanges)
 
     def keep_as(self, name: str | None) -> None:
         self.kept_as.append(name)

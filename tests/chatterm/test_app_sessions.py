@@ -11,6 +11,7 @@ from chatterm.screens.sessions import SessionList
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
+from chatterm.settings.settings import SessionSettings, Settings
 from chatterm.widgets.remarks import Remarks
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -61,6 +62,28 @@ async def test_what_was_said_is_there_after_the_program_ended(store: Store) -> N
         await driver.send("third")
     tree = store.load(info.id)[1]
     assert [exchange.text for exchange in tree.path(tree.head)] == ["one", "three"]
+    store.close()
+
+
+async def test_guesses_may_come_from_other_branches_and_sessions(store: Store) -> None:
+    async with driven(ScriptedBackend([Script("earlier")]), store=store) as driver:
+        await driver.send("another session")
+    store = reopened(store)
+    async with driven(ScriptedBackend([Script("one"), Script("uno")]), store=store) as driver:
+        await driver.send("first message")
+        await driver.send("/retry")
+    store = reopened(store)
+    session, backend = latest(store), ScriptedBackend()
+    async with driven(backend, store=store, session=session) as driver:
+        await driver.until(lambda: driver.answers == ["uno"])
+        expected = ["first message", "another session"]
+        await driver.until(lambda: [exchange.user for exchange in backend.known] == expected)
+    store = reopened(store)
+    backend, settings = ScriptedBackend(), Settings(sessions=SessionSettings(guesses=False))
+    async with driven(backend, store=store, session=session, settings=settings) as driver:
+        await driver.until(lambda: driver.answers == ["uno"])
+        await driver.idle()
+        assert backend.known == []
     store.close()
 
 

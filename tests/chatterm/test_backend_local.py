@@ -51,6 +51,7 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
     backend.set_think("off")
     backend.set_think_cache("mask")
     backend.set_sampling({"top_k": 2})
+    backend.know([Exchange(1, None, "hi", "ho")])
     backend.answer_now()
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
     assert (backend.system, backend.think, backend.think_cache) == ("x", "off", "mask")
@@ -67,6 +68,19 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
             call()
     backend.close()
     backend.close()
+
+
+def test_what_was_said_elsewhere_with_this_model_can_be_guessed_from(backend: LocalBackend) -> None:
+    info, engine = backend.info, backend._engine
+    assert info is not None
+    assert engine is not None
+    said = Exchange(1, None, "hello", "there", model=info.name, token_ids=[5, 6, 7, 10**9])
+    backend.know([said, Exchange(2, None, "by another", model="other", token_ids=[1, 2])])
+    speculating = engine._loop.call(lambda: engine._engine_step.speculating)
+    assert speculating is not None
+    assert list(speculating.texts.elsewhere.tokens) == [*engine.tokenizer.encode_plain("hello"), 5, 6, 7]
+    backend.know([])
+    assert engine._loop.call(lambda: len(speculating.texts.elsewhere)) == 0
 
 
 def test_a_model_that_does_not_exist() -> None:

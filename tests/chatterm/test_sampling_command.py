@@ -96,8 +96,10 @@ def test_each_value_says_where_it_comes_from() -> None:
         "max_tokens": (None, ""),
         "seed": (3, "this conversation"),
         "stop": ((), ""),
-        "speculation": ("off", ""),
+        "speculation": ("auto", "chatterm"),
     }
+    there = ModelInfo("m", "a server", "", 0, False, is_remote=True)
+    assert in_force({}, NONE, there)["speculation"].source == ""
     silent = ModelInfo("m", "cpu", "float32", 4096, False)
     assert in_force({}, NONE, silent)["top_p"].source == "chatterm"
 

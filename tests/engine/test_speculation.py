@@ -21,9 +21,20 @@ from engine.params import Constraint
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation import suffixes
-from engine.speculation.pace import CREDIT, MOST_ROWS, SHARE, Balance, Costs, Pace
+from engine.speculation.pace import (
+    AGAIN,
+    CREDIT,
+    ENOUGH,
+    FADES,
+    LATEST,
+    MOST_ROWS,
+    SHARE,
+    Balance,
+    Costs,
+    Pace,
+)
 from engine.speculation.suffixes import GRAM, LONGEST, Guess, SuffixIndex
-from engine.speculation.texts import KEPT, Texts
+from engine.speculation.texts import ELSEWHERE, KEPT, Texts, from_elsewhere
 from models.load import load_model
 from models.network import Network
 from tests.engine.speculation import Oracle, speculate
@@ -105,6 +116,14 @@ def test_others_are_looked_at_as_long_as_they_are_the_clients_own() -> None:
     assert len(texts.idle) == KEPT
 
 
+def test_what_was_said_elsewhere_is_looked_at_for_the_person_alone() -> None:
+    texts = Texts(elsewhere=from_elsewhere([[7, 8, 9, 10, 11], [7, 8, 9, 20]]))
+    mine, theirs = texts.take(None, [1, 7, 8, 9]), texts.take("client", [1, 7, 8, 9])
+    assert texts.guess(mine, 2) == Guess((10, 11), 3, agreed=False), "the latest comes first"
+    assert texts.guess(theirs, 2).tokens == ()
+    assert len(from_elsewhere([[1] * ELSEWHERE, [2]])) == ELSEWHERE, "no more than these"
+
+
 def test_guesses_are_as_many_as_pay() -> None:
     pace = Pace()
     sure = Guess(tuple(range(7)), 32)
@@ -156,6 +175,59 @@ def test_costs_follow_what_steps_take() -> None:
         costs.saw(4, 0.05)
     assert costs.of(4) == pytest.approx(2.5, rel=0.05)
     assert costs.of(8) >= costs.of(4) >= costs.of(2) >= costs.of(1) == 1.0
+
+
+def test_a_few_steps_that_were_interrupted_say_nothing() -> None:
+    costs = Costs()
+    for slow in (1, 1, 9, 1, 9, 1, 1):
+        costs.saw(1, 0.02 * slow)
+        costs.saw(4, 0.04 * slow)
+    assert costs.unit_s == pytest.approx(0.02)
+    assert costs.of(4) == pytest.approx(2.0)
+
+
+def test_what_was_dear_for_a_while_is_tried_again() -> None:
+    costs = Costs()
+    for _ in range(ENOUGH):
+        costs.saw(1, 0.01)
+    before = costs.of(4)
+    costs.saw(4, 1.0)
+    assert costs.of(4) == before, "once says nothing"
+    for _ in range(LATEST):
+        costs.saw(4, 1.0)
+    assert costs.of(4) == 4.0
+    assert costs.of(8) == 8.0
+    for _ in range(FADES * LATEST):
+        costs.saw(1, 0.01)
+    assert costs.of(4) == before
+
+
+def test_now_and_then_a_step_has_one_row_for_others_to_be_compared_with() -> None:
+    pace, sure = Pace(), Guess(tuple(range(7)), 32)
+    pace.turn_to(100)
+    counts = []
+    for _ in range(100):
+        counts.append(pace.count(sure, 1, 1.0, Balance(), 0))
+        pace.costs.saw(1 + counts[-1], 0.01)
+    assert counts[:ENOUGH] == [0] * ENOUGH
+    plain = [at for at in range(ENOUGH, 100) if not counts[at]]
+    assert len(plain) == 2
+    assert plain[1] - plain[0] == AGAIN + 1
+
+
+def test_another_context_is_believed_to_cost_what_the_nearest_one_does() -> None:
+    pace = Pace()
+    pace.turn_to(3000)
+    for _ in range(9):
+        pace.costs.saw(1, 0.01)
+        pace.costs.saw(8, 0.05)
+    pace.turn_to(100)
+    near = pace.costs
+    pace.turn_to(6000)
+    assert pace.costs.of(8) == pytest.approx(5.0)
+    assert pace.costs.unit_s == 0.0
+    pace.turn_to(400)
+    assert pace.costs is near
 
 
 @pytest.fixture(scope="module", params=["int8", "none"])

@@ -221,6 +221,7 @@ class ChatScreen(MessageSelection):
                 self.info = replace(info, name=one_line(info.name, limit=200))
                 self.is_loading, self._progress = False, None
                 collect_rarely()
+                self.actions.know_others()
             case worker.Answered(outcome, index, problem):
                 turn = self.conversation.turn
                 self.conversation.answered(outcome, now, index, problem)

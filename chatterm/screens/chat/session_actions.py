@@ -8,6 +8,7 @@ from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset
 from chatterm.screens.chat.command_part import CommandPart
 from chatterm.screens.chat.tooling import Tooling
+from chatterm.sessions.elsewhere import elsewhere
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import given_title, pick
 from chatterm.sessions.tree import Tree
@@ -62,6 +63,16 @@ class SessionActions(CommandPart):
         else:
             screen.in_thread(store.new_draft, self.writing.show_draft)
 
+    def know_others(self) -> None:
+        """Have tokens guessed from other branches and earlier sessions, too, where that is wanted."""
+        screen, talk = self.screen, self.conversation
+        if not screen.settings.sessions.guesses or screen.settings.sampling.speculation == "off":
+            return
+        others = partial(
+            elsewhere, screen.keeper.store, screen.keeper.session, talk.tree, screen.backend.model
+        )
+        screen.in_thread(others, lambda found: screen.submit(worker.Know(tuple(found))))
+
     def open_session(self, session: str) -> None:
         """Go on with a session of the store."""
         store = self.screen.keeper.store
@@ -83,6 +94,8 @@ class SessionActions(CommandPart):
         self.conversation.open(session, tree, info.title)
         self.writing.show_draft(draft)
         self.transcript.follow()
+        if self.screen.info is not None:  # else they are known once there is a model
+            self.know_others()
         if tree.head is not None and tree[tree.head].finish_reason is None:
             self.screen.tell("The last answer was cut off when the program ended; /continue resumes it.")
 

@@ -197,6 +197,8 @@ class Terminal:
                 backend.reset()
             case "set_system":
                 backend.set_system(unpacked(body, str | None))  # type: ignore[arg-type]
+            case "know":
+                backend.know(unpacked(body, list[Exchange]))
             case "keep_as":
                 backend.keep_as(unpacked(body, str | None))  # type: ignore[arg-type]
             case "set_think":
@@ -385,7 +387,7 @@ _CALLS = frozenset(
             "undo",
         ),
         *("reset", "set_system", "set_think", "set_think_cache", "set_sampling", "settle", "prepare"),
-        *("begin_title", "models", "catalogue", "keep_as"),
+        *("begin_title", "models", "catalogue", "keep_as", "know"),
     }
 )
 _CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})

@@ -118,6 +118,7 @@ STEPS: dict[str, Step] = {
     "path": lambda backend: backend.load_path(
         [Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")]
     ),
+    "know": lambda backend: backend.know([Exchange(1, None, "hi", "ho", model="m", token_ids=[1, 2])]),
     "after": lambda backend: list(backend.send("And now?")),
     "empty": lambda backend: refused(lambda: list(backend.send(" "))),
     "long": lambda backend: refused(lambda: list(backend.send("word " * 2000))),

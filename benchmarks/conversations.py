@@ -1,0 +1,203 @@
+"""Random conversations, played without guesses and with every guess checked: no token may differ.
+
+Greedy and sampled, with penalties, stop strings, think spans and grammars; cut and resumed, branched, cancelled, typed
+ahead, with 1 to 8 streams. What depends on when a step ends (how far an answer came that was cancelled) is compared as
+far as it was read.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from random import Random
+from typing import Any
+
+from engine import Engine, SamplingParams
+from engine.cache.rows import Rows
+from engine.conversation.chat import Answer, Chat
+from engine.params import Constraint
+from engine.schedule.sequence import Sequence
+from engine.schedule.speculating import Speculating
+from engine.speculation.pace import MOST_ROWS, Balance, Pace
+from engine.speculation.suffixes import Guess
+
+KINDS = ("send", "cut", "branch", "beside", "cancelled", "typed")
+SCHEMA = '{"type": "object", "properties": {"stairs": {"type": "integer"}}, "required": ["stairs"]}'
+CONSTRAINTS = (
+    None,
+    None,
+    None,
+    Constraint("regex", "([a-s]{2,4}, )*(the|joke)\\."),
+    Constraint("json_schema", SCHEMA),
+    Constraint("lark", 'start: (WORD " ")+ "."\nWORD: /[a-t]{1,5}/'),
+)
+
+
+class Eager(Pace):
+    """Every guess is checked, whatever it costs."""
+
+    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
+        return min(len(guess.tokens), MOST_ROWS - rows)
+
+
+@dataclass(slots=True)
+class Checked:
+    """What was compared so far."""
+
+    tokens: int = 0
+    guessed: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a step of a conversation, and how many tokens were guessed of it."""
+
+    what: str
+    tokens: list[int]
+    told: Any = None
+    """All else that is known of it and may not depend on guesses."""
+    guessed: int = 0
+    accepted: int = 0
+
+    @classmethod
+    def of(cls, what: str, answer: Answer) -> "Outcome":
+        """Of an answer that came to its end."""
+        stats = answer.stats
+        told = (answer.text, answer.reasoning, answer.finish_reason, answer.shown)
+        counts = (stats.generated_tokens, stats.reasoning_tokens)
+        return cls(what, list(answer.token_ids), (told, counts), stats.guessed_tokens, stats.accepted_tokens)
+
+
+def forget(engine: Engine, guesses: Pace | None = None) -> None:
+    """Have nothing cached, and no text to guess from; `guesses` decides how many there are, else nobody."""
+
+    def job() -> None:
+        engine._blocks.evict_all()
+        engine._engine_step.speculating = None
+        if guesses is not None:
+            engine._engine_step.speculating = Speculating(engine._scheduler, guesses)
+
+    engine._loop.call(job)
+
+
+def conversation(engine: Engine, seed: int, words: list[str], speculation: str) -> Iterator[Outcome]:
+    """A random conversation, made of these words: what came of each step."""
+    random = Random(seed)
+    chat = engine.chat(think_cache=random.choice(["exact", "mask"]))
+    for step in range(random.randint(2, 4)):
+        text = " ".join(random.choices(words, k=random.randint(3, 20))) + " Repeat that."
+        params = _params(engine, random, speculation)
+        kind = random.choice(KINDS)
+        what, number = f"step {step}, {kind}", random.randint(1, 7)
+        if kind == "branch" and chat.turns:
+            list(chat.retry(params))
+        elif kind == "cut":
+            yield _cut(chat, text, params, what)
+            continue
+        elif kind == "cancelled":
+            with closing(chat.send(text, params)) as events:  # type: ignore[type-var]
+                heard = [event.token_id for event in islice(events, number)]
+            chat.undo()  # how far it came depends on when it ended
+            yield Outcome(what, heard)
+            continue
+        elif kind == "beside":
+            yield from _beside(engine, chat, text, params, number, what)
+            continue
+        else:
+            if kind == "typed":
+                for end in (len(text) // 2, len(text)):
+                    chat.prepare(text[:end], wait=number % 2 == 0, params=params if number % 3 else None)
+            list(chat.send(text, params))
+        assert chat.last is not None
+        yield Outcome.of(what, chat.last)
+
+
+def _params(engine: Engine, random: Random, speculation: str) -> SamplingParams:
+    return engine.default_params(
+        temperature=random.choice([0.0, 0.7, 1.0]),
+        top_k=random.choice([0, 0, 5]),
+        repetition_penalty=random.choice([1.0, 1.0, 1.05]),
+        presence_penalty=random.choice([0.0, 0.0, 0.3]),
+        frequency_penalty=random.choice([0.0, 0.0, 0.1]),
+        stop=random.choice([(), (), ("keeper", "s t")]),
+        constraint=random.choice(CONSTRAINTS),
+        seed=random.randrange(1000),
+        max_tokens=random.randint(5, 80),
+        speculation=speculation,
+    )
+
+
+def _cut(chat: Chat, text: str, params: SamplingParams, what: str) -> Outcome:
+    """An answer that is cut after some tokens, wherever that is, and resumed: the whole is what counts."""
+    whole = params.max_tokens or 0
+    with closing(chat.send(text, params)) as events:  # type: ignore[type-var]
+        for _ in islice(events, 1 + whole // 3):
+            pass
+    assert chat.last is not None
+    first = chat.last.stats
+    guessed, accepted = first.guessed_tokens, first.accepted_tokens
+    if not chat.last.is_complete and (left := whole - len(chat.last.token_ids)) > 0:
+        list(chat.resume(replace(params, max_tokens=left)))
+        guessed += chat.last.stats.guessed_tokens
+        accepted += chat.last.stats.accepted_tokens
+    answer = chat.last
+    # Why it ended is not known of one that had all its tokens when it was cut.
+    told = (answer.text, answer.reasoning, answer.shown)
+    return Outcome(what, list(answer.token_ids), told, guessed, accepted)
+
+
+def _beside(
+    engine: Engine, chat: Chat, text: str, params: SamplingParams, number: int, what: str
+) -> Iterator[Outcome]:
+    """An answer and `number` others at once, one of which is cancelled."""
+    streams = [
+        engine.start(Rows.of(engine.tokenizer.encode_plain(f"{n} {text}")), replace(params, seed=n))
+        for n in range(number)
+    ]
+    list(chat.send(text, params))
+    assert chat.last is not None
+    yield Outcome.of(what, chat.last)
+    for n, stream in enumerate(streams):
+        yield _heard(engine, stream, f"{what} {n}", 3 if n == 1 else None)
+
+
+def _heard(engine: Engine, stream: Sequence, what: str, most: int | None) -> Outcome:
+    """Up to `most` tokens of a stream, which then is cancelled."""
+    tokens = [event.token_id for event in islice(engine.events(stream), most)]
+    stream.cancelled = True
+    if most is not None:
+        return Outcome(what, tokens)
+    told = (stream.finish_reason, stream.tail, stream.rows.keys)
+    return Outcome(what, tokens, told, stream.guessed, stream.accepted)
+
+
+def identical(engine: Engine, count: int, first: int, words: list[str]) -> Checked:
+    """Compare so many random conversations; ends the program with seed and step where one differs."""
+    checked = Checked()
+    for seed in range(first, first + count):
+        forget(engine)
+        plain = list(conversation(engine, seed, words, "off"))
+        forget(engine, Eager())
+        guessed = list(conversation(engine, seed, words, "auto"))
+        engine._loop.call(engine._blocks.check)
+        if [one.what for one in plain] != [one.what for one in guessed]:
+            sys.exit(f"seed {seed}: another conversation")
+        for before, after in zip(plain, guessed, strict=True):
+            if problem := difference(before, after):
+                sys.exit(f"seed {seed}, {after.what}: {problem}")
+            checked.tokens += len(after.tokens)
+            checked.guessed += after.guessed
+            checked.accepted += after.accepted
+    return checked
+
+
+def difference(one: Outcome, other: Outcome) -> str | None:
+    """What differs; None: nothing."""
+    for at, (token, same) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+        if token != same:
+            return f"token {at} is {same}, not {token}"
+    if len(one.tokens) != len(other.tokens):
+        return f"{len(other.tokens)} tokens, not {len(one.tokens)}"
+    return None if one.told == other.told else f"{other.told}, not {one.told}"

@@ -1,0 +1,118 @@
+"""A small model whose text repeats itself: what guesses from the text before are worth checking for, at any speed.
+
+A letter is followed by one of two others, as in a sentence that is said over and over with small changes. The layers
+have random weights, and enough to say: what follows depends on all that was said before.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from benchmarks.random_checkpoint import write_checkpoint
+from engine import Engine
+from models.spec import Attention, FeedForward, Norm, Rope, uniform
+
+SENTENCE = "the old keeper climbed his stairs; you may find a joke, or quiz vow as a box. "
+"""What is said over and over: each letter leads to those that follow it here."""
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_THINKING = ("<think>", "</think>")
+_TEMPLATE = """\
+{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' %}{{ message.content.split('</think>')[-1].lstrip('\\n') }}
+{%- else %}{{ message.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
+_STEERING = (
+    ("\n", "<think>", 1.0),
+    ("\n", "t", 1.0),
+    ("<think>", "m", 1.0),
+    ("s", "</think>", 0.7),
+    ("</think>", "t", 1.0),
+    ("s", "<|im_end|>", 0.6),
+    ("x", "<|im_end|>", 1.0),
+)
+"""Which mark follows what, how surely."""
+_LOUDNESS = 0.03
+"""Deviation of the embedding: the layers add about as much to it."""
+_SURENESS = 0.4
+"""Of the head: a letter's logit where it follows, for a row of the size 1."""
+
+
+def _tokenizer() -> Tokenizer:
+    """Bytes, and the marks of turns and of thinking."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: id for id, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    made.add_tokens([AddedToken(text, special=False) for text in _THINKING])
+    return made
+
+
+def write_repeating(folder: Path, hidden: int = 64, seed: int = 0) -> None:
+    """Write the checkpoint."""
+    from safetensors.torch import load_file, save_file
+
+    tokenizer = _tokenizer()
+    spec = uniform(
+        "Qwen3ForCausalLM",
+        layers=2,
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=hidden,
+        max_positions=8192,
+        attention=Attention(4, 2, 16, head_norm=Norm(), rope=Rope(1e6)),
+        feed_forward=FeedForward(2 * hidden),
+        norm=Norm(),
+        tied=False,
+    )
+    source = folder / "tokenizer"
+    source.mkdir(parents=True)
+    tokenizer.save(str(source / "tokenizer.json"))
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": _TEMPLATE,
+        "eos_token": "<|im_end|>",
+    }
+    (source / "tokenizer_config.json").write_text(json.dumps(names))
+    write_checkpoint(folder, spec, torch.device("cpu"), source, seed)
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.nn.functional.normalize(torch.randn(spec.vocab_size, hidden, generator=generator))
+    tensors["model.embed_tokens.weight"] = (rows * _LOUDNESS * hidden**0.5).bfloat16()
+    follows = torch.zeros(spec.vocab_size, spec.vocab_size)
+    for first, second in zip(SENTENCE, SENTENCE[1:] + SENTENCE[0], strict=True):
+        follows[_id(tokenizer, second), _id(tokenizer, first)] = 1.0
+    for first, second, much in _STEERING:
+        follows[_id(tokenizer, second), _id(tokenizer, first)] = much
+    tensors["lm_head.weight"] = (follows @ rows * _SURENESS * hidden**0.5).bfloat16()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def _id(tokenizer: Tokenizer, text: str) -> int:
+    """Of a text that is one token."""
+    (found,) = tokenizer.encode(text).ids
+    return int(found)
+
+
+@contextmanager
+def repeating_engine(streams: int = 8, seed: int = 0) -> Iterator[Engine]:
+    """An engine with such a model on the CPU."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "repeating"
+        write_repeating(path, seed=seed)
+        engine = Engine.load(str(path), device="cpu", quantize="int8", context=2048, streams=streams)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def sentence(random: Random, words: int) -> str:
+    """A message of such words."""
+    return " ".join(random.choices(SENTENCE.split(), k=words))

@@ -1,0 +1,48 @@
+"""Exchanges as the engine knows them: turns of a conversation, and plain tokens."""
+
+from typing import TYPE_CHECKING
+
+from chatterm.backends.backend import FinishReason, ModelError, TurnStats
+from chatterm.backends.calling import engine_calls
+from chatterm.backends.exchange import Exchange
+
+if TYPE_CHECKING:
+    from engine.conversation.turns import Turn
+    from engine.engine import Engine
+
+_LONGEST = 100_000
+"""Characters of a message that guesses may come from."""
+
+
+def turn_of(exchange: Exchange, same_model: bool) -> "Turn":
+    """An exchange as the engine knows it; tokens of another model mean nothing here."""
+    from engine.conversation.turns import Answer, Turn
+
+    answer = Answer(
+        text=exchange.text,
+        reasoning=exchange.reasoning,
+        token_ids=list(exchange.token_ids) if same_model else [],
+        finish_reason=_reason(exchange.finish_reason),
+        stats=TurnStats.of(exchange.stats),
+        shown=exchange.shown,
+        seed=exchange.seed,
+        ends_at=exchange.ends_at,
+        calls=engine_calls(exchange.calls),
+    )
+    opening = list(exchange.opening) if same_model else []
+    return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))
+
+
+def tokens_of(engine: "Engine", exchange: Exchange) -> list[int]:
+    """A message and its answer, about as they are in a prompt; tokens that the model has not are left out."""
+    try:
+        said = engine.tokenizer.encode_plain(exchange.user[:_LONGEST])
+    except ModelError:
+        said = []
+    return [*said, *(token for token in exchange.token_ids if 0 <= token < engine.vocab_size)]
+
+
+def _reason(name: str | None) -> FinishReason | None:
+    """Sessions come from files, too: a reason that nobody knows says that the answer is over."""
+    known = FinishReason(name) if name in set(FinishReason) else FinishReason.CANCELLED
+    return None if name is None else known

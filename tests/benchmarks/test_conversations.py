@@ -1,0 +1,37 @@
+"""Random conversations have the same tokens with guesses, and the benchmark that says so would find it if not."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.conversations import identical
+from benchmarks.repeating import SENTENCE, repeating_engine
+from engine import Engine
+from engine.kernels.native import library as native
+from engine.schedule import speculating
+from engine.schedule.sequence import Sequence, Status
+
+WORDS = SENTENCE.split()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    with repeating_engine() as engine:
+        yield engine
+
+
+def test_random_conversations_have_the_same_tokens_with_guesses(engine: Engine) -> None:
+    checked = identical(engine, 3, 0, WORDS)
+    assert checked.tokens > 100
+    assert 20 < checked.accepted < checked.guessed
+
+
+def test_a_row_that_counts_and_should_not_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(sequence: Sequence, guess: int) -> bool:
+        return sequence.status is Status.RUNNING and sequence.pending == 1
+
+    monkeypatch.setattr(speculating, "_comes", always)
+    with pytest.raises(SystemExit, match=r"seed \d+, step \d, .*: token \d+ is \d+, not \d+"):
+        identical(engine, 10, 0, WORDS)
