@@ -184,7 +184,7 @@ async def test_a_comparison_shows_how_far_the_other_model_is_and_can_be_stopped_
 ) -> None:
     gate = threading.Event()
     here, other = Here([Script("First."), Script("From here.")]), Here([Script("From the other.")])
-    other.load_progress = [Progress("load", "weights\x1b[31m", 61, 98)]
+    other.load_progress = (Progress("load", "weights\x1b[31m", 61, 98),)
     other.load_gate = gate
     async with driven(anywhere("scripted", here, others={"other": other}), (100, 30)) as driver:
         await driver.send("Hi")
