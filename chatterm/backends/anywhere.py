@@ -16,9 +16,11 @@ from chatterm.backends.backend import (
     ModelError,
     OnProgress,
     Part,
+    Progress,
 )
 from chatterm.backends.exchange import Outcome
 from chatterm.backends.remote.address import Remote, found
+from chatterm.terminal.sanitize import one_line
 
 Here = Callable[[str, ChatOptions], Backend]
 """A backend for a model of this machine."""
@@ -33,6 +35,10 @@ class Anywhere:
         self._here = here
         self._other: Backend | None = None
         """What a comparison asks, while it does."""
+        self._opening = ""
+        """How far that is with its model, until it is there."""
+        self._is_unwanted = False
+        """The comparison was stopped before that."""
         self._now = self._made(model, options)
 
     def __getattr__(self, name: str) -> Any:
@@ -72,14 +78,29 @@ class Anywhere:
         if but != 0:
             self._now.stop()
         if but != 1:
+            self._is_unwanted = True
             other.stop()
+
+    def waiting(self, index: int = 0) -> str:
+        other = self._other
+        if other is None or index == 0:
+            return self._now.waiting(index)
+        return self._opening or other.waiting()
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
         other = self._made(model, self._chosen())
-        self._other = other
+        self._other, self._is_unwanted = other, False
+
+        def tell(progress: Progress) -> None:
+            if self._is_unwanted:
+                raise EngineError("It was stopped before its model was loaded.")
+            self._opening = _opening(progress)
 
         def elsewhere() -> Iterator[tuple[int, Part]]:
-            other.open()
+            try:
+                other.open(tell)
+            finally:
+                self._opening = ""
             other.load_path(path)
             name = other.info.name if other.info is not None else other.model
             for _, part in other.candidates(text, 1):
@@ -110,6 +131,13 @@ class Anywhere:
     def _chosen(self) -> ChatOptions:
         """The options as they are by now."""
         return cast("ChatOptions", cast("Any", self._now).options)
+
+
+def _opening(progress: Progress) -> str:
+    """How far a model is that is not there yet, in a few words."""
+    verb = "downloading" if progress.stage == "download" else "loading"
+    share = f" · {min(100 * progress.done // progress.total, 100)}%" if progress.total else ""
+    return f"{verb} {one_line(progress.what, 40)}{share}"
 
 
 @dataclass(frozen=True, slots=True)

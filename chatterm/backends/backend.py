@@ -238,8 +238,9 @@ class Backend(Protocol):
     def notes(self) -> Sequence[str]:
         """What the person should be told once."""
 
-    def waiting(self) -> str:
-        """What a running answer waits for, in a few words, where that is not the model itself; else ""."""
+    def waiting(self, index: int = 0) -> str:
+        """What a running answer waits for, in a few words, where that is not the model itself; else "". Of several
+        answers at once it is the one with this number."""
 
     def blocks(self) -> "BlockMap | None":
         """The KV blocks as this conversation sees them, at most a moment old; None when there is nothing to tell."""

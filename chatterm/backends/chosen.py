@@ -69,7 +69,7 @@ class Chosen:
         figures = self.figures()
         return figures.notes if figures is not None else ()
 
-    def waiting(self) -> str:
+    def waiting(self, index: int = 0) -> str:
         return ""
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:

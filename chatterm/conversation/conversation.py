@@ -214,8 +214,9 @@ class Conversation(Branching):
     def tick(self, now: float) -> bool:
         """Move what moves by itself; whether anything did."""
         figures = self._backend.figures() if self._running else None
-        waiting = self._backend.waiting() if self._running else ""
-        moved = [turn.tick(now, figures, waiting) for turn in self._running.values()]
+        moved = [
+            turn.tick(now, figures, self._backend.waiting(index)) for index, turn in self._running.items()
+        ]
         return any(moved)
 
     def begun(self, before: Outcome, index: int = 0) -> None:

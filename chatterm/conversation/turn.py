@@ -60,6 +60,8 @@ class Turn:
         """It was taken off the screen while it ran."""
         self.is_undone = False
         """It shall be taken back as soon as it has stopped."""
+        self.waiting = ""
+        """What it waits for before it begins, as in Backend."""
         self._thought_s = answer.thinking_s
         self._stats_before = dict(exchange.stats)
         self.stats: TurnStats | None = None
@@ -135,7 +137,7 @@ class Turn:
 
     def tick(self, now: float, figures: Figures | None, waiting: str = "") -> bool:
         """Move what moves by itself; whether anything did. `waiting` is as in Backend."""
-        answer = self.answer
+        answer, self.waiting = self.answer, waiting
         if answer.is_thinking and self._thinking_since is not None:
             answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""

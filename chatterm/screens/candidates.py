@@ -335,7 +335,7 @@ def _state(turn: Turn) -> str:
     if turn.is_stopping:
         return f"{sign} stopping"
     if not turn.has_begun:
-        return f"{sign} reading"
+        return f"{sign} {turn.waiting or 'reading'}"
     return f"{sign} thinking, {count}" if turn.answer.is_thinking else f"{sign} {count}"
 
 

@@ -133,7 +133,7 @@ class ScriptedBackend:
         figures = self.figures()
         return figures.notes if figures is not None else ()
 
-    def waiting(self) -> str:
+    def waiting(self, index: int = 0) -> str:
         return self.waits
 
     def blocks(self) -> BlockMap | None:

@@ -98,7 +98,7 @@ class RemoteBackend(Chosen):
             notes.append(f"{self._address.host} gets no {names}: its API has no such setting.")
         return notes
 
-    def waiting(self) -> str:
+    def waiting(self, index: int = 0) -> str:
         left = self._waits_until - time.monotonic()
         return f"{self._waits_for}; asked again in {max(left, 0.0):.0f} s" if self._waits_for else ""
 

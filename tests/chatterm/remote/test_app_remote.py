@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chatterm.backends.anywhere import Anywhere
-from chatterm.backends.backend import ChatOptions, EngineError, ModelChoice
+from chatterm.backends.backend import ChatOptions, EngineError, ModelChoice, Progress
 from chatterm.backends.remote.address import Remote
 from chatterm.backends.remote.look import local_choices, named_choices
 from chatterm.screens.candidates import CandidatesScreen
@@ -38,9 +38,14 @@ class Here(ScriptedBackend):
         return ChatOptions(system=self.system, think=self.think, sampling=dict(self.sampling))
 
 
-def anywhere(model: str, here: Here | None = None, remotes: dict[str, Remote] | None = None) -> Any:
+def anywhere(
+    model: str,
+    here: Here | None = None,
+    remotes: dict[str, Remote] | None = None,
+    others: dict[str, Here] | None = None,
+) -> Any:
     def make(name: str, options: ChatOptions) -> Any:
-        made = here or Here()
+        made = (others or {}).get(name) or here or Here()
         made.model = name
         return made
 
@@ -171,6 +176,31 @@ async def test_comparing_with_what_is_not_there_keeps_the_one_answer() -> None:
         await driver.pilot.press("1")
         await driver.idle()
         assert driver.answers == ["Second."]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_comparison_shows_how_far_the_other_model_is_and_can_be_stopped_meanwhile(
+    is_stopped: bool,
+) -> None:
+    gate = threading.Event()
+    here, other = Here([Script("First."), Script("From here.")]), Here([Script("From the other.")])
+    other.load_progress = (Progress("load", "weights\x1b[31m", 61, 98),)
+    other.load_gate = gate
+    async with driven(anywhere("scripted", here, others={"other": other}), (100, 30)) as driver:
+        await driver.send("Hi")
+        await driver.send("/compare other", wait=False)
+        await driver.shows("loading weights")
+        await driver.shows("62%")
+        if is_stopped:
+            await driver.pilot.press("escape")
+            await driver.shows("stopped before its model was loaded")
+        gate.set()
+        await driver.until(lambda: driver.app.chat.conversation.turn is None)
+        if not is_stopped:
+            await driver.shows("From the other.")
+        await driver.pilot.press("1")
+        await driver.idle()
+        assert driver.answers == ["From here."]
 
 
 async def test_stopping_a_comparison_stops_both() -> None:
