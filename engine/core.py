@@ -4,9 +4,9 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -23,9 +23,9 @@ from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
 from engine.params import UNRECOMMENDED, SamplingParams
 from engine.schedule.loop import Loop
+from engine.schedule.moving import move_up
 from engine.schedule.output import Output
 from engine.schedule.outputs import Outputs
-from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.speculating import Speculating, how_speculated
 from engine.schedule.step import EngineStep, explain
@@ -454,43 +454,16 @@ class EngineCore:
                 self.pin(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, owner)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, spans, keep_rows, idle))
+                self._loop.call(
+                    lambda: move_up(
+                        self._blocks, self._cache, self._scheduler, rows, hidden, spans, keep_rows, idle
+                    )
+                )
             except (RuntimeError, MemoryError) as error:
                 raise explain(error) from error
         return hidden
 
     # -- how it is done
-
-    def _move_up(self, rows: Rows, hidden: Rows, spans: Items[Span], keep_rows: bool, idle: bool) -> None:
-        if self._blocks.match(hidden.keys) == len(hidden):
-            return  # idle work that was at the same turn has done it meanwhile
-        blocks, cache = self._blocks, self._cache
-        starts, ends = zip(*spans, strict=True)
-        # What of `rows` is not hidden.
-        kept = [*zip([0, *ends], [*starts, len(rows)], strict=True)]
-        origin = [row for begin, end in kept for row in range(begin, end)]
-        with ExitStack() as tables:
-            # What has to be copied may lie before the window of the last row.
-            source = blocks.open(rows.keys, idle, since=origin[blocks.match(hidden.keys)])
-            tables.callback(blocks.close, source)
-            target = blocks.open(hidden.keys, idle)
-            tables.callback(blocks.close, target)
-            first = target.length  # the first row that is not there yet
-            missing = first < len(hidden) and origin[first] < source.first * blocks.block_size
-            if source.length < len(rows) or missing:
-                raise MaskedRowsEvictedError("masked rows were evicted")
-            origins = blocks.origins(source)
-            self._scheduler.reserve(target, len(hidden) - first, idle)
-            if first < len(hidden):
-                runs = [
-                    cache.slots(source.blocks, max(begin, origin[first]), end)
-                    for begin, end in kept
-                    if end > origin[first]
-                ]
-                cache.copy_rows([*chain(*runs)], cache.slots(target.blocks, first, len(hidden)))
-            blocks.commit(target, hidden.keys[first:], [origins[row] for row in origin[first:]])
-        if not keep_rows:
-            self._blocks.forget(rows.keys, starts[0])
 
     def check_rows(self, rows: Rows, spare: int = 0) -> None:
         """Raises as `stream` does where `rows` and `spare` more cannot be computed."""

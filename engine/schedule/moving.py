@@ -1,0 +1,55 @@
+"""Rows that leave a conversation's view: those after them move up, with their KV as it is."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import chain
+
+from engine.cache.blocks import BlockManager
+from engine.cache.kv_cache import KVCache
+from engine.cache.rows import Rows, Span
+from engine.schedule.scheduler import MaskedRowsEvictedError, Scheduler
+
+
+def move_up(
+    blocks: BlockManager,
+    cache: KVCache,
+    scheduler: Scheduler,
+    rows: Rows,
+    hidden: Rows,
+    spans: Sequence[Span],
+    keep_rows: bool,
+    idle: bool,
+) -> None:
+    """Copy what is left of `rows` without `spans` to the places of `hidden`, which are those. On the loop's thread.
+
+    With `keep_rows`, `rows` stay as cache, too. Raises MaskedRowsEvictedError where they are not all there,
+    OutOfBlocksError when there is no room, and what a copy raises.
+    """
+    if blocks.match(hidden.keys) == len(hidden):
+        return  # idle work that was at the same turn has done it meanwhile
+    starts, ends = zip(*spans, strict=True)
+    # What of `rows` is not hidden.
+    kept = [*zip([0, *ends], [*starts, len(rows)], strict=True)]
+    origin = [row for begin, end in kept for row in range(begin, end)]
+    with ExitStack() as tables:
+        # What has to be copied may lie before the window of the last row.
+        source = blocks.open(rows.keys, idle, since=origin[blocks.match(hidden.keys)])
+        tables.callback(blocks.close, source)
+        target = blocks.open(hidden.keys, idle)
+        tables.callback(blocks.close, target)
+        first = target.length  # the first row that is not there yet
+        missing = first < len(hidden) and origin[first] < source.first * blocks.block_size
+        if source.length < len(rows) or missing:
+            raise MaskedRowsEvictedError("masked rows were evicted")
+        origins = blocks.origins(source)
+        scheduler.reserve(target, len(hidden) - first, idle)
+        if first < len(hidden):
+            runs = [
+                cache.slots(source.blocks, max(begin, origin[first]), end)
+                for begin, end in kept
+                if end > origin[first]
+            ]
+            cache.copy_rows([*chain(*runs)], cache.slots(target.blocks, first, len(hidden)))
+        blocks.commit(target, hidden.keys[first:], [origins[row] for row in origin[first:]])
+    if not keep_rows:
+        blocks.forget(rows.keys, starts[0])
