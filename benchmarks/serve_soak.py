@@ -120,10 +120,10 @@ class Wire:
             await asyncio.sleep(pause_s)
         return status, b"".join(chunks)
 
-    async def rest(self) -> bytes:
-        """What comes before the server closes the connection; b"" where that takes long."""
+    async def rest(self, seconds: float) -> bytes:
+        """What comes before the server closes the connection; b"" where that takes longer."""
         with suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(seconds):
                 return await self._reader.read(65_536)
         return b""
 
@@ -147,10 +147,12 @@ class Soak:
         seed: int,
         *,
         tools: bool = True,
+        garbage_s: float = 60.0,
         rest_s: float = 1.0,
         known: int = KNOWN,
     ) -> None:
         self.server, self.seen = server, Seen()
+        self._garbage_s = garbage_s
         self._rest_s, self._known = rest_s, known
         self._clients, self._seed, self._tools = clients, seed, tools
         self._alone: dict[int, Any] = {}
@@ -256,7 +258,7 @@ class Soak:
             case "garbage":
                 await wire.send(garbage(random, self.server.model))
                 if random.random() < 0.5:
-                    said = await wire.rest()
+                    said = await wire.rest(self._garbage_s)
                     if said and not said.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")):
                         self._fault(f"garbage was answered with {said[:80]!r}")
             case "looks":
@@ -416,12 +418,13 @@ async def soak(
     *,
     sampled: int = SAMPLED,
     tools: bool = True,
+    garbage_s: float = 60.0,
     rest_s: float = 1.0,
     known: int = KNOWN,
     tell: Callable[[str], None] = print,
 ) -> Seen:
     """Run for so long, and return what was seen; faults are in it."""
-    found = Soak(server, clients, seed, tools=tools, rest_s=rest_s, known=known)
+    found = Soak(server, clients, seed, tools=tools, garbage_s=garbage_s, rest_s=rest_s, known=known)
     await found.prepare()
     await found._pause("begin")
     tell(f"{known} requests were asked alone; {clients} clients begin")
