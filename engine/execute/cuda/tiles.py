@@ -53,22 +53,31 @@ TILES = tuple(
         *((2, 4, 1, ahead) for ahead in (2, 4)),
         *((1, 4, 2, ahead) for ahead in (2, 4)),
         *((1, 2, 1, 4), (1, 2, 2, 4), (1, 16, 1, 2), (2, 8, 1, 3), (2, 4, 2, 4), (2, 2, 1, 4), (1, 8, 2, 2)),
+        *((2, 2, 2, 2), (2, 4, 2, 2), (1, 2, 2, 3), (1, 2, 4, 2), (2, 8, 2, 2), (1, 8, 4, 1)),
     )
 )
 """What is worth a measurement. Which is best depends on the GPU."""
 
 
-SMALL_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
+FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
     {
         (4096, 1024, False): Tile(1, 4, 2, 2),
         (1024, 2048, False): Tile(1, 16, 1, 2),
         (3072, 1024, True): Tile(1, 8, 2, 2),
         (1024, 3072, False): Tile(1, 8, 1, 3),
+        (4096, 2048, False): Tile(2, 4, 2, 4),
+        (3072, 2048, False): Tile(1, 8, 2, 2),
+        (2048, 2048, False): Tile(1, 16, 1, 2),
+        (2048, 4096, False): Tile(1, 16, 1, 2),
+        (2048, 6144, False): Tile(1, 16, 1, 2),
+        (2048, 8192, False): Tile(1, 16, 1, 2),
+        (2560, 9728, False): Tile(2, 4, 1, 2),
+        (6144, 2048, True): Tile(1, 2, 2, 3),
+        (8192, 2048, True): Tile(1, 2, 4, 2),
     }
 )
-"""By outputs, inputs and whether gated: the products of Qwen3-0.6B, for up to FEW rows. On an H200 a step of one takes
-499 us with all of these and 554 without, one of eight 673 and 710. The fewer programs there are, the fewer ask for the
-same rows at once."""
+"""By outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B and of Llama-3.2-1B, for up to FEW rows.
+What they gain in whole steps is in docs/decode-speed.md."""
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Tile:
@@ -77,8 +86,14 @@ def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Ti
     Measured in whole steps of Qwen3-0.6B and 8B: alone a product says little of how it gets on with its neighbours.
     `few`: it is for up to FEW rows.
     """
-    if few and (outputs, inputs, gated) in SMALL_TILES:
-        return SMALL_TILES[outputs, inputs, gated]
+    if few:
+        found = FEW_TILES.get((outputs, inputs, gated))
+        if found is not None:
+            return found
+        if (inputs >= 2048 and outputs > 1 << 15) or (inputs >= 2560 and gated):
+            return Tile(2, 2, 2, 2)
+        if inputs > 8192 and outputs >= 4096:
+            return Tile(2, 4, 2, 2)
     if (
         inputs > 3072 and outputs < 2048 and not gated
     ):  # else there would be fewer programs than multiprocessors
@@ -148,6 +163,7 @@ class PackedTile:
 PACKED_TILES = (
     *(PackedTile(warps, tiles, ahead) for warps in (2, 4, 8) for tiles in (1, 2) for ahead in (2, 4)),
     *(PackedTile(*cut) for cut in ((4, 1, 8), (2, 1, 8), (8, 1, 1), (4, 4, 2), (2, 4, 4), (16, 1, 2))),
+    *(PackedTile(*cut) for cut in ((8, 1, 3), (4, 4, 1), (2, 4, 1))),
 )
 """What is worth a measurement. Which is best depends on the GPU."""
 
@@ -160,11 +176,13 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
     """
     programs = outputs // (8 if gated else 16)
     wide, nested = kind.block_bytes >= kind.block, kind.block > 32
-    tiles = 4 if programs >= 640 else 2 if programs >= 320 and not wide else 1
-    warps = 4 if programs >= 320 else 16 if inputs >= 8192 and not nested else 8
+    if gated and programs >= 640 and not nested:
+        return PackedTile(4, 4, 1) if wide else PackedTile(2, 2, 2)
+    tiles = 4 if programs >= 640 else 2 if gated and programs >= 320 and not wide else 1
+    warps = 4 if programs >= 320 else 8
     while warps > 1 and 256 * warps > inputs:
         warps //= 2
-    return PackedTile(warps, tiles, 2)
+    return PackedTile(warps, tiles, 3 if inputs >= 8192 and not nested and tiles == 1 else 2)
 
 
 def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
