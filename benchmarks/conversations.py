@@ -20,7 +20,7 @@ from engine.params import Constraint
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
-from engine.speculation.suffixes import Guess
+from engine.speculation.sources import Guess
 
 KINDS = ("send", "cut", "branch", "beside", "cancelled", "typed")
 SCHEMA = '{"type": "object", "properties": {"stairs": {"type": "integer"}}, "required": ["stairs"]}'
@@ -36,6 +36,18 @@ CONSTRAINTS = (
 
 class Eager(Pace):
     """Every guess is checked, whatever it costs."""
+
+    @property
+    def measures(self) -> bool:
+        return False
+
+    def drafts_more(
+        self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
+    ) -> bool:
+        return len(guess.tokens) < most
+
+    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+        return float(bool(guess.chances)), len(guess.tokens)
 
     def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
         return min(len(guess.tokens), MOST_ROWS - rows)

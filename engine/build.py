@@ -1,6 +1,7 @@
 """Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
 
 from dataclasses import dataclass, replace
+from sys import maxsize
 
 import torch
 
@@ -12,7 +13,7 @@ from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
-from engine.cache.kv_rows import kv_row
+from engine.cache.kv_rows import kv_row, token_bytes
 from engine.cache.offload import HostTier
 from engine.cache.sizing import (
     GRAPH_BYTES,
@@ -23,6 +24,7 @@ from engine.cache.sizing import (
     most_prefill_rows,
     offload_bytes,
     plan_kv,
+    plan_with_draft,
 )
 from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
@@ -38,6 +40,7 @@ from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import DIVIDED, Runner
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
+from engine.schedule.drafting import Drafting
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
@@ -87,6 +90,11 @@ class Options:
     """None: what the memory gives."""
     max_chunk: int | None = None
     """Prefill rows in a step."""
+    draft: Network | None = None
+    """A draft model; it takes memory beside the KV cache."""
+    draft_name: str = ""
+    pool: Pool | None = None
+    """Threads of native kernels that others use, too; None: the engine has its own."""
     group: Group | None = None
     """Those who compute the other parts of a network that is divided: they build at the same time, alike."""
 
@@ -105,6 +113,8 @@ class Pieces:
     """What computes the experts that lie in host memory."""
     context_length: int
     threads: int
+    draft: Drafting | None
+    """The draft model, where there is room for one."""
     notes: tuple[str, ...]
     """Lines for people: what does not work here, and what that means."""
 
@@ -156,17 +166,21 @@ def build(
         free = options.group.least(free - reserve) + reserve
     share = kv_share(device)
     window = Window(spec.window, max_chunk) if spec.window is not None else None
-    plan = plan_kv(
-        per_token,
-        block_size,
-        free,
-        network.positions,
-        options.context,
-        share,
-        reserve,
-        options.streams,
-        window,
-    )
+
+    def plan_beside(beside: int) -> KVPlan:
+        return plan_kv(
+            per_token + beside,
+            block_size,
+            free,
+            network.positions,
+            options.context,
+            share,
+            reserve,
+            options.streams,
+            window,
+        )
+
+    plan, has_draft = plan_with_draft(plan_beside, _draft_bytes(options.draft))
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device) if network.share is None else None
@@ -190,6 +204,7 @@ def build(
         on_host,
         plan.context_length,
         options.threads or default_threads(),
+        None,
         (*notes, choice.note) if choice.note else notes,
     )
     if device.type == "cuda":
@@ -200,10 +215,50 @@ def build(
             pieces.notes += (f"Computed by {by_torch(DIVIDED, False)}.",)
     elif options.fused:
         try:
-            _tell(pieces, pieces.runner.go_native(network, cache, pieces.threads))
+            _tell(pieces, pieces.runner.go_native(network, cache, pieces.threads, options.pool))
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
+    if options.draft is not None:
+        if not pieces.runner.checks_guesses:
+            pieces.notes += (
+                "Nothing is drafted: only the native kernels of a CPU check several rows at once.",
+            )
+        elif not has_draft:
+            pieces.notes += (
+                "Nothing is drafted: there is too little memory for the KV cache of a draft model.",
+            )
+        else:
+            pieces.draft = _build_draft(options.draft, options.draft_name, network, pieces, plan)
     return pieces
+
+
+def _draft_bytes(network: Network | None) -> int:
+    """What a token takes in the KV cache of a draft model."""
+    return 0 if network is None else token_bytes(network.spec, network.dtype)
+
+
+def _build_draft(draft: Network, name: str, network: Network, pieces: Pieces, plan: KVPlan) -> Drafting:
+    """Around a draft model, with as many rows as the KV cache of the model that it guesses for."""
+    context = min(plan.context_length, draft.positions)
+    options = Options(
+        context=context,
+        free=maxsize,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        threads=pieces.threads,
+        pool=pieces.runner.pool,
+    )
+    own = build(draft, pieces.cache.kv.device, draft.dtype, options, ())
+    return Drafting(
+        name,
+        own.runner,
+        own.blocks,
+        min(draft.spec.vocab_size, network.spec.vocab_size),
+        context,
+        own.scheduler.max_chunk,
+        draft.nbytes + own.cache.kv.nbytes,
+        draft.nbytes / network.nbytes,
+    )
 
 
 def _measured(network: Network) -> Reference:

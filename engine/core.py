@@ -30,6 +30,7 @@ from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.speculating import Speculating, how_speculated
 from engine.schedule.step import EngineStep, explain
 from engine.schedule.tally import Traffic
+from engine.speculation.sources import Source
 from engine.speculation.texts import from_elsewhere
 from engine.store.disk import DiskTier
 from models.network import Network
@@ -116,8 +117,8 @@ class EngineCore:
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
         elif pieces.runner.checks_guesses:
-            self._engine_step.speculating = Speculating(self._scheduler)
-        self._speculation = how_speculated(self._engine_step.speculating is not None, device.type)
+            self._engine_step.speculating = Speculating(self._scheduler, drafts=pieces.draft)
+        self._speculating = self._engine_step.speculating
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
@@ -189,11 +190,12 @@ class EngineCore:
             prefill_done=done,
             prefill_total=total,
             decode=self._decode_name,
-            notes=self._notes if self._tuner is None else (*self._notes, *self._tuner.notes),
+            notes=self._told,
             bandwidth=self._bandwidth,
             host_bytes=self._host_bytes,
+            draft_bytes=self._drafts.nbytes if self._drafts is not None else 0,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
-            speculation=self._speculation,
+            speculation=how_speculated(self._speculating, self.device.type),
             disk=self._disk.figures() if self._disk is not None else self._no_disk,
         )
 
@@ -210,7 +212,20 @@ class EngineCore:
     def copied_bytes(self) -> int:
         """Bytes of mapped weights that were copied since they were loaded."""
         runner: Runner | None = self.__dict__.get("_runner")  # none once closed
-        return 0 if runner is None else runner.copied_bytes
+        drafts = self._drafts
+        return 0 if runner is None else runner.copied_bytes + (0 if drafts is None else drafts.copied_bytes)
+
+    @property
+    def _drafts(self) -> Source | None:
+        return self._speculating.drafts if self._speculating is not None else None
+
+    @property
+    def _told(self) -> tuple[str, ...]:
+        """What people should know."""
+        more = self._tuner.notes if self._tuner is not None else ()
+        speculating = self._speculating
+        problem = (speculating.problem,) if speculating is not None and speculating.problem else ()
+        return (*self._notes, *more, *problem)
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
         """Have `seen` called with a picture of the blocks, between two steps. Returns at once.
@@ -241,6 +256,8 @@ class EngineCore:
         if self._host is not None:
             self._host.close()
             self._host = None
+        if self._speculating is not None:
+            self._speculating.drafts = None
         if self._host_experts is not None:
             self._host_experts.close()
             self._host_experts = None

@@ -8,6 +8,7 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.conversation.chunks import Chunks
 from engine.core import EngineCore
 from engine.device import available_memory, check_parallel, pick_device, pick_dtype
+from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.execute.cpu.held_weights import read_model
@@ -63,6 +64,7 @@ class Engine(EngineCore):
         disk: Path | None = None,
         disk_gb: float | None = None,
         room: Room | None = None,
+        draft: str | ModelFiles | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
@@ -79,7 +81,8 @@ class Engine(EngineCore):
         `tensor_parallel`: so many GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
         What conversations have cached is kept in the folder `disk` (None: nowhere), at most `disk_gb` GB of it (None:
         a share of the free space). `room` is for tests: how many bytes of the device the weights may take before
-        experts are held in host memory.
+        experts are held in host memory. `draft` is a smaller model of the same tokenizer that guesses what comes next
+        ("auto": the one of the catalogue, where it is on this machine).
         """
         check_threads(threads)
         if streams < 1:
@@ -90,6 +93,7 @@ class Engine(EngineCore):
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
         tensor_parallel = tensor_parallel or fewest_ranks(files, device, dtype, quantize, context, kv_dtype)
         check_parallel(tensor_parallel, picked)
+        draft_files, no_draft = (None, ()) if draft is None else find_draft(draft, files.name, on_progress)
         tokenizer = load_tokenizer(files)
         tokenizer.start_template()
         loop = Loop()
@@ -120,6 +124,14 @@ class Engine(EngineCore):
                 files, picked_dtype, picked, quantize, on_progress, context, room, (0, tensor_parallel)
             )
             group = ranks.meet(picked) if ranks is not None else None
+            # Mapped weights go on counting as free memory: they would be taken twice.
+            free = max(before - taken - network.nbytes * tensor_parallel, 0) // tensor_parallel
+            drafter, drafter_told = None, no_draft
+            if draft_files is not None:
+                drafter, drafter_told = read_draft(
+                    draft_files, network, tokenizer, picked, quantize, context, free, on_progress
+                )
+                free -= drafter.nbytes if drafter is not None else 0
             engine = cls(
                 loop,
                 network,
@@ -134,20 +146,22 @@ class Engine(EngineCore):
                 tuned=tuned,
                 deterministic=deterministic,
                 threads=threads,
-                # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - taken - network.nbytes * tensor_parallel, 0) // tensor_parallel
-                if picked.type == "cpu"
-                else None,
+                free=free if picked.type == "cpu" else None,
                 offload_gb=offload_gb,
                 streams=streams,
-                notes=tuple(filter(None, (files.note, *choice.notes, together, *told))),
+                notes=tuple(filter(None, (files.note, *choice.notes, together, *told, *drafter_told))),
                 ranks=ranks,
                 group=group,
+                draft=drafter,
+                draft_name=draft_files.name if draft_files is not None else "",
             )
             engine.chunks = Chunks(engine, engine._blocks, loop)
             if disk is not None:
                 engine._keep_in(disk, None if disk_gb is None else int(disk_gb * 1e9), files)
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
+            if drafter is not None and draft_files is not None:
+                mapped = mapped_bytes(draft_files, picked, drafter.nbytes, drafter.is_quantized)
+                engine._mapped_at_load += mapped
             return engine
 
         try:

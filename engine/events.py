@@ -114,6 +114,9 @@ class TurnStats:
     """Tokens that speculation guessed and had checked,"""
     accepted_tokens: int = 0
     """those of them that were right: each saved a step,"""
+    drafted_tokens: int = 0
+    accepted_drafts: int = 0
+    """the same of those among them that a draft model guessed,"""
     saved_s: float = 0.0
     """and the decode time saved, as measured; below 0 it took longer."""
     parting: Parting | None = None
@@ -242,3 +245,5 @@ class Figures:
     """Those of the weights that a GPU had no room for: experts in host memory."""
     speculation: str = ""
     """How tokens are guessed, or why none are."""
+    draft_bytes: int = 0
+    """Of the weights and the KV cache of a draft model."""

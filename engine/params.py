@@ -17,7 +17,7 @@ MOST_ALTERNATIVES = 20
 MOST_CHARACTERS = 262_144
 """Of a schema, a regular expression or a grammar."""
 
-Speculation = Literal["auto", "off", "suffix"]
+Speculation = Literal["auto", "off", "suffix", "draft"]
 """How tokens are guessed ahead: `suffix` by what the text said before, `auto` in whatever way pays here."""
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "lark"]

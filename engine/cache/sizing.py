@@ -1,5 +1,7 @@
 """How much KV cache there is, and so how long a context can be."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +89,20 @@ def plan_kv(
     # One block more than the context fills: room for a copy-on-write while a full context is held.
     blocks = -(-min((streams + 1) * context, fits) // block_size) + 1
     return KVPlan(context, blocks, block_size, bytes_per_token)
+
+
+def plan_with_draft(plan: Callable[[int], KVPlan], draft_bytes: int) -> tuple[KVPlan, bool]:
+    """`plan`, which is given the bytes that a token takes beside the KV cache: where there is room for as many rows of
+    a draft model, `draft_bytes` each (0: there is none), and whether there is. They may not cost a conversation of a
+    useful length its own. Raises as `plan` does.
+    """
+    alone = plan(0)
+    if draft_bytes:
+        with suppress(OutOfRoomError):
+            found = plan(draft_bytes)
+            if found.context_length >= min(USEFUL_CONTEXT, alone.context_length):
+                return found, True
+    return alone, False
 
 
 def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:

@@ -107,6 +107,8 @@ def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
         decode_s=first.decode_s + (then.ttft_s if first.ttft_s else 0.0) + then.decode_s,
         guessed_tokens=first.guessed_tokens + then.guessed_tokens,
         accepted_tokens=first.accepted_tokens + then.accepted_tokens,
+        drafted_tokens=first.drafted_tokens + then.drafted_tokens,
+        accepted_drafts=first.accepted_drafts + then.accepted_drafts,
         saved_s=first.saved_s + then.saved_s,
     )
 

@@ -69,7 +69,8 @@ class Runner:
         self._padded: PaddedPrefill | None = None
         self._native: NativeDecoder | None = None
         self._interleaving: Interleaving | None = None
-        self._pool: Pool | None = None
+        self.pool: Pool | None = None
+        """The threads of the native kernels."""
 
     @property
     def name(self) -> str:
@@ -78,26 +79,29 @@ class Runner:
             return self._native.name
         return "plain modules, native products" if self.multiplies else "plain modules"
 
-    def go_native(self, network: Network, cache: KVCache, threads: int) -> str | None:
-        """Compute with native kernels from now on what they are best at, where there are some for `network`.
+    def go_native(
+        self, network: Network, cache: KVCache, threads: int, pool: Pool | None = None
+    ) -> str | None:
+        """Compute with native kernels from now on what they are best at, where there are some for `network`; with the
+        threads of `pool`, if any.
 
         Else say why not, and have them compute the products where its weights are quantised. Raises NativeError when
         they cannot be had after all.
         """
         reason = unsupported(network.spec) if network.share is None else DIVIDED
         if reason is None:
-            self._pool = Pool(threads)
-            self._native = _native_decoder(network, cache, self._pool)
+            self.pool = pool or Pool(threads)
+            self._native = _native_decoder(network, cache, self.pool)
             self._interleaving = Interleaving(self._native, cache.kv.nbytes)
         elif network.is_quantized and products.problem() is None:
-            self._pool = Pool(threads)
-            self._model = Reference(network, products.NativeProduct(network, self._pool), peers=self._peers)
+            self.pool = pool or Pool(threads)
+            self._model = Reference(network, products.NativeProduct(network, self.pool), peers=self._peers)
         return reason
 
     @property
     def multiplies(self) -> bool:
         """Whether native kernels compute the products, and nothing else."""
-        return self._pool is not None and self._native is None
+        return self.pool is not None and self._native is None
 
     @torch.inference_mode()
     def fuse(
@@ -166,8 +170,8 @@ class Runner:
 
     def set_alone(self, alone: bool) -> None:
         """Whether the native kernels keep to one core from now on."""
-        if self._pool is not None and self._pool.alone is not alone:
-            self._pool.set_alone(alone)
+        if self.pool is not None and self.pool.alone is not alone:
+            self.pool.set_alone(alone)
 
     def run(self, batch: StepBatch) -> list[Tensor]:
         """Compute the rows of `batch` and return the logits [vocab] of each row whose are wanted, in order.

@@ -106,6 +106,9 @@ class Sequence:
     """Tokens that were guessed of the answer,"""
     accepted: int = 0
     """those of them that were right,"""
+    drafted: int = 0
+    drafts_accepted: int = 0
+    """the same of those that a draft model guessed,"""
     saved_s: float = 0.0
     """and the seconds that this took less than decoding one by one."""
     seed: int = 0
@@ -193,5 +196,7 @@ class Sequence:
             warmed_tokens=self.hit.warmed,
             guessed_tokens=self.guessed,
             accepted_tokens=self.accepted,
+            drafted_tokens=self.drafted,
+            accepted_drafts=self.drafts_accepted,
             saved_s=self.saved_s,
         )

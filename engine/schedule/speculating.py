@@ -10,14 +10,18 @@ of the block table, and the next step writes over it. Guesses take free blocks o
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TypeVar
 
 from torch import Tensor
 
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
-from engine.speculation.suffixes import NOTHING, Guess
+from engine.speculation.sources import NOTHING, Asked, Guess, Source
 from engine.speculation.texts import Text, Texts
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -28,6 +32,8 @@ class Guessing:
     balance: Balance = field(default_factory=Balance)
     guess: Guess = NOTHING
     """The latest, as long as it was offered."""
+    drafting_s: float = 0.0
+    """What the draft model took for it."""
 
     def follow(self, sequence: Sequence) -> None:
         """Know all its tokens."""
@@ -43,7 +49,14 @@ class Speculating:
     scheduler: Scheduler
     pace: Pace = field(default_factory=Pace)
     texts: Texts = field(default_factory=Texts)
+    drafts: Source | None = None
+    """A draft model."""
+    problem: str = ""
+    """Why there is no draft model any more, in a line."""
     _known: dict[Sequence, Guessing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pace.draft = self.drafts.cost if self.drafts is not None else 0.0
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
         """The same chunks, with guesses where they pay. A step with a prompt in it stays as it is."""
@@ -52,13 +65,17 @@ class Speculating:
         asking = [chunk for chunk in chunks if _may_guess(chunk)]
         if len(asking) < len(chunks) or len(chunks) >= MOST_ROWS:
             return chunks
+        for chunk in chunks:
+            self._look_up(chunk.sequence, MOST_ROWS - len(chunks))
+        if self.drafts is not None and not self.pace.measures:
+            self._draft([chunk.sequence for chunk in chunks])
         rows, tokens, found = len(chunks), float(len(chunks)), list[Chunk]()
         for chunk in chunks:
             guesses = self._guess(chunk.sequence, rows, tokens)
             rows += len(guesses)
             if guesses:
-                guessing = self._known[chunk.sequence]
-                tokens += sum(self.pace.acceptance.of(guessing.guess) ** (n + 1) for n in range(len(guesses)))
+                guess = self._known[chunk.sequence].guess
+                tokens += sum(self.pace.acceptance.hold(guess)[: len(guesses)])
             found.append(replace(chunk, guesses=guesses))
         return found
 
@@ -76,6 +93,10 @@ class Speculating:
             self.scheduler.blocks.trim(sequence.table)
         sequence.guessed += len(guesses)
         sequence.accepted += held
+        known = self._known.get(sequence)
+        if known is not None and known.guess.chances:
+            sequence.drafted += len(guesses)
+            sequence.drafts_accepted += held
 
     def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
         """A step of these chunks, all of which decode, took so long; of the guesses of each so many held."""
@@ -84,25 +105,92 @@ class Speculating:
         plain, guessing = costs.of(min(len(chunks), MOST_ROWS)), sum(bool(chunk.guesses) for chunk in chunks)
         for chunk, held in zip(chunks, accepted, strict=True):
             known = self._known.get(chunk.sequence)
-            if not chunk.guesses or known is None or not costs.unit_s:
+            if known is None or not costs.unit_s or not (chunk.guesses or known.drafting_s):
+                continue
+            drafting = known.drafting_s / costs.unit_s
+            self.pace.drafts.saw(-drafting)
+            chunk.sequence.saved_s -= known.drafting_s
+            if not chunk.guesses:
                 continue
             self.pace.acceptance.saw(known.guess, len(chunk.guesses), held)
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
-            known.balance.saw(saved)
+            (self.pace.drafts if known.guess.chances else known.balance).saw(saved)
             chunk.sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds)
 
-    def _guess(self, sequence: Sequence, rows: int, tokens: float) -> tuple[int, ...]:
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence is over. What it was about is likely to be asked about next."""
+        self._try(lambda drafts: drafts.end(sequence))
+        if sequence.error is None and not sequence.cancelled:
+            self._try(lambda drafts: drafts.wish(sequence.rows.token_ids))
+
+    def while_idle(self) -> bool:
+        """Have the draft model read, for some milliseconds. Returns whether more is left."""
+        return bool(self._try(lambda drafts: drafts.while_idle()))
+
+    def _look_up(self, sequence: Sequence, most: int) -> None:
+        """The guess that the texts give."""
         known = self._known.get(sequence)
         if known is None:
             text = self.texts.take(sequence.client, sequence.rows.token_ids)
             known = self._known[sequence] = Guessing(text)
         known.follow(sequence)
-        most = min(MOST_ROWS - rows, self._room(sequence))
-        if most < 1:
-            return ()
-        known.guess = self.texts.guess(known.text, most)
-        count = self.pace.count(known.guess, rows, tokens, known.balance, len(sequence.generated))
+        most = min(most, self._room(sequence))
+        known.guess, known.drafting_s = NOTHING, 0.0
+        if most > 0 and sequence.params is not None and sequence.params.speculation != "draft":
+            known.guess = self.texts.guess(known.text, most)
+
+    def _draft(self, sequences: list[Sequence]) -> None:
+        """Have the draft model guess where the texts are not as sure as that is believed to be worth."""
+        rows, tokens, pace = len(sequences), float(len(sequences)), self.pace
+        share = -(-(MOST_ROWS - rows) // rows)
+        answers, asked, least = list[Sequence](), list[Asked](), list[float]()
+        for sequence in sequences:
+            known, params = self._known[sequence], sequence.params
+            assert params is not None
+            if (most := min(share, self._room(sequence))) > 0 and params.speculation != "suffix":
+                answers.append(sequence)
+                asked.append(Asked(sequence, sequence.rows.token_ids, most))
+                least.append(pace.best(known.guess, rows, tokens, known.balance, len(sequence.generated))[0])
+
+        def goes_on(at: int, guess: Guess, texts: int) -> bool:
+            return pace.drafts_more(guess, rows, tokens, asked[at].most, texts, least[at])
+
+        if not any(goes_on(at, NOTHING, len(asked)) for at in range(len(asked))):
+            pace.relax()
+            return
+        took = list[float]()
+
+        def saw(texts: int, seconds: float) -> None:
+            pace.costs.drafted(texts, seconds)
+            took.append(seconds)
+
+        began = perf_counter()
+        guesses = self._try(lambda drafts: drafts.guess(asked, goes_on, saw)) or []
+        reading_s = perf_counter() - began - sum(took)
+        for sequence, guess, before in zip(answers, guesses, least, strict=False):
+            known = self._known[sequence]
+            known.drafting_s = sum(took) / len(asked)
+            sequence.saved_s -= reading_s / len(asked)
+            if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
+                known.guess = guess
+
+    def _try(self, function: Callable[[Source], T]) -> T | None:
+        """What the draft model does; where it fails there is none any more."""
+        if self.drafts is None:
+            return None
+        try:
+            return function(self.drafts)
+        except Exception as error:  # noqa: BLE001 - whatever it is, answers do without it
+            why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
+            self.problem = f"Nothing is drafted any more, because the {self.drafts.told} failed: {why}."
+            self.drafts = None
+        return None
+
+    def _guess(self, sequence: Sequence, rows: int, tokens: float) -> tuple[int, ...]:
+        known = self._known[sequence]
+        balance = self.pace.drafts if known.guess.chances else known.balance
+        count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated))
         return known.guess.tokens[: self._reserve(sequence, count)]
 
     def _room(self, sequence: Sequence) -> int:
@@ -133,10 +221,11 @@ class Speculating:
             self.texts.give_back(known.text)
 
 
-def how_speculated(guesses: bool, device: str) -> str:
+def how_speculated(speculating: Speculating | None, device: str) -> str:
     """What a person is told: how tokens are guessed, or why none are."""
-    if guesses:
-        return "suffix matching"
+    if speculating is not None:
+        drafts = speculating.drafts
+        return "suffix matching" if drafts is None else f"suffix matching, {drafts.told}"
     if device == "cuda":
         return "off: a step on a GPU takes one row of an answer"
     return "off: only the native kernels check several rows of an answer at once"

@@ -90,6 +90,8 @@ class EngineStep:
             return more
         self.alone = self.others.are_busy()
         self.runner.set_alone(self.alone)
+        if self.speculating is not None and self.speculating.while_idle():
+            return True
         return self.runner.while_idle() or more
 
     def step(self) -> None:
@@ -392,6 +394,8 @@ class EngineStep:
         if sequence.output is not None:
             sequence.tail = sequence.output.flush()
             sequence.output.guide = None
+        if self.speculating is not None:
+            self.speculating.ended(sequence)
         sequence.sampler = None  # as large as the vocabulary, and a sequence may be looked at for long
         sequence.finished.set()
         sequence.events.put(None)

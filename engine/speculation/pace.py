@@ -2,9 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from statistics import median
 
-from engine.speculation.suffixes import Guess
+from engine.speculation.sources import Guess
 
 MOST_ROWS = 8
 """Of a step: up to so many have the bits of rows that are computed one by one, and none costs as much as a step."""
@@ -20,6 +22,17 @@ _LENGTHS = (4, 6, 10, 20)
 """Of matches: from each on they hold more often."""
 _BELIEVED = (0.4, 0.5, 0.6, 0.75, 0.85)
 """How often a guessed token is right before anything was measured, where all places agree."""
+_SURE = (0.3, 0.5, 0.7, 0.9)
+"""Chances that a draft model gives its token: from each on it holds more often."""
+_BELIEVED_DRAFTS = (0.2, 0.35, 0.5, 0.7, 0.9)
+"""How often such a token is right before anything was measured,"""
+DRAFTED = 0.6
+"""and one that is yet to be drafted."""
+RELAX = 1 / 256
+"""So much nearer to that comes what is known of drafts, for each token that none were worth making for: a text that
+they never hold in says little of the next one."""
+DRAFT_CREDIT, DRAFT_SAVED = 4.0, 8.0
+"""As CREDIT and SAVED: of all answers together, as how often drafts hold says little of a single one."""
 _DIVIDED = 0.7
 """So much less often where they do not."""
 _ROW = 0.15
@@ -60,6 +73,10 @@ class Costs:
     """By rows what the latest steps of several took."""
     _plain: int = 0
     """Steps of one row, one after the other."""
+    draft: float = 0.0
+    """What a step of a draft model is believed to take, in steps of one row, before it was measured."""
+    _drafts: dict[int, deque[float]] = field(default_factory=dict)
+    """By texts what its latest steps took, in seconds."""
 
     def __post_init__(self) -> None:
         self.ratios = list(self.believed)
@@ -84,6 +101,17 @@ class Costs:
             latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
             self._judge()
 
+    def drafted(self, texts: int, seconds: float) -> None:
+        """A draft model took so long for a token of each of so many texts."""
+        self._drafts.setdefault(texts, deque(maxlen=LATEST)).append(seconds)
+
+    def of_draft(self, texts: int) -> float:
+        """Of a draft model's step, for so many texts; as for the nearest number where it has not been seen."""
+        near = min(self._drafts, key=lambda other: abs(other - texts), default=None)
+        if near is None or not self.unit_s:
+            return self.draft
+        return median(self._drafts[near]) / self.unit_s
+
     def _fade(self) -> None:
         """What guesses cost was not seen for long: it may be otherwise by now, and is to be tried again."""
         for rows, latest in list(self._seen.items()):
@@ -106,31 +134,54 @@ class Costs:
             self.ratios[rows - 1] = max(cost, self.ratios[rows - 2])
 
 
+Kind = tuple[int, int]
+"""Of tokens that hold about as often: of a text's end, by how long the match was; of drafts, by how sure they are."""
+
+
 @dataclass(slots=True)
 class Acceptance:
-    """How often a guessed token was right where all before it were, by how long the match was."""
+    """How often a guessed token was right where all before it were."""
 
-    rates: dict[tuple[int, bool], float] = field(default_factory=dict)
+    rates: dict[Kind, float] = field(default_factory=dict)
+    drafted: float = DRAFTED
+    """For a token that a draft model is yet to guess."""
 
-    def of(self, guess: Guess) -> float:
-        """For a token of this guess."""
-        return self.rates.get(_kind(guess), _believed(guess))
+    def of(self, guess: Guess, at: int = 0) -> float:
+        """For token number `at` of this guess."""
+        kind = _kind(guess, at)
+        return self.rates.get(kind, _believed(kind))
+
+    def hold(self, guess: Guess) -> list[float]:
+        """For each of its tokens, how likely it and all before it are right."""
+        return list(accumulate((self.of(guess, at) for at in range(len(guess.tokens))), mul))
 
     def saw(self, guess: Guess, offered: int, held: int) -> None:
         """Of `offered` tokens of a guess the first `held` were right."""
-        kind, rate = _kind(guess), self.of(guess)
-        for right in [1.0] * held + [0.0] * (held < offered):
-            rate += (right - rate) / 16
-        self.rates[kind] = rate
+        for at in range(min(held + 1, offered)):
+            kind, right = _kind(guess, at), float(at < held)
+            rate = self.rates.get(kind, _believed(kind))
+            self.rates[kind] = rate + (right - rate) / 16
+            if guess.chances:
+                self.drafted += (right - self.drafted) / 16
+
+    def relax(self) -> None:
+        """No drafts were worth making."""
+        self.drafted += (DRAFTED - self.drafted) * RELAX
+        for kind in [kind for kind in self.rates if kind[0] < 0]:
+            self.rates[kind] += (_believed(kind) - self.rates[kind]) * RELAX
 
 
-def _kind(guess: Guess) -> tuple[int, bool]:
-    return sum(guess.length >= length for length in _LENGTHS), guess.agreed
+def _kind(guess: Guess, at: int) -> Kind:
+    if guess.chances:
+        return -1, sum(guess.chances[at] >= chance for chance in _SURE)
+    return sum(guess.length >= length for length in _LENGTHS), int(guess.agreed)
 
 
-def _believed(guess: Guess) -> float:
-    at, agreed = _kind(guess)
-    return _BELIEVED[at] if agreed else _DIVIDED * _BELIEVED[at]
+def _believed(kind: Kind) -> float:
+    of, sure = kind
+    if of < 0:
+        return _BELIEVED_DRAFTS[sure]
+    return _BELIEVED[of] if sure else _DIVIDED * _BELIEVED[of]
 
 
 @dataclass(slots=True)
@@ -138,14 +189,16 @@ class Balance:
     """Whether guesses pay in one answer, in steps of one row: what they cost at most is a share of the answer."""
 
     saved: float = 0.0
+    credit: float = CREDIT
+    most: float = SAVED
 
     def allows(self, cost: float, tokens: int) -> bool:
         """Whether a guess that costs so much, should it fail, may be made after so many tokens of the answer."""
-        return self.saved - cost >= -(CREDIT + SHARE * tokens)
+        return self.saved - cost >= -(self.credit + SHARE * tokens)
 
     def saw(self, saved: float) -> None:
         """A step with guesses saved so many steps; below 0 it cost them."""
-        self.saved = min(self.saved + saved, SAVED)
+        self.saved = min(self.saved + saved, self.most)
 
 
 @dataclass(slots=True)
@@ -157,28 +210,71 @@ class Pace:
     acceptance: Acceptance = field(default_factory=Acceptance)
     _known: dict[int, Costs] = field(default_factory=dict)
     """By context: the longer it is, the more of a step is attention, which each row pays for alone."""
+    drafts: Balance = field(default_factory=lambda: Balance(credit=DRAFT_CREDIT, most=DRAFT_SAVED))
+    """Of the draft model, in all answers."""
+    draft: float = 0.0
+    """What a step of it is believed to take, in steps of one row."""
 
     def turn_to(self, context: int) -> None:
         """The next step attends to so many rows in all."""
         size = max(context, SHORT).bit_length()
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
-            self._known[size] = Costs() if near is None else Costs(believed=list(self._known[near].ratios))
+            if near is None:
+                self._known[size] = Costs(draft=self.draft)
+            else:
+                known = self._known[near]
+                self._known[size] = Costs(believed=list(known.ratios), draft=known.of_draft(1))
         self.costs = self._known[size]
+
+    @property
+    def measures(self) -> bool:
+        """Whether the next step has no guesses, so that it is known what they are to gain upon."""
+        return not self.costs.unit_s or self.costs.since >= AGAIN
 
     def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
         """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
 
         `said` tokens has the answer, and `balance` is its own.
         """
-        if not self.costs.unit_s or self.costs.since >= AGAIN:
-            return 0
-        right, expected = self.acceptance.of(guess), 0.0
-        best, found = LEAST_GAIN * tokens / self.costs.of(rows), 0
-        for count in range(1, min(len(guess.tokens), MOST_ROWS - rows) + 1):
-            expected += right**count
+        return 0 if self.measures else self.best(guess, rows, tokens, balance, said)[1]
+
+    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+        """So many tokens in the time of a step of one row, with so many of `guess`; the arguments are those of
+        `count`."""
+        expected, before = 0.0, self.costs.of(rows)
+        best, found = LEAST_GAIN * tokens / before, 0
+        for count, chance in enumerate(self.acceptance.hold(guess)[: MOST_ROWS - rows], 1):
+            expected += chance
             cost = self.costs.of(rows + count)
             gain = (tokens + expected) / cost
-            if gain > best and balance.allows(cost - self.costs.of(rows), said):
+            if gain > best and balance.allows(cost - before, said):
                 best, found = gain, count
-        return found
+        return best, found
+
+    def drafts_more(
+        self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
+    ) -> bool:
+        """Whether a draft model shall guess one more token after `guess`, and up to `most` in all, for one of so many
+        texts that it guesses for at once. The step has `rows` rows besides, which give `tokens`; drafts have to
+        give more than `least` tokens in the time of a step of one row."""
+        each, costs, most = self.costs.of_draft(texts) / texts, self.costs, min(most, MOST_ROWS - rows)
+        hold, count = self.acceptance.hold(guess), len(guess.tokens)
+        if not count and not self.drafts.allows(
+            costs.of(min(rows + 1, MOST_ROWS)) - costs.of(rows) + each, 0
+        ):
+            return False
+        chance, expected = hold[-1] if hold else 1.0, tokens + sum(hold)
+        if count:
+            least = expected / (costs.of(rows + count) + count * each)
+        for more in range(count + 1, most + 1):
+            chance *= self.acceptance.drafted
+            expected += chance
+            if expected / (costs.of(rows + more) + more * each) > least:
+                return True
+        return False
+
+    def relax(self) -> None:
+        """Drafts were not worth making for a token, or too dear: in time they are tried again."""
+        self.acceptance.relax()
+        self.drafts.saw(SHARE)

@@ -7,9 +7,10 @@ costs a microsecond or two, and 12 bytes.
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+
+from engine.speculation.sources import NOTHING, Guess
 
 GRAM = 3
 """Tokens of the shortest match."""
@@ -22,19 +23,6 @@ FEW = 64
 _FIRST_BITS = 10
 _FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 _WORD = 0xFFFFFFFF
-
-
-class Guess(NamedTuple):
-    """What may come next."""
-
-    tokens: tuple[int, ...] = ()
-    length: int = 0
-    """Tokens before it that were the same where it came before."""
-    agreed: bool = True
-    """All places with so long a match went on with its first token."""
-
-
-NOTHING = Guess()
 
 
 class SuffixIndex:

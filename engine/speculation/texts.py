@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.speculation.suffixes import LONGEST, NOTHING, Guess, SuffixIndex
+from engine.speculation.sources import NOTHING, Guess
+from engine.speculation.suffixes import LONGEST, SuffixIndex
 
 MOST_TOKENS = 1 << 18
 """Of a text; beyond them only what its conversation says now is kept."""

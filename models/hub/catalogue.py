@@ -135,6 +135,14 @@ HUB_FILES = {
 }
 """Quantised models on the Hub, with their sizes. Small models lose much in 4 bits: most of them have 8."""
 
+DRAFTS = {
+    "qwen3:0.6b": ("qwen3:1.7b", "qwen3:4b", "qwen3:8b", "qwen3:14b", "qwen3:32b", "qwen3:30b-a3b"),
+    "qwen2.5:0.5b": ("qwen2.5:1.5b", "qwen2.5-coder:1.5b"),
+    "llama3.2:1b": ("llama3.2:3b",),
+    "granite3.1-moe:1b": ("granite3.1-moe:3b",),
+}
+"""Small models of the same tokenizer that guess for larger ones."""
+
 _LOG = "pip.log"
 _NETWORK = re.compile(
     r"Retrying \(|Read(Timeout| timed out)|IncompleteRead|Connect(ion|Timeout)|ProtocolError"
@@ -179,6 +187,15 @@ def names() -> list[str]:
     quantised = {file.model: name for name, file in HUB_FILES.items()}
     pairs = [(name, quantised.get(name)) for name in HUB_NAMES]
     return [*WHEELS, *(name for pair in pairs for name in pair if name is not None)]
+
+
+def drafts_for(name: str) -> list[str]:
+    """The catalogue's draft models for a model (a name of its own, or an id of the Hub), quantised ones first; [] where
+    it has none."""
+    asked = {HUB_FILES[name].model if name in HUB_FILES else name}
+    asked |= {short for short, id in HUB_NAMES.items() if id == name}
+    plain = [draft for draft, models in DRAFTS.items() if asked & set(models)]
+    return [*(name for name, file in HUB_FILES.items() if file.model in plain), *plain]
 
 
 def cache_folder() -> Path:

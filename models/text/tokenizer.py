@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
+from models.text.alike import difference
 from models.text.chat_template import ChatTemplate, Message
 from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
@@ -147,6 +148,10 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """Id of the added or special token with exactly this text; None when there is none."""
         return self._added.get(text)
+
+    def difference(self, other: "Tokenizer") -> str | None:
+        """What `other` has otherwise, as the middle of a sentence; None where both make the same ids of every text."""
+        return difference(self._backend, other._backend, self._unused, other._unused)
 
     def render(
         self,

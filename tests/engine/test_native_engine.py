@@ -192,8 +192,8 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     run = Runner.run
 
     def record(self: Runner, batch: StepBatch) -> list[Tensor]:
-        assert self._pool is not None
-        alone.append((self._pool.alone, torch.get_num_threads()))
+        assert self.pool is not None
+        alone.append((self.pool.alone, torch.get_num_threads()))
         return run(self, batch)
 
     monkeypatch.setattr(Runner, "run", record)

@@ -33,7 +33,8 @@ from engine.speculation.pace import (
     Costs,
     Pace,
 )
-from engine.speculation.suffixes import GRAM, LONGEST, Guess, SuffixIndex
+from engine.speculation.sources import Guess
+from engine.speculation.suffixes import GRAM, LONGEST, SuffixIndex
 from engine.speculation.texts import ELSEWHERE, KEPT, Texts, from_elsewhere
 from models.load import load_model
 from models.network import Network
@@ -348,5 +349,5 @@ def test_guesses_take_free_blocks_only(model: Network) -> None:
 
 
 def test_another_kind_of_speculation_is_refused() -> None:
-    with pytest.raises(EngineError, match="speculation is 'draft'; it must be one of auto, off, suffix"):
-        SamplingParams(speculation="draft")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="speculation is 'on'; it must be one of auto, off, suffix, draft"):
+        SamplingParams(speculation="on")  # type: ignore[arg-type]

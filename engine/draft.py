@@ -1,0 +1,90 @@
+"""Which model guesses for another one: found, compared with it, and read where there is room."""
+
+import torch
+
+from engine.cache.kv_rows import token_bytes
+from engine.cache.sizing import USEFUL_CONTEXT, kv_share
+from engine.execute.cpu.executor import unsupported
+from engine.execute.cpu.held_weights import packs, read_model
+from models.errors import ModelError
+from models.files import ModelFiles
+from models.hub.catalogue import drafts_for
+from models.hub.sources import resolve
+from models.load import bytes_to_load
+from models.network import Network
+from models.progress import OnProgress
+from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.units import bytes_text
+
+AUTO = "auto"
+"""The draft model that the catalogue has for a model, where it is on this machine."""
+
+
+def find_draft(
+    asked: str | ModelFiles, model: str, on_progress: OnProgress | None
+) -> tuple[ModelFiles | None, tuple[str, ...]]:
+    """The files of the draft model for `model` that was asked for, fetched if it has a name; with `AUTO` nothing is
+    fetched. And what people should know. Raises ModelError."""
+    if isinstance(asked, ModelFiles):
+        return asked, ()
+    if asked != AUTO:
+        return resolve(asked, on_progress=on_progress), ()
+    names = drafts_for(model)
+    for name in names:
+        try:
+            return resolve(name, offline=True), ()
+        except ModelError:
+            continue
+    if not names:
+        return None, (
+            f"Nothing is drafted: the catalogue has no draft model for {model}; name one with --draft.",
+        )
+    return None, (f"Nothing is drafted: no draft model for {model} is here; run: chatterm pull {names[0]}",)
+
+
+def read_draft(
+    files: ModelFiles,
+    model: Network,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    quantize: str,
+    context: int | None,
+    free: int,
+    on_progress: OnProgress | None,
+) -> tuple[Network | None, tuple[str, ...]]:
+    """A draft model for `model`, which has this tokenizer and leaves `free` bytes of the memory; and what people should
+    know. None where it cannot guess for it. Raises ModelError."""
+    if (why := _refused(files, model, tokenizer, device, quantize, context, free)) is not None:
+        return None, (f"Nothing is drafted: {why}",)
+    return read_model(files, model.dtype, device, quantize, on_progress, context)
+
+
+def _refused(
+    files: ModelFiles,
+    model: Network,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    quantize: str,
+    context: int | None,
+    free: int,
+) -> str | None:
+    if device.type != "cpu" or model.share is not None or unsupported(model.spec) is not None:
+        return "only the native kernels of a CPU check several rows of an answer at once."
+    if (why := tokenizer.difference(load_tokenizer(files))) is not None:
+        return (
+            f"the tokenizer of {files.name} is another one ({why}); choose a draft model of the same family."
+        )
+    spec, weights = bytes_to_load(
+        files,
+        dtype=model.dtype,
+        device=device,
+        quantize=quantize,
+        longest=context,
+        packs=packs(model.dtype, device),
+    )
+    each = token_bytes(spec, model.dtype) + token_bytes(model.spec, model.dtype)
+    tokens = min(context or USEFUL_CONTEXT, model.positions)
+    needed = weights + int(tokens * each / kv_share(device))
+    if needed > free:
+        return f"{files.name} and the KV caches need {bytes_text(needed)} of memory, and {bytes_text(free)} are free."
+    return None

@@ -1,0 +1,70 @@
+"""What a guess is, whoever makes it: tokens that may follow, and how sure they are."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Guess(NamedTuple):
+    """What may come next."""
+
+    tokens: tuple[int, ...] = ()
+    length: int = 0
+    """Tokens before it that were the same where it came before."""
+    agreed: bool = True
+    """All places with so long a match went on with its first token."""
+    chances: tuple[float, ...] = ()
+    """Of a draft model: what it gives each of the tokens."""
+
+
+NOTHING = Guess()
+
+
+class Asked(NamedTuple):
+    """Whose next tokens are to be guessed."""
+
+    whom: Hashable
+    tokens: Sequence[int]
+    """All of the text so far."""
+    most: int
+    """Guess no more tokens."""
+
+
+GoesOn = Callable[[int, Guess, int], bool]
+"""Whether one more token is to be guessed, for the text with this number, after these; so many texts go on."""
+
+
+class Source(Protocol):
+    """A model that guesses. It belongs to the loop thread, and whatever it raises ends its guesses and nothing else."""
+
+    @property
+    def told(self) -> str:
+        """What a person is told of it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of its weights and of its KV cache."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of mapped weights that were copied since they were loaded."""
+
+    @property
+    def cost(self) -> float:
+        """What a step of it is believed to take, in steps of the model that it guesses for."""
+
+    def guess(
+        self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
+    ) -> list[Guess]:
+        """What may follow each of these texts; nothing as long as it has not read what comes before.
+
+        `saw` is told of each step: its rows, and the seconds that it took.
+        """
+
+    def end(self, whom: Hashable) -> None:
+        """Nobody asks for this text any more."""
+
+    def wish(self, tokens: Sequence[int]) -> None:
+        """A text is likely to begin so: read it while nobody waits. It takes the place of an earlier wish."""
+
+    def while_idle(self) -> bool:
+        """Read some of what was wished for, for some milliseconds. Returns whether more is left."""

@@ -1,0 +1,423 @@
+"""A draft model: what it reads and computes, what it costs, and that an answer is the same with any of them."""
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from random import Random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from engine import Engine, SamplingParams
+from engine.batch import StepBatch
+from engine.cache.rows import Rows
+from engine.cache.sizing import USEFUL_CONTEXT, KVPlan, plan_with_draft
+from engine.errors import OutOfRoomError
+from engine.events import TokenEvent
+from engine.kernels.native import library as native
+from engine.schedule.drafting import Drafting
+from engine.schedule.sequence import Sequence
+from engine.schedule.speculating import Speculating
+from engine.speculation.pace import DRAFT_CREDIT, DRAFTED, MOST_ROWS, Balance, Costs, Pace
+from engine.speculation.sources import NOTHING, Asked, Guess
+from models.hub.catalogue import drafts_for
+from models.load import load_model
+from models.network import Network
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_parts import TokenizerParts
+from tests.counting import until
+from tests.engine.speculation import Eager
+from tests.engine.test_native_engine import CPU, a_native_engine
+from tests.engine.test_speculation import EXAMPLES, PARAMS, asked, heard, told
+from tests.engine.tiny import tiny_tokenizer
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60, speculation="draft")
+
+
+@pytest.fixture(scope="module", params=["int8", "none"])
+def models(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Network, Network]:
+    """A network, and one that has nothing in common with it but the tokens: more of them, even."""
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+
+    def network(name: str, seed: int, **changes: int) -> Network:
+        folder = tmp_path_factory.mktemp(name)
+        write_checkpoint(folder, tiny_qwen3(max_position_embeddings=512, **changes), seed=seed)
+        return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=request.param)
+
+    large = network("large", 0, vocab_size=272, hidden_size=64)
+    return large, network("small", 1, vocab_size=288, hidden_size=32, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module", params=["random", "itself"])
+def engine(models: tuple[Network, Network], request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Drafts are almost never right, or almost always."""
+    large, small = models
+    draft = small if request.param == "random" else large
+    with a_native_engine(large, context=300, num_blocks=600, draft=draft, draft_name=request.param) as engine:
+        yield engine
+
+
+def drafting(engine: Engine) -> Drafting:
+    assert engine._speculating is not None
+    drafts = engine._speculating.drafts
+    assert isinstance(drafts, Drafting)
+    return drafts
+
+
+def draft(engine: Engine, pace: Pace | None = None) -> Speculating:
+    """Have all that is drafted checked from now on, or as `pace` says."""
+    speculating = Speculating(engine._scheduler, pace or Eager(), drafts=drafting(engine))
+    engine._engine_step.speculating = speculating
+    return speculating
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 1000))
+def test_an_answer_is_the_same_whatever_is_drafted(
+    engine: Engine, several: list[SamplingParams], seed: int
+) -> None:
+    if not engine._runner.all_native:
+        del several[1:]  # torch computes the prompts, and others beside change their last bits
+    engine._engine_step.speculating = None
+    engine._loop.call(engine._blocks.evict_all)
+    plain, events = list[Sequence](), list[list[TokenEvent]]()
+    for number, params in enumerate(several):
+        plain.append(asked(engine, seed + number, params))
+        events += heard(engine, plain[-1:])
+    engine._loop.call(engine._blocks.evict_all)
+    speculating = draft(engine)
+    again = [asked(engine, seed + number, params) for number, params in enumerate(several)]
+    for number, (one, other) in enumerate(zip(events, heard(engine, again), strict=True)):
+        for step, (event, same) in enumerate(zip_longest(one, other)):
+            assert event == same, f"seed {seed}, answer {number}, token {step}"
+    assert [told(one)[:4] for one in again] == [told(one)[:4] for one in plain], f"seed {seed}"
+    assert speculating.problem == ""
+    engine._loop.call(drafting(engine).blocks.check)
+
+
+def test_a_model_that_is_its_own_draft_is_nearly_always_right(models: tuple[Network, Network]) -> None:
+    large, small = models
+    rates = {}
+    for name, network in (("itself", large), ("random", small)):
+        with a_native_engine(large, context=300, num_blocks=600, draft=network, draft_name=name) as engine:
+            draft(engine)
+            heard(engine, [sequence := engine.start(Rows.of([*b"abcabd xyz"]), GREEDY)])
+            stats = sequence.stats()
+            assert stats.drafted_tokens == stats.guessed_tokens > 20
+            assert stats.accepted_drafts == stats.accepted_tokens
+            rates[name] = stats.accepted_drafts / stats.drafted_tokens
+    assert rates["itself"] > 0.9
+    assert rates["random"] < 0.4
+
+
+def test_what_was_accepted_is_not_computed_again(models: tuple[Network, Network]) -> None:
+    large, _ = models
+    with a_native_engine(large, context=300, num_blocks=600, draft=large, draft_name="itself") as engine:
+        drafts, rows = drafting(engine), list[int]()
+        run = drafts.runner.run
+
+        def counted(batch: StepBatch) -> list[torch.Tensor]:
+            rows.extend(span.count for span in batch.spans)
+            return run(batch)
+
+        drafts.runner.run = counted  # type: ignore[method-assign]
+        draft(engine)
+        heard(engine, [sequence := engine.start(Rows.of([*b"abc"]), GREEDY)])
+        assert sequence.stats().accepted_drafts > 0
+        # A row for each token of the text and each guess that was wrong; of the last chain's, twice.
+        wrong = sequence.drafted - sequence.drafts_accepted
+        assert sum(rows) < len(sequence.rows) + wrong + MOST_ROWS
+
+
+def test_drafts_are_for_those_who_want_them(engine: Engine) -> None:
+    draft(engine)
+    for how, wants in (("off", False), ("suffix", False), ("draft", True), ("auto", True)):
+        params = SamplingParams(temperature=0.0, max_tokens=30, speculation=how)  # type: ignore[arg-type]
+        heard(engine, [sequence := engine.start(Rows.of([*b"abc"]), params)])
+        assert bool(sequence.drafted) is wants, how
+
+
+def test_a_draft_model_that_fails_ends_its_drafts_and_nothing_else(models: tuple[Network, Network]) -> None:
+    large, small = models
+    with a_native_engine(large, context=300, num_blocks=600, draft=small, draft_name="small") as engine:
+        speculating = engine._speculating
+        assert speculating is not None
+        assert "draft model small (" in engine.figures().speculation
+        assert engine.figures().draft_bytes > 0
+        engine._engine_step.speculating = None
+        (plain,) = heard(engine, [engine.start(Rows.of([*b"abc"]), GREEDY)])
+        engine._engine_step.speculating = speculating
+        speculating.pace = Eager()
+        drafts, run, steps = drafting(engine), drafting(engine).runner.run, iter(range(100))
+
+        def fails(batch: StepBatch) -> list[torch.Tensor]:
+            if next(steps) == 9:
+                raise RuntimeError("out of luck\nand more")
+            return run(batch)
+
+        drafts.runner.run = fails  # type: ignore[method-assign]
+        (found,) = heard(engine, [sequence := engine.start(Rows.of([*b"abc"]), GREEDY)])
+        assert found == plain
+        assert 0 < sequence.drafted < 9
+        (note,) = [note for note in engine.figures().notes if "draft" in note]
+        assert note.startswith("Nothing is drafted any more, because the draft model small (")
+        assert note.endswith(") failed: out of luck.")
+        assert engine.figures().speculation == "suffix matching"
+        assert engine.figures().draft_bytes == 0
+        (found,) = heard(engine, [sequence := engine.start(Rows.of([*b"abc"]), GREEDY)])
+        assert (found, sequence.drafted) == (plain, 0)
+
+
+def test_it_reads_while_nobody_waits_what_was_said_last(engine: Engine) -> None:
+    drafts = drafting(engine)
+    draft(engine)
+    for text in (b"the first text, which is longer than a block ", b"another one "):
+        rows = Rows.of([*text])
+        engine.warm_rows(rows)
+        until(lambda: engine._loop.call(lambda: drafts.blocks.match(list(text))) == len(text))  # noqa: B023
+    assert engine._loop.call(lambda: drafts.blocks.num_held) == 0
+    heard(engine, [sequence := engine.start(Rows.of([*b"another one, then"]), GREEDY)])
+    whole = sequence.rows.token_ids
+    until(lambda: engine._loop.call(lambda: drafts.blocks.match(whole)) == len(whole))
+
+
+def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
+    drafts, text = drafting(engine), Random(3).choices(range(256), k=200)
+
+    def job() -> None:
+        drafts.blocks.evict_all()
+        steps, guesses = 0, [NOTHING]
+        while not guesses[0].tokens:
+            guesses = drafts.guess(
+                [Asked("me", text, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
+            )
+            steps += 1
+            assert drafts.blocks.num_held * drafts.blocks.block_size >= min(steps, len(text))
+        assert len(guesses[0].tokens) == len(guesses[0].chances) == 5
+        assert steps > 1
+        again = drafts.guess([Asked("me", text, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw)
+        assert again[0].tokens == guesses[0].tokens
+        drafts.end("me")
+        drafts.blocks.check()
+        assert drafts.blocks.num_held == 0
+
+    engine._loop.call(job)
+
+
+def saw(texts: int, seconds: float) -> None:
+    """Nobody counts."""
+
+
+def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
+    drafts = drafting(engine)
+
+    def guess(tokens: list[int]) -> Guess:
+        return engine._loop.call(
+            lambda: drafts.guess(
+                [Asked("me", tokens, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
+            )[0]
+        )
+
+    assert guess([1, 2, drafts.vocab_size]) == NOTHING
+    assert guess([1] * drafts.most_rows) == NOTHING
+    assert len(guess([1, 2, 3]).tokens) == 5
+    engine._loop.call(lambda: drafts.end("me"))
+
+
+def test_where_its_cache_is_full_answers_go_on(models: tuple[Network, Network]) -> None:
+    large, small = models
+    with a_native_engine(large, context=60, num_blocks=40, draft=small, draft_name="small") as engine:
+        drafts = drafting(engine)
+        drafts.blocks.reserve(drafts.blocks.open([]), 4 * (drafts.blocks.num_free - 3))
+        speculating = draft(engine)
+        events = list(engine.stream([*b"abc"], GREEDY))
+        assert len(events) == len(list(engine.stream([*b"abc"], GREEDY)))
+        assert speculating.problem == ""
+
+
+def test_a_draft_model_that_does_not_fit_is_left_out() -> None:
+    def plan(most: int, least: int = 16) -> Callable[[int], KVPlan]:
+        def of(beside: int) -> KVPlan:
+            tokens = most // (100 + beside)
+            if tokens < least:
+                raise OutOfRoomError("no room")
+            return KVPlan(min(tokens, 100_000), tokens, 1, 100)
+
+        return of
+
+    plenty = plan(200 * 100_000)
+    assert plan_with_draft(plenty, 0) == (plenty(0), False)
+    assert plan_with_draft(plenty, 100) == (plenty(100), True)
+    some = plan(200 * USEFUL_CONTEXT)
+    assert plan_with_draft(some, 100) == (some(100), True), "enough for both"
+    assert plan_with_draft(some, 101) == (some(0), False), "the conversation would be too short"
+    exact = plan(100 * 500, 400)
+    assert plan_with_draft(exact, 100) == (exact(0), False)
+
+
+def test_one_line_says_that_there_is_no_room(models: tuple[Network, Network]) -> None:
+    large, small = models
+    each = 2 * 3 * 2 * 16 * 4  # of the large one: K and V, layers, heads, numbers, bytes
+    room = {"context": 200, "num_blocks": None, "free": 2 * each * 230}
+    with a_native_engine(large, **room, draft=small, draft_name="small") as engine:
+        assert engine.figures().notes == (
+            "Nothing is drafted: there is too little memory for the KV cache of a draft model.",
+        )
+        assert engine.figures().speculation == "suffix matching"
+        assert len(list(engine.stream([*b"abc"], GREEDY))) == 60
+
+
+# -- how many pay
+
+
+def measured(costs: Costs, row: float, drafting_s: float) -> None:
+    for rows in range(1, MOST_ROWS + 1):
+        for _ in range(40):
+            costs.saw(rows, 0.1 + 0.1 * row * (rows - 1))
+    for _ in range(9):
+        costs.drafted(1, 0.1 * drafting_s)
+        costs.saw(1, 0.1)
+
+
+def chain(pace: Pace, chance: float = 0.8) -> int:
+    """How many tokens are drafted of which each has this chance."""
+    guess = NOTHING
+    while pace.drafts_more(guess, 1, 1.0, 7, 1, pace.best(NOTHING, 1, 1.0, Balance(), 0)[0]):
+        guess = Guess((*guess.tokens, 0), chances=(*guess.chances, chance))
+    return len(guess.tokens)
+
+
+def test_drafts_are_as_many_as_pay() -> None:
+    counts = []
+    for rate, drafting_s in ((0.9, 0.05), (0.9, 0.2), (0.7, 0.2), (0.5, 0.2), (0.2, 0.2), (0.9, 1.0)):
+        pace = Pace()
+        measured(pace.costs, 0.05, drafting_s)
+        pace.acceptance.drafted = rate
+        pace.acceptance.rates = {(-1, sure): rate for sure in range(5)}
+        counts.append(chain(pace))
+    assert counts[0] == 7
+    assert counts == sorted(counts, reverse=True)
+    assert 1 <= counts[3] < counts[1] < 7
+    assert counts[4:] == [0, 0]
+
+
+def test_a_chain_ends_where_its_model_is_not_sure() -> None:
+    pace = Pace()
+    measured(pace.costs, 0.05, 0.1)
+    assert chain(pace, 0.95) > chain(pace, 0.6) > chain(pace, 0.1) == 1
+
+
+def test_drafts_that_never_hold_end_soon_and_cost_little() -> None:
+    pace, spent, late = Pace(), 0.0, 0
+    measured(pace.costs, 0.15, 0.15)
+    for token in range(2000):
+        count = chain(pace, 0.95)
+        if not count:
+            pace.relax()
+            continue
+        guess = Guess((0,) * count, chances=(0.95,) * count)
+        cost = count * 0.15 + pace.costs.of(1 + count) - 1
+        pace.acceptance.saw(guess, count, 0)
+        pace.drafts.saw(-cost)
+        spent += cost
+        late += token >= 32
+    assert spent <= DRAFT_CREDIT + 0.01 * 2000 + 1
+    assert spent > 0
+    assert 0 < late < 0.05 * 2000, "now and then it is tried again"
+
+
+def test_drafts_that_hold_again_are_found_out() -> None:
+    pace, counts = Pace(), []
+    measured(pace.costs, 0.05, 0.1)
+    for held in [False] * 200 + [True] * 2000:
+        count = chain(pace, 0.8)
+        counts.append(count)
+        if not count:
+            pace.relax()
+            continue
+        pace.acceptance.saw(Guess((0,) * count, chances=(0.8,) * count), count, count * held)
+        pace.drafts.saw(count * held - count * 0.1 - pace.costs.of(1 + count) + 1)
+    assert sum(counts[:10]) > sum(counts[100:200])
+    assert counts[-1] == 7
+
+
+def test_what_a_draft_takes_is_measured() -> None:
+    costs = Costs(draft=0.3)
+    assert costs.of_draft(1) == 0.3
+    measured(costs, 0.1, 0.12)
+    assert costs.of_draft(1) == pytest.approx(0.12)
+    assert costs.of_draft(4) == pytest.approx(0.12), "as for the nearest number of texts"
+    pace = Pace(draft=0.25)
+    pace.turn_to(100)
+    assert pace.costs.of_draft(1) == 0.25
+    measured(pace.costs, 0.1, 0.12)
+    pace.turn_to(5000)
+    assert pace.costs.of_draft(1) == pytest.approx(0.12)
+    assert pace.acceptance.drafted == DRAFTED
+
+
+def test_what_is_drafted_is_believed_as_its_model_does() -> None:
+    pace = Pace()
+    guess = Guess((1, 2, 3), chances=(0.95, 0.6, 0.1))
+    first, second, third = pace.acceptance.hold(guess)
+    assert first > second / first > third / second
+    for _ in range(50):
+        pace.acceptance.saw(guess, 3, 1)
+    assert pace.acceptance.of(guess, 0) > 0.95
+    assert pace.acceptance.of(guess, 1) < 0.1
+    assert pace.acceptance.of(guess, 2) == third / second, "what came after a wrong one says nothing"
+
+
+# -- which models
+
+
+def altered(change: Callable[[Tokenizer], None]) -> Tokenizer:
+    tokenizer = tiny_tokenizer()
+    change(tokenizer)
+    return tokenizer
+
+
+def test_tokenizers_are_compared_by_what_they_do() -> None:
+    one = tiny_tokenizer()
+    assert one.difference(tiny_tokenizer()) is None
+
+    def padded(unused: frozenset[int]) -> Tokenizer:
+        backend = tiny_tokenizer()._backend
+        backend.add_tokens([AddedToken("[PAD1]")])
+        return Tokenizer(TokenizerParts(backend, {}, frozenset(), None, unused_ids=unused))
+
+    size = one.vocab_size
+    assert one.difference(padded(frozenset([size]))) is None
+    assert padded(frozenset([size])).difference(one) is None
+    assert one.difference(padded(frozenset())) == f"special token {size} is '[PAD1]' and not missing"
+    other = tiny_tokenizer(special=("<|more|>",))
+    assert one.difference(other) == f"special token {size - 2} is '<|more|>' and not '<think>'"
+
+
+def test_tokenizers_with_other_merges_differ() -> None:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    def tokenizer(*merges: tuple[str, str]) -> Tokenizer:
+        letters = {letter: id for id, letter in enumerate([*"abc", "ab", "bc", "abc"])}
+        backend = tokenizers.Tokenizer(models.BPE(letters, list(merges)))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        return Tokenizer(TokenizerParts(backend, {}, frozenset(), None))
+
+    one = tokenizer(("a", "b"), ("b", "c"), ("a", "bc"))
+    assert one.difference(tokenizer(("a", "b"), ("b", "c"), ("a", "bc"))) is None
+    assert one.difference(tokenizer(("b", "c"), ("a", "b"), ("a", "bc"))) == "merge 1 is 'b c' and not 'a b'"
+    assert one.difference(tokenizer(("a", "b"), ("b", "c"))) == "merge 3 is missing and not 'a bc'"
+
+
+@pytest.mark.parametrize("name", ["qwen3:8b", "qwen3:8b-q4", "Qwen/Qwen3-8B"])
+def test_the_catalogue_knows_which_model_drafts_for_which(name: str) -> None:
+    assert drafts_for(name) == ["qwen3:0.6b-q8", "qwen3:0.6b"]
+    assert drafts_for("smollm2") == []
