@@ -75,6 +75,8 @@ class ChatOptions:
     kv_dtype: KVDtype = "auto"
     context: int | None = None
     """Tokens that the conversation may hold."""
+    draft: str | None = None
+    """The model that guesses what comes next; "auto": the catalogue's, where it is on this machine."""
     threads: int | None = None
     """Of a CPU; None: the physical cores, less one for the screen where there are more than two."""
     attention: Attention = "auto"
@@ -111,6 +113,7 @@ ENGINE_OPTIONS = (
     "quantize",
     "kv_dtype",
     "context",
+    "draft",
     "threads",
     "attention",
     "graphs",

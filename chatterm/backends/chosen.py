@@ -122,6 +122,11 @@ def no_model() -> EngineError:
 
 def no_guesses(sampling: Mapping[str, Any], figures: Figures) -> list[str]:
     """What to tell a person who asked for guesses where there are none."""
-    if sampling.get("speculation") != "suffix" or not figures.speculation.startswith("off: "):
-        return []
-    return [f"Speculation is {figures.speculation}; answers come as without it."]
+    asked = sampling.get("speculation")
+    if asked in ("suffix", "draft") and figures.speculation.startswith("off: "):
+        return [f"Speculation is {figures.speculation}; answers come as without it."]
+    if asked == "draft" and not figures.draft_bytes:
+        return [
+            "Nothing is guessed, because there is no draft model; name one with --draft, or /set speculation auto."
+        ]
+    return []

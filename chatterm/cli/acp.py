@@ -42,6 +42,7 @@ def acp(
     quantize: options.Quantize = "auto",
     kv_dtype: options.KVDtype = "auto",
     context: options.Context = None,
+    draft: options.Draft = None,
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,

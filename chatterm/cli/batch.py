@@ -55,6 +55,7 @@ def batch(
     quantize: options.Quantize = "auto",
     kv_dtype: options.KVDtype = "auto",
     context: options.Context = None,
+    draft: options.Draft = None,
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,

@@ -181,6 +181,7 @@ def run(
     quantize: options.Quantize = "auto",
     kv_dtype: options.KVDtype = "auto",
     context: options.Context = None,
+    draft: options.Draft = None,
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
+from chatterm.cli.values import disk_of, draft_of, ranks_of, seconds_given
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
@@ -104,10 +104,10 @@ Seed = Annotated[
     ),
 ]
 Speculation = Annotated[
-    Literal["auto", "off", "suffix"] | None,
+    Literal["auto", "off", "suffix", "draft"] | None,
     typer.Option(
-        help="Guess what comes next from what was said before, and check several tokens at once; the text stays "
-        "the same.",
+        help="Guess what comes next, and check several tokens at once: from what was said before (suffix), by the "
+        "draft model, or by both (auto). The text stays the same.",
         rich_help_panel=_SAMPLING,
     ),
 ]
@@ -179,6 +179,17 @@ KVDtype = Annotated[
 Context = Annotated[
     int | None,
     typer.Option(min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A small model of the same family that guesses what comes next; auto: the catalogue's, if it is here; "
+        "none. The text stays the same.",
+        rich_help_panel=_MACHINE,
+        show_default=False,
+        autocompletion=model_names,
+    ),
 ]
 Threads = Annotated[
     int | None,
@@ -275,23 +286,8 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
         tune=not given["no_tune"],
         tensor_parallel=ranks_of(given["tensor_parallel"]),
         disk_gb=disk_of(given.get("disk_gb")),
+        draft=draft_of(given.get("draft")),
     )
-
-
-def disk_of(given: float | None) -> float | None:
-    """What `--disk-gb` says. Raises WrongUsage."""
-    if given is not None and not isfinite(given):
-        raise WrongUsage(f"--disk-gb is {given}; it must be a number of GB, 0 or more.")
-    return given
-
-
-def ranks_of(given: str) -> int:
-    """What `--tensor-parallel` says; 0: auto. Raises WrongUsage."""
-    if given == "auto":
-        return 0
-    if not given.isascii() or not given.isdigit() or not 0 < int(given[:5]) < 1000:
-        raise WrongUsage(f"--tensor-parallel is {given[:20]!r}; it must be auto or a number of GPUs.")
-    return int(given)
 
 
 def chat_options(invocation: typer.Context) -> "ChatOptions":
@@ -328,6 +324,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         tune=not given["no_tune"],
         tensor_parallel=ranks_of(given["tensor_parallel"]),
         disk_gb=disk_of(given.get("disk_gb")),
+        draft=draft_of(given.get("draft")),
         sampling=checked_sampling(sampling),
     )
 
@@ -411,16 +408,6 @@ def _local(model: str, options: "ChatOptions") -> "Backend":
     return LocalBackend(model, options)
 
 
-def seconds_given(text: str, name: str) -> float | None:
-    """A time on the command line, in seconds; None: for ever. Raises WrongUsage."""
-    from chatterm.settings.durations import seconds_of
-
-    try:
-        return seconds_of(text, name)
-    except EngineError as error:
-        raise WrongUsage(str(error)) from None
-
-
 def keep_alive_of(given: str | None, settings: "Settings", no_server: bool) -> float | None:
     """Seconds that a model stays for the next command; 0: it does not, None: for ever. Raises WrongUsage."""
     if given is None:
@@ -440,6 +427,7 @@ def decided(invocation: typer.Context) -> set[str]:
         "context",
         "threads",
         "disk_gb",
+        "draft",
         "system",
         "think",
         "think_cache",

@@ -10,6 +10,7 @@ import typer
 
 from chatterm.cli import options
 from chatterm.cli.shell_completion import model_names
+from chatterm.cli.values import seconds_given
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def serve(
     quantize: options.Quantize = "auto",
     kv_dtype: options.KVDtype = "auto",
     context: options.Context = None,
+    draft: options.Draft = None,
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
@@ -78,7 +80,7 @@ def serve(
     chatterm run and chatterm batch find the server by themselves.
     """
     options.check_model(model)
-    stays = options.seconds_given(keep_alive, "--keep-alive")
+    stays = seconds_given(keep_alive, "--keep-alive")
     import asyncio
 
     from chatterm.server.child import ProcessOptions

@@ -26,7 +26,7 @@ _OFFERED = {
     "frequency_penalty": ("0", "0.2", "0.5"),
     "max_tokens": ("256", "1024", "4096"),
     "seed": ("0", "42"),
-    "speculation": ("auto", "off", "suffix"),
+    "speculation": ("auto", "off", "suffix", "draft"),
 }
 """Values that completion offers; any other can be typed."""
 

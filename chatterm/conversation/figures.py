@@ -80,6 +80,9 @@ class SessionStats:
     ttfts: list[float] = field(default_factory=list)
     guessed_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_drafts: int = 0
+    """The same of those that a draft model guessed."""
     saved_s: float = 0.0
     """What the guesses that were right saved of `decode_s`."""
     warmed_tokens: int = 0
@@ -106,6 +109,8 @@ class SessionStats:
         self.ttfts.append(stats.ttft_s)
         self.guessed_tokens += stats.guessed_tokens
         self.accepted_tokens += stats.accepted_tokens
+        self.drafted_tokens += stats.drafted_tokens
+        self.accepted_drafts += stats.accepted_drafts
         self.saved_s += stats.saved_s
 
     @classmethod
@@ -159,6 +164,9 @@ class Live:
     guessed: int = 0
     """Tokens that were guessed of the answer, and those of them that were right."""
     accepted: int = 0
+    drafted: int = 0
+    accepted_drafts: int = 0
+    """Those of them that a draft model guessed."""
 
     @property
     def is_warming(self) -> bool:

@@ -95,6 +95,9 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
     ]
     if any(s.guessed_tokens for _, s in columns):
         rows.append(["guessed right", *each(_guessed, _guessed)])
+        if any(s.drafted_tokens for _, s in columns):
+            rows.append(["  from the text", *each(_repeated, _repeated)])
+            rows.append(["  draft model", *each(_drafted, _drafted)])
         rows.append(["  tokens a step", *each(_a_step, _a_step)])
         rows.append(["  time saved", *each(_saved, _saved)])
     if any(s.retries for _, s in columns):
@@ -212,6 +215,18 @@ def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
 
 def _guessed(stats: TurnStats | SessionStats) -> str:
     return guesses_text(stats.guessed_tokens, stats.accepted_tokens) or _NONE
+
+
+def _drafted(stats: TurnStats | SessionStats) -> str:
+    return guesses_text(stats.drafted_tokens, stats.accepted_drafts) or _NONE
+
+
+def _repeated(stats: TurnStats | SessionStats) -> str:
+    guessed, accepted = (
+        stats.guessed_tokens - stats.drafted_tokens,
+        stats.accepted_tokens - stats.accepted_drafts,
+    )
+    return guesses_text(guessed, accepted) or _NONE
 
 
 def _a_step(stats: TurnStats | SessionStats) -> str:

@@ -250,6 +250,8 @@ def live_figures(
         generated=count,
         guessed=stats.guessed_tokens if stats else 0,
         accepted=stats.accepted_tokens if stats else 0,
+        drafted=stats.drafted_tokens if stats else 0,
+        accepted_drafts=stats.accepted_drafts if stats else 0,
         prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
     )
@@ -267,6 +269,8 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
         generated=stats.generated_tokens,
         guessed=stats.guessed_tokens,
         accepted=stats.accepted_tokens,
+        drafted=stats.drafted_tokens,
+        accepted_drafts=stats.accepted_drafts,
         is_saved=True,
     )
 

@@ -187,8 +187,9 @@ def _check_ranges(settings: Settings) -> None:
             seconds_of(settings.model.keep_alive, "keep_alive")
         except EngineError as error:
             raise _Wrong(("model", "keep_alive"), one_line(str(error))) from error
-    if settings.model.name is not None and not settings.model.name.strip():
-        raise _Wrong(("model", "name"), 'name is empty; it must name a model, as in "smollm2".')
+    for name, model in (("name", settings.model.name), ("draft", settings.model.draft)):
+        if model is not None and not model.strip():
+            raise _Wrong(("model", name), f'{name} is empty; it must name a model, as in "smollm2".')
     if settings.screen.theme not in theme_names():
         known = ", ".join(theme_names())
         theme = one_line(settings.screen.theme, limit=60)

@@ -62,6 +62,9 @@ class ModelSettings:
     """The system prompt for new conversations."""
     context: int | None = None
     """The context size: maximum tokens in a conversation; not set: what the model and the memory allow."""
+    draft: str | None = None
+    """A small model of the same family that guesses what comes next; "auto": the catalogue's, if it is on this machine.
+    The text stays the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
     threads: int | None = None
@@ -105,9 +108,10 @@ class SamplingSettings:
     """The same seed gives the same text for the same conversation."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer when they are generated."""
-    speculation: Literal["auto", "off", "suffix"] | None = None
-    """Guess what comes next from what was said before, and check several tokens at once; the text stays the same.
-    auto: as many as seem to pay, which is the default where the model runs here."""
+    speculation: Literal["auto", "off", "suffix", "draft"] | None = None
+    """Guess what comes next, and check several tokens at once; the text stays the same. suffix: from what was said
+    before; draft: by the draft model (see model.draft); auto: by both, as many as seem to pay, which is the default
+    where the model runs here."""
 
     def given(self) -> dict[str, Any]:
         """What is set, as arguments of SamplingParams."""
@@ -185,6 +189,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
     wanted: dict[str, Any] = {
         "device": model.device,
         "context": model.context,
+        "draft": model.draft,
         "offload_gb": model.offload_gb,
         "disk_gb": settings.cache.disk_gb,
         "threads": model.threads,

@@ -103,6 +103,8 @@ def _speed(live: Live, width: int) -> list[Line]:
         lines.append(_pair("prefill", f"{live.prefill_rate:,.0f} tok/s", width))
     if live.guessed:
         lines.append(_pair("guessed right", f"{live.accepted / live.guessed:.0%}", width))
+        if 0 < live.drafted < live.guessed:
+            lines.append(_pair("  of drafts", f"{live.accepted_drafts / live.drafted:.0%}", width))
         lines.append(_pair("tokens a step", f"{tokens_a_step(live.generated, live.accepted):.1f}", width))
     if (share := live.bandwidth_share) is not None:
         lines.append(_pair("of bandwidth", f"{share:.0%}", width))

@@ -61,7 +61,7 @@ class Held:
     def bytes(self) -> int:
         """Of the device's memory."""
         figures = self.engine.figures()
-        return figures.weight_bytes - figures.host_bytes + figures.kv_bytes
+        return figures.weight_bytes - figures.host_bytes + figures.kv_bytes + figures.draft_bytes
 
     def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
         """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""
