@@ -89,7 +89,7 @@ def forget(engine: Engine, guesses: Pace | None = None) -> None:
         engine._blocks.evict_all()
         engine._engine_step.speculating = None
         if guesses is not None:
-            engine._engine_step.speculating = Speculating(engine._scheduler, guesses)
+            engine._engine_step.speculating = Speculating(engine._scheduler, guesses, drafts=engine._drafts)
 
     engine._loop.call(job)
 

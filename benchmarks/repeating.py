@@ -101,12 +101,22 @@ def _id(tokenizer: Tokenizer, text: str) -> int:
 
 
 @contextmanager
-def repeating_engine(streams: int = 8, seed: int = 0) -> Iterator[Engine]:
-    """An engine with such a model on the CPU."""
+def repeating_engine(streams: int = 8, seed: int = 0, draft: int | None = None) -> Iterator[Engine]:
+    """An engine with such a model on the CPU, and as its draft model one of the seed `draft`: it is nearly always right
+    where that is the same one."""
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "repeating"
+        path, other = Path(folder) / "repeating", Path(folder) / "draft"
         write_repeating(path, seed=seed)
-        engine = Engine.load(str(path), device="cpu", quantize="int8", context=2048, streams=streams)
+        if draft is not None:
+            write_repeating(other, seed=draft)
+        engine = Engine.load(
+            str(path),
+            device="cpu",
+            quantize="int8",
+            context=2048,
+            streams=streams,
+            draft=None if draft is None else str(other),
+        )
     try:
         yield engine
     finally:

@@ -221,13 +221,18 @@ def main() -> None:
     )
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument(
+        "--draft-seed",
+        type=int,
+        help="of a draft model for these; 0 is the model itself, so it is nearly always right",
+    )
     parser.add_argument("--index", type=int, default=0, help="weigh the index of so many tokens")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     if arguments.index:
         return weigh(arguments.index)
     if arguments.identity and arguments.model is None:
-        with repeating_engine() as small:
+        with repeating_engine(draft=arguments.draft_seed) as small:
             return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
     engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8)
     with closing(engine):

@@ -28,6 +28,17 @@ def test_random_conversations_have_the_same_tokens_with_guesses(engine: Engine) 
     assert 20 < checked.accepted < checked.guessed
 
 
+@pytest.mark.parametrize("draft", [0, 1])
+def test_they_have_the_same_tokens_with_a_draft_model(draft: int) -> None:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    with repeating_engine(draft=draft) as engine:
+        checked = identical(engine, 3, 10, WORDS)
+        assert "draft model" in engine.figures().speculation
+        assert (checked.accepted / checked.guessed > 0.5) is (draft == 0)
+        assert engine._loop.call(lambda: engine._drafts.blocks.num_held) == 0
+
+
 def test_a_row_that_counts_and_should_not_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def always(sequence: Sequence, guess: int) -> bool:
         return sequence.status is Status.RUNNING and sequence.pending == 1

@@ -22,7 +22,6 @@ from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import DRAFT_CREDIT, DRAFTED, MOST_ROWS, Balance, Costs, Pace
 from engine.speculation.sources import NOTHING, Asked, Guess
-from models.hub.catalogue import drafts_for
 from models.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -415,9 +414,3 @@ def test_tokenizers_with_other_merges_differ() -> None:
     assert one.difference(tokenizer(("a", "b"), ("b", "c"), ("a", "bc"))) is None
     assert one.difference(tokenizer(("b", "c"), ("a", "b"), ("a", "bc"))) == "merge 1 is 'b c' and not 'a b'"
     assert one.difference(tokenizer(("a", "b"), ("b", "c"))) == "merge 3 is missing and not 'a bc'"
-
-
-@pytest.mark.parametrize("name", ["qwen3:8b", "qwen3:8b-q4", "Qwen/Qwen3-8B"])
-def test_the_catalogue_knows_which_model_drafts_for_which(name: str) -> None:
-    assert drafts_for(name) == ["qwen3:0.6b-q8", "qwen3:0.6b"]
-    assert drafts_for("smollm2") == []
