@@ -3,6 +3,7 @@
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
     python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
+    python -m benchmarks.speculation --pairs 1.7B:0.6B 4B:0.6B   a draft model, at simulated acceptances
 
 Before every answer all that is known of other texts is forgotten: no round finds the answer of another. Beside the
 rates stands their ratio by steps, each taken as long as the median of those with as many rows, and by what finding
@@ -25,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.conversations import identical
+from benchmarks.drafts import measure_pair
 from benchmarks.repeating import SENTENCE, repeating_engine
 from engine import Engine
 from engine.schedule.scheduler import Chunk
@@ -208,6 +210,11 @@ def compare_tokens(engine: Engine, count: int, first: int, words: list[str]) -> 
     )
 
 
+def keep(path: Path | None, found: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -227,10 +234,30 @@ def main() -> None:
         help="of a draft model for these; 0 is the model itself, so it is nearly always right",
     )
     parser.add_argument("--index", type=int, default=0, help="weigh the index of so many tokens")
+    parser.add_argument(
+        "--pairs", nargs="+", metavar="LARGE:SMALL", help="shapes of Qwen3 (see benchmarks.drafts)"
+    )
+    parser.add_argument("--kinds", default="Q4_0:Q4_0", help="of their weights: Q4_0 or Q8_0")
+    parser.add_argument("--acceptances", nargs="+", type=float, default=[0.5, 0.6, 0.7, 0.8, 0.9])
+    parser.add_argument("--device", default="cpu", help="of the pairs")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     if arguments.index:
         return weigh(arguments.index)
+    if arguments.pairs:
+        large, small = arguments.kinds.split(":")
+        pairs = {
+            pair: measure_pair(
+                *pair.split(":"),
+                (large, small),
+                arguments.device,
+                arguments.acceptances,
+                arguments.tokens,
+                arguments.rounds,
+            )
+            for pair in arguments.pairs
+        }
+        return keep(arguments.json, pairs)
     if arguments.identity and arguments.model is None:
         with repeating_engine(draft=arguments.draft_seed) as small:
             return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
@@ -242,8 +269,7 @@ def main() -> None:
         found = compare(
             engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds, arguments.temperature
         )
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        keep(arguments.json, found)
     return None
 
 

@@ -85,7 +85,7 @@ class Drafting:
             logits = self.runner.run(StepBatch(tuple(spans)))
             for (at, reading), span, row in zip(going.items(), spans, logits, strict=True):
                 self._wrote(reading, asked[at].tokens, span)
-                guesses[at] = self._longer(guesses[at], row)
+                guesses[at] = self._longer(asked[at], guesses[at], row)
             saw(len(going), perf_counter() - began)
         return guesses
 
@@ -163,7 +163,7 @@ class Drafting:
         self.blocks.commit(reading.table, tokens[reading.table.length :])
         reading.ahead += span.tokens[max(len(tokens) - span.start, 0) :]
 
-    def _longer(self, guess: Guess, logits: Tensor) -> Guess:
+    def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
         """With the likeliest token after logits [vocab]."""
         with torch.inference_mode():
             known = logits[: self.vocab_size]

@@ -53,6 +53,8 @@ class Speculating:
     """A draft model."""
     problem: str = ""
     """Why there is no draft model any more, in a line."""
+    drafting_s: float = 0.0
+    """What the draft model took for the guesses of this step."""
     _known: dict[Sequence, Guessing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,6 +120,11 @@ class Speculating:
             chunk.sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds)
 
+    def drafted(self, texts: int, seconds: float) -> None:
+        """The draft model took so long for a token of each of so many texts."""
+        self.pace.costs.drafted(texts, seconds)
+        self.drafting_s += seconds
+
     def ended(self, sequence: Sequence) -> None:
         """A sequence is over. What it was about is likely to be asked about next."""
         self._try(lambda drafts: drafts.end(sequence))
@@ -159,18 +166,13 @@ class Speculating:
         if not any(goes_on(at, NOTHING, len(asked)) for at in range(len(asked))):
             pace.relax()
             return
-        took = list[float]()
-
-        def saw(texts: int, seconds: float) -> None:
-            pace.costs.drafted(texts, seconds)
-            took.append(seconds)
-
+        self.drafting_s = 0.0
         began = perf_counter()
-        guesses = self._try(lambda drafts: drafts.guess(asked, goes_on, saw)) or []
-        reading_s = perf_counter() - began - sum(took)
+        guesses = self._try(lambda drafts: drafts.guess(asked, goes_on, self.drafted)) or []
+        reading_s = perf_counter() - began - self.drafting_s
         for sequence, guess, before in zip(answers, guesses, least, strict=False):
             known = self._known[sequence]
-            known.drafting_s = sum(took) / len(asked)
+            known.drafting_s = self.drafting_s / len(asked)
             sequence.saved_s -= reading_s / len(asked)
             if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
                 known.guess = guess

@@ -26,8 +26,10 @@ _SURE = (0.3, 0.5, 0.7, 0.9)
 """Chances that a draft model gives its token: from each on it holds more often."""
 _BELIEVED_DRAFTS = (0.2, 0.35, 0.5, 0.7, 0.9)
 """How often such a token is right before anything was measured,"""
-DRAFTED = 0.6
-"""and one that is yet to be drafted."""
+DRAFTED = 0.75
+"""and one that is yet to be drafted: more is hoped for than is likely, or it would not be found out."""
+_BELIEFS, _REMEMBERED = 4, 60
+"""How many times a belief counts as, and how many are remembered."""
 RELAX = 1 / 256
 """So much nearer to that comes what is known of drafts, for each token that none were worth making for: a text that
 they never hold in says little of the next one."""
@@ -121,21 +123,52 @@ class Costs:
         self._judge()
 
     def _judge(self) -> None:
-        """Of numbers of rows that have not been seen it is believed that each row more costs as much as with the
-        nearest; and that more rows take no less."""
-        known = {
-            rows: median([*[self.believed[rows - 1]] * DOUBT, *latest]) for rows, latest in self._seen.items()
-        }
+        """Of numbers of rows that were hardly seen it is believed that each row more costs as much as with the nearest
+        that was; and that more rows take no less: of two that say otherwise the one that was seen more often is right.
+        """
+        often = [rows for rows, latest in self._seen.items() if len(latest) > DOUBT]
+        known, costs = {rows: self._weighed(rows, self.believed[rows - 1]) for rows in often}, self.ratios
         for rows in range(2, MOST_ROWS + 1):
-            near = min(known, key=lambda other: abs(other - rows), default=None)
             cost = self.believed[rows - 1]
+            near = min(known, key=lambda other: abs(other - rows), default=None)
             if near is not None:
                 cost = 1 + (known[near] - 1) * (rows - 1) / (near - 1)
-            self.ratios[rows - 1] = max(cost, self.ratios[rows - 2])
+            costs[rows - 1] = known[rows] if rows in known else self._weighed(rows, cost)
+        seen = [len(self._seen.get(rows, ())) for rows in range(1, MOST_ROWS + 1)]
+        for at in range(MOST_ROWS - 2, 0, -1):
+            if seen[at] < seen[at + 1]:
+                costs[at] = min(costs[at], costs[at + 1])
+        for at in range(1, MOST_ROWS):
+            costs[at] = max(costs[at], costs[at - 1])
+
+    def _weighed(self, rows: int, believed: float) -> float:
+        """What was seen of so many rows, and what is believed of them."""
+        return float(median([*[believed] * DOUBT, *self._seen.get(rows, ())]))
 
 
-Kind = tuple[int, int]
-"""Of tokens that hold about as often: of a text's end, by how long the match was; of drafts, by how sure they are."""
+Kind = tuple[int, bool]
+"""Of guesses from a text that hold about as often: by how long the match was."""
+
+
+@dataclass(slots=True)
+class Rate:
+    """How often something held, of the latest times; what was believed before counts as some of them."""
+
+    belief: float
+    seen: float = 0.0
+    now: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.now = self.belief
+
+    def saw(self, right: bool) -> None:
+        self.seen = min(self.seen + 1, _REMEMBERED)
+        self.now += (right - self.now) / (self.seen + _BELIEFS)
+
+    def relax(self) -> None:
+        """What was seen counts less, and the belief more."""
+        self.now += (self.belief - self.now) * RELAX
+        self.seen -= self.seen * RELAX
 
 
 @dataclass(slots=True)
@@ -143,13 +176,17 @@ class Acceptance:
     """How often a guessed token was right where all before it were."""
 
     rates: dict[Kind, float] = field(default_factory=dict)
-    drafted: float = DRAFTED
-    """For a token that a draft model is yet to guess."""
+    """Of what is from texts."""
+    drafts: list[Rate] = field(default_factory=lambda: [Rate(chance) for chance in _BELIEVED_DRAFTS])
+    """Of what a draft model guessed, by how sure it was,"""
+    drafted: Rate = field(default_factory=lambda: Rate(DRAFTED))
+    """and of what it is yet to guess."""
 
     def of(self, guess: Guess, at: int = 0) -> float:
         """For token number `at` of this guess."""
-        kind = _kind(guess, at)
-        return self.rates.get(kind, _believed(kind))
+        if guess.chances:
+            return self.drafts[_sureness(guess, at)].now
+        return self.rates.get(_kind(guess), _believed(guess))
 
     def hold(self, guess: Guess) -> list[float]:
         """For each of its tokens, how likely it and all before it are right."""
@@ -158,30 +195,30 @@ class Acceptance:
     def saw(self, guess: Guess, offered: int, held: int) -> None:
         """Of `offered` tokens of a guess the first `held` were right."""
         for at in range(min(held + 1, offered)):
-            kind, right = _kind(guess, at), float(at < held)
-            rate = self.rates.get(kind, _believed(kind))
-            self.rates[kind] = rate + (right - rate) / 16
             if guess.chances:
-                self.drafted += (right - self.drafted) / 16
+                self.drafts[_sureness(guess, at)].saw(at < held)
+                self.drafted.saw(at < held)
+            else:
+                rate = self.of(guess)
+                self.rates[_kind(guess)] = rate + ((at < held) - rate) / 16
 
     def relax(self) -> None:
         """No drafts were worth making."""
-        self.drafted += (DRAFTED - self.drafted) * RELAX
-        for kind in [kind for kind in self.rates if kind[0] < 0]:
-            self.rates[kind] += (_believed(kind) - self.rates[kind]) * RELAX
+        for rate in (self.drafted, *self.drafts):
+            rate.relax()
 
 
-def _kind(guess: Guess, at: int) -> Kind:
-    if guess.chances:
-        return -1, sum(guess.chances[at] >= chance for chance in _SURE)
-    return sum(guess.length >= length for length in _LENGTHS), int(guess.agreed)
+def _sureness(guess: Guess, at: int) -> int:
+    return sum(guess.chances[at] >= chance for chance in _SURE)
 
 
-def _believed(kind: Kind) -> float:
-    of, sure = kind
-    if of < 0:
-        return _BELIEVED_DRAFTS[sure]
-    return _BELIEVED[of] if sure else _DIVIDED * _BELIEVED[of]
+def _kind(guess: Guess) -> Kind:
+    return sum(guess.length >= length for length in _LENGTHS), guess.agreed
+
+
+def _believed(guess: Guess) -> float:
+    at, agreed = _kind(guess)
+    return _BELIEVED[at] if agreed else _DIVIDED * _BELIEVED[at]
 
 
 @dataclass(slots=True)
@@ -268,7 +305,7 @@ class Pace:
         if count:
             least = expected / (costs.of(rows + count) + count * each)
         for more in range(count + 1, most + 1):
-            chance *= self.acceptance.drafted
+            chance *= self.acceptance.drafted.now
             expected += chance
             if expected / (costs.of(rows + more) + more * each) > least:
                 return True

@@ -1,0 +1,222 @@
+"""A draft model: the rate that the cost model expects beside the measured one. Part of `benchmarks.speculation`.
+
+Models have the shapes of Qwen3 and random weights, so nothing that one says is expected of the other: acceptance is
+**simulated**. The draft model computes all that it would, then says what comes next with the given chance, and else
+something wrong. All else is as it is: the steps, their costs, and how many tokens are guessed.
+"""
+
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from benchmarks.random_gguf import write_random_qwen3
+from benchmarks.shapes import SHAPES
+from engine import Engine, SamplingParams
+from engine.cache.rows import Rows
+from engine.schedule.drafting import Drafting
+from engine.schedule.scheduler import Chunk
+from engine.schedule.speculating import Speculating
+from engine.speculation.pace import AGAIN, LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Costs, Pace, Rate
+from engine.speculation.sources import Asked, Guess
+
+KINDS = {"Q4_0": Kind.Q4_0, "Q8_0": Kind.Q8_0}
+CONTEXT = 2048
+
+
+@dataclass(slots=True)
+class Simulated(Drafting):
+    """Right with a given chance, wherever all before it was right."""
+
+    truth: list[int] = field(default_factory=list)
+    """The text as it will be."""
+    acceptance: float = 1.0
+    random: Random = field(default_factory=lambda: Random(0))
+
+    def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
+        found = Drafting._longer(self, asked, guess, logits)  # for what it takes
+        at = len(asked.tokens) + len(guess.tokens)
+        right = self.truth[at] if at < len(self.truth) else found.tokens[-1]
+        if self.random.random() >= self.acceptance:
+            right = (right + 1) % self.vocab_size
+        return Guess((*guess.tokens, right), chances=(*guess.chances, self.acceptance))
+
+
+class Cycling(Pace):
+    """0 to 7 tokens in turn, whatever they gain: so the costs of all steps are measured."""
+
+    wanted = 0
+
+    def drafts_more(
+        self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
+    ) -> bool:
+        if not guess.tokens:
+            self.wanted = (self.wanted + 1) % MOST_ROWS
+        return len(guess.tokens) < min(self.wanted, most)
+
+    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+        return float(len(guess.tokens)), len(guess.tokens)
+
+
+@dataclass(slots=True)
+class Watched(Speculating):
+    """Remembers what steps took."""
+
+    steps: list[tuple[str, float]] = field(default_factory=list)
+    """Of what kind each was, and its seconds."""
+
+    def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
+        self.steps.append((f"{sum(1 + len(chunk.guesses) for chunk in chunks)} rows", seconds))
+        Speculating.saw(self, chunks, accepted, seconds)
+
+    def drafted(self, texts: int, seconds: float) -> None:
+        self.steps.append(("draft", seconds))
+        Speculating.drafted(self, texts, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer."""
+
+    tokens: list[int]
+    token_s: float
+    """Seconds a token after the first."""
+    guessed: int
+    accepted: int
+    steps: list[tuple[str, float]]
+
+    @property
+    def a_step(self) -> float:
+        return len(self.tokens) / (len(self.tokens) - self.accepted)
+
+
+def expected_step_s(costs: Costs, acceptance: float) -> float:
+    """Seconds of steps a token by the cost model, with as many guesses as give the most; one in so many has none."""
+    best, tokens, chance = 1.0, 1.0, 1.0
+    for count in range(1, MOST_ROWS):
+        chance *= acceptance
+        tokens += chance
+        step = costs.of(1 + count) + count * costs.of_draft(1)
+        if step / tokens < best / LEAST_GAIN:
+            best = min(best, (AGAIN * step + 1) / (AGAIN * tokens + 1))
+    return costs.unit_s * best
+
+
+def measure_pair(
+    large: str, small: str, kinds: tuple[str, str], device: str, given: list[float], tokens: int, turns: int
+) -> list[dict[str, float]]:
+    """One pair of shapes at each acceptance; prints and returns the figures."""
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{what}.gguf" for what in ("large", "small")]
+        for path, shape, kind in zip(paths, (large, small), kinds, strict=True):
+            write_random_qwen3(path, SHAPES[shape], KINDS[kind], CONTEXT)
+        engine = Engine.load(str(paths[0]), device=device, context=CONTEXT, draft=str(paths[1]))
+        with closing(engine):
+            drafts = engine._drafts
+            if not isinstance(drafts, Drafting):
+                sys.exit(f"{large}, {small}: {' '.join(engine.figures().notes)}")
+            while engine._loop.call(lambda: engine._engine_step.while_idle()):
+                pass  # weights are copied
+            simulated = Simulated(**{part.name: getattr(drafts, part.name) for part in fields(Drafting)})
+            prompt = Random(1).choices(range(SHAPES[large].vocab_size), k=64)
+            known = Cycling(draft=drafts.cost)
+            plain = answer(engine, prompt, tokens, "off", Watched(engine._scheduler, known))
+            simulated.truth = [*prompt, *plain.tokens]
+            for _ in range(2):
+                answer(engine, prompt, tokens, "draft", Watched(engine._scheduler, known, drafts=simulated))
+            costs = known.costs
+            rows = ", ".join(f"{costs.of(count):.2f}" for count in range(2, MOST_ROWS + 1))
+            print(
+                f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: a step takes "
+                f"{costs.unit_s * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model "
+                f"{costs.of_draft(1):.2f}\n{'simulated':>10}{'off':>9}{'expected':>10}{'by steps':>10}"
+                f"{'of expected':>13}{'gain':>7}{'measured':>10}{'right':>7}{'a step':>8}",
+                flush=True,
+            )
+            return [at(engine, simulated, known, prompt, plain.tokens, rate, turns) for rate in given]
+
+
+def at(
+    engine: Engine,
+    simulated: Simulated,
+    known: Pace,
+    prompt: list[int],
+    plain: list[int],
+    rate: float,
+    turns: int,
+) -> dict[str, float]:
+    """Answers without guesses and with them, in turns, where drafts hold with the chance `rate`.
+
+    By steps: each is taken to be as long as the median of its kind. What else the machine does then counts little.
+    """
+    simulated.acceptance = rate
+    off, on = list[Said](), list[Said]()
+    for turn in range(turns):
+        simulated.random = Random(turn)
+        pace = Pace()
+        pace._known, pace.drafts.credit = known._known, 1e9  # how much they may cost is not the question here
+        pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
+        how: Literal["off", "draft"]
+        for how, said in (("off", off), ("draft", on)):
+            watched = Watched(engine._scheduler, pace, drafts=simulated)
+            said.append(answer(engine, prompt, len(plain), how, watched))
+        if on[-1].tokens != plain:
+            sys.exit(f"acceptance {rate}, turn {turn}: the tokens differ")
+    kinds = dict[str, list[float]]()
+    for kind, seconds in (step for said in (*off, *on) for step in said.steps):
+        kinds.setdefault(kind, []).append(seconds)
+    usual = {kind: median(seconds) for kind, seconds in kinds.items()}
+    off_s, on_s = (
+        sum(usual[kind] for said in both for kind, _ in said.steps)
+        / sum(len(said.tokens) - 1 for said in both)
+        for both in (off, on)
+    )
+    expected_s = expected_step_s(known.costs, rate)
+    measured_off, measured_on = (1 / median(said.token_s for said in both) for both in (off, on))
+    found = {
+        "acceptance": rate,
+        "off": 1 / off_s,
+        "expected": 1 / expected_s,
+        "by steps": 1 / on_s,
+        "measured off": measured_off,
+        "measured": measured_on,
+        "right": sum(said.accepted for said in on) / max(sum(said.guessed for said in on), 1),
+        "a step": median(said.a_step for said in on),
+    }
+    print(
+        f"{rate:>10.1f}{1 / off_s:>9.1f}{1 / expected_s:>10.1f}{1 / on_s:>10.1f}{expected_s / on_s:>13.1%}"
+        f"{off_s / on_s:>7.2f}{measured_on / measured_off:>10.2f}{found['right']:>7.0%}{found['a step']:>8.2f}",
+        flush=True,
+    )
+    return found
+
+
+def answer(
+    engine: Engine, prompt: list[int], tokens: int, how: Literal["off", "draft"], watched: Watched
+) -> Said:
+    """A greedy answer, drafted as `watched` does."""
+
+    def job() -> None:
+        engine._engine_step.speculating = watched
+
+    engine._loop.call(job)
+    sequence = engine.start(
+        Rows.of(prompt), SamplingParams(temperature=0.0, max_tokens=tokens, speculation=how)
+    )
+    said = [event.token_id for event in engine.events(sequence)]
+    stats = sequence.stats()
+    return Said(
+        said,
+        stats.decode_s / max(len(said) - 1, 1),
+        stats.guessed_tokens,
+        stats.accepted_tokens,
+        watched.steps,
+    )
