@@ -6,7 +6,7 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.cpu.executor import unsupported
 from engine.execute.cpu.held_weights import packs, read_model
-from models.errors import ModelError
+from engine.machine.drafts import first_here
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for
 from models.hub.sources import resolve
@@ -30,11 +30,8 @@ def find_draft(
     if asked != AUTO:
         return resolve(asked, on_progress=on_progress), ()
     names = drafts_for(model)
-    for name in names:
-        try:
-            return resolve(name, offline=True), ()
-        except ModelError:
-            continue
+    if (found := first_here(names)) is not None:
+        return found, ()
     if not names:
         return None, (
             f"Nothing is drafted: the catalogue has no draft model for {model}; name one with --draft.",

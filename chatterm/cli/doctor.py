@@ -105,6 +105,8 @@ def sections(machine: "Machine") -> list[Section]:
     if machine.tunings:
         found.append(_tunings(machine))
     found.append(_speeds(machine))
+    if machine.drafts:
+        found.append(_drafts(machine))
     advice = [(one_line(line),) for line in machine.advice]
     found.append(
         Section("Suggestions", advice or [("Nothing to install: everything useful here is present.",)])
@@ -196,6 +198,26 @@ def _speeds(machine: "Machine") -> Section:
         frozenset((1, 2, 3, 4)),
         f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the memory bandwidth{layers}."
         + _too_slow(machine.speeds),
+    )
+
+
+def _drafts(machine: "Machine") -> Section:
+    rows = [
+        (
+            one_line(pair.model, 60),
+            one_line(pair.draft, 60),
+            bytes_text(pair.weight_bytes),
+            bytes_text(pair.kv_bytes),
+            "yes" if pair.fits else "no",
+        )
+        for pair in machine.drafts
+    ]
+    return Section(
+        "Draft models",
+        rows,
+        ("Model", "Draft model", "Weights", "KV cache", "Fits"),
+        frozenset((2, 3)),
+        "They guess what comes next with --draft auto, where that pays; the text stays the same.",
     )
 
 

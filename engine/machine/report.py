@@ -32,6 +32,7 @@ from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning, all_kept
 from engine.kernels.native import library as native
 from engine.machine.bandwidth import cpu_name, known_bandwidth
+from engine.machine.drafts import DraftPair, draft_pairs
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
 from engine.machine.shapes import COMMON
 from models.hub.catalogue import HUB_FILES, names
@@ -117,6 +118,8 @@ class Machine:
     speeds: tuple[Speed, ...]
     tunings: tuple[Tuning, ...]
     """What was found to run best on this GPU, by model."""
+    drafts: tuple[DraftPair, ...]
+    """Models that smaller ones, which are here, can guess for."""
     advice: tuple[str, ...]
     """What to install or change to get more; one line each."""
     failures: tuple[str, ...]
@@ -171,6 +174,8 @@ def _inspect() -> Machine:
         program=here.program,
         speeds=tuple(catalogue_speed(name, here) for name in _worth_telling(here)),
         tunings=probe("What was tuned", lambda: _tunings(device), ()),
+        # On a GPU nothing is drafted yet.
+        drafts=probe("Draft models", lambda: draft_pairs("cpu") if device.type == "cpu" else (), ()),
         advice=advice(
             problem,
             gpu,

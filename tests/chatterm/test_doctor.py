@@ -17,6 +17,7 @@ from chatterm.cli.main import call
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning
+from engine.machine.drafts import DraftPair
 from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
 from engine.machine.report import Cpu, Feature, Gpu, Machine
 from engine.machine.shapes import COMMON, shape_of
@@ -49,6 +50,7 @@ GPU = Machine(
             {"1": (565e-6, 544e-6), "16": (7e-4, 7e-4)},
         ),
     ),
+    drafts=(),
     advice=("flash-attn is missing: pip install flash-attn --no-build-isolation",),
     failures=(),
 )
@@ -76,6 +78,7 @@ CPU = replace(
     bandwidth=20e9,
     program=PROGRAMS["plain modules, CPU"],
     tunings=(),
+    drafts=(DraftPair("qwen3:8b-q4", "qwen3:0.6b-q8", 639_000_000, 918_000_000, True),),
     advice=(),
 )
 BROKEN = replace(
@@ -109,6 +112,15 @@ def printed(
 
 def rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
+
+
+def test_models_that_can_draft_for_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(monkeypatch, capsys, MACHINES["cpu"])
+    assert ["qwen3:8b-q4", "qwen3:0.6b-q8", "639", "MB", "918", "MB", "yes"] in rows(text)
+    assert "--draft auto" in text
+    assert "Draft models" not in printed(monkeypatch, capsys, MACHINES["gpu"])
 
 
 def test_a_gpu_in_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

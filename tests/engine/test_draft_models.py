@@ -9,8 +9,10 @@ from benchmarks.repeating import write_repeating
 from engine import Engine, SamplingParams
 from engine import engine as engine_module
 from engine.kernels.native import library as native
+from engine.machine import drafts
 from models.errors import ModelError
 from models.hub.catalogue import drafts_for
+from models.hub.sources import LocalModel, local_files
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, speculation="auto")
 
@@ -100,6 +102,20 @@ def test_auto_takes_what_is_here_and_fetches_nothing(folder: Path, monkeypatch: 
 def test_one_that_is_not_there_is_refused_before_anything_is_loaded(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"There is no file or folder \./nowhere"):
         load(folder, "./nowhere")
+
+
+def test_pairs_on_this_machine_are_found_with_what_they_need(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [LocalModel(name, local_files(folder / name), 1, "hub") for name in ("large", "small")]
+    monkeypatch.setattr(drafts, "local_models", lambda: here)
+    monkeypatch.setattr(
+        drafts, "drafts_for", lambda name: ["qwen3:0.6b", str(folder / "small")][: 2 * (name == "large")]
+    )
+    (pair,) = drafts.draft_pairs("cpu")
+    assert (pair.model, pair.draft, pair.fits) == ("large", "small", True)
+    assert 0 < pair.weight_bytes < 1_000_000
+    assert pair.kv_bytes > 0
 
 
 @pytest.mark.parametrize("name", ["qwen3:8b", "qwen3:8b-q4", "Qwen/Qwen3-8B"])

@@ -1,0 +1,47 @@
+"""Which models of this machine can have the next tokens guessed by a smaller one that is here, too."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from engine.errors import EngineError
+from engine.machine.room import need_of
+from models.errors import ModelError
+from models.files import ModelFiles
+from models.hub.catalogue import drafts_for
+from models.hub.sources import local_models, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPair:
+    """What `--draft auto` takes for a model, and the bytes that this needs beside it."""
+
+    model: str
+    draft: str
+    weight_bytes: int
+    kv_bytes: int
+    """Of a conversation of a useful length."""
+    fits: bool
+    """Whether there is room for both."""
+
+
+def draft_pairs(device: str) -> tuple[DraftPair, ...]:
+    """Those on this machine, by name. Raises ModelError where the caches cannot be read."""
+    found = list[DraftPair]()
+    for model in local_models():
+        draft = first_here(drafts_for(model.name))
+        if draft is None:
+            continue
+        with suppress(ModelError, EngineError):
+            mine, more = (need_of(files, device, "auto", "auto", None) for files in (model.files, draft))
+            whole = mine.weights + mine.beside + more.weights + more.beside
+            found.append(DraftPair(model.name, draft.name, more.weights, more.beside, whole <= mine.free))
+    return tuple(found)
+
+
+def first_here(names: Iterable[str]) -> ModelFiles | None:
+    """The first of these models that is on this machine; nothing is fetched."""
+    for name in names:
+        with suppress(ModelError):
+            return resolve(name, offline=True)
+    return None
