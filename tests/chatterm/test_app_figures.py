@@ -373,9 +373,33 @@ def test_a_narrow_screen_wraps_no_figure_of_the_table(width: int) -> None:
     )
 
 
+DRAFTED = TurnStats(
+    *(20, 15, 5, 60, 0, 0.1, 0.2, 0.3),
+    guessed_tokens=50,
+    accepted_tokens=30,
+    drafted_tokens=40,
+    accepted_drafts=25,
+    saved_s=0.5,
+)
+
+
+def test_stats_and_the_panel_tell_drafts_from_other_guesses() -> None:
+    session = SessionStats()
+    session.add(DRAFTED)
+    session.add(replace(DRAFTED, drafted_tokens=0, accepted_drafts=0))
+    lines = [text_of(line).split() for line in stats_lines(100, DRAFTED, session, INFO, FIGURES)]
+    assert ["guessed", "right", "30", "of", "50", "(60%)", "60", "of", "100", "(60%)"] in lines
+    assert ["from", "the", "text", "5", "of", "10", "(50%)", "35", "of", "60", "(58%)"] in lines
+    assert ["draft", "model", "25", "of", "40", "(62%)", "25", "of", "40", "(62%)"] in lines
+    live = replace(LIVES[-1], generated=60, guessed=50, accepted=30)
+    shown = {text_of(line) for line in panel_lines(live, 30)}
+    drafted = [text_of(line) for line in panel_lines(replace(live, drafted=40, accepted_drafts=25), 30)]
+    assert [line.split() for line in drafted if line not in shown] == [["of", "drafts", "62%"]]
+
+
 def test_stored_turns_add_up_to_the_same_session() -> None:
     session = SessionStats()
-    turns = [TurnStats(10, 4, 6, 50, 5, 1.0, 0.5, 2.0), TurnStats(20, 15, 5, 3, 0, 0.1, 0.2, 0.3)]
+    turns = [TurnStats(10, 4, 6, 50, 5, 1.0, 0.5, 2.0), DRAFTED]
     for turn in turns:
         session.add(turn)
     assert SessionStats.of([turns[0].to_dict(), {}, turns[1].to_dict()]) == session

@@ -382,6 +382,15 @@ def test_stats_line_names_the_figures() -> None:
     assert json.loads(to_json(Outcome("x", "y", None, stats)))["finish_reason"] == "cancelled"
 
 
+def test_stats_line_tells_what_was_drafted() -> None:
+    stats = TurnStats(generated_tokens=60, guessed_tokens=50, accepted_tokens=30, saved_s=0.5)
+    said = "guessed right 30 of 50 (60%), in a step 2.00 on average, saved 0.50 s"
+    assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
+    stats = replace(stats, drafted_tokens=40, accepted_drafts=25)
+    said = "guessed right 30 of 50 (60%), 25 of 40 (62%) of them by the draft model, in a step 2.00"
+    assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
+
+
 def test_plain_progress_writes_a_line_per_tenth() -> None:
     err = io.StringIO()
     ticks = iter(range(1000))

@@ -279,7 +279,15 @@ def heard(engine: Engine, sequences: list[Sequence]) -> list[list[TokenEvent]]:
 def told(sequence: Sequence) -> list[Any]:
     """All that is known of an answer but its times and what was guessed."""
     stats = replace(
-        sequence.stats(), guessed_tokens=0, accepted_tokens=0, saved_s=0.0, ttft_s=0, prefill_s=0, decode_s=0
+        sequence.stats(),
+        guessed_tokens=0,
+        accepted_tokens=0,
+        drafted_tokens=0,
+        accepted_drafts=0,
+        saved_s=0.0,
+        ttft_s=0,
+        prefill_s=0,
+        decode_s=0,
     )
     return [sequence.finish_reason, sequence.tail, sequence.generated, sequence.rows.keys, stats]
 
