@@ -98,16 +98,17 @@ class Said:
         return len(self.tokens) / (len(self.tokens) - self.accepted)
 
 
-def expected_step_s(costs: Costs, acceptance: float) -> float:
-    """Seconds of steps a token by the cost model, with as many guesses as give the most; one in so many has none."""
+def expected_gain(costs: Costs, acceptance: float) -> float:
+    """So many times as many tokens/s by the cost model, with as many guesses as give the most; one step in so many has
+    none."""
     best, tokens, chance = 1.0, 1.0, 1.0
     for count in range(1, MOST_ROWS):
         chance *= acceptance
         tokens += chance
         step = costs.of(1 + count) + count * costs.of_draft(1)
-        if step / tokens < best / LEAST_GAIN:
-            best = min(best, (AGAIN * step + 1) / (AGAIN * tokens + 1))
-    return costs.unit_s * best
+        if tokens / step > LEAST_GAIN:
+            best = max(best, (AGAIN * tokens + 1) / (AGAIN * step + 1))
+    return best
 
 
 def measure_pair(
@@ -179,7 +180,7 @@ def at(
         / sum(len(said.tokens) - 1 for said in both)
         for both in (off, on)
     )
-    expected_s = expected_step_s(known.costs, rate)
+    expected_s = off_s / expected_gain(known.costs, rate)
     measured_off, measured_on = (1 / median(said.token_s for said in both) for both in (off, on))
     found = {
         "acceptance": rate,

@@ -256,6 +256,7 @@ def _build_draft(draft: Network, name: str, network: Network, pieces: Pieces, pl
         min(draft.spec.vocab_size, network.spec.vocab_size),
         context,
         own.scheduler.max_chunk,
+        draft.spec.vocab_size >= network.spec.vocab_size,
         draft.nbytes + own.cache.kv.nbytes,
         draft.nbytes / network.nbytes,
     )

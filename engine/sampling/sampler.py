@@ -4,7 +4,8 @@ On a CPU the native kernels draw it (kernels/native/sampling.cpp); what follows 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import randbits
 from typing import Any, NamedTuple
@@ -111,6 +112,24 @@ class SamplerState:
             _numbers(self.seen)[token_id] = True
         if self.generated is not None:
             _numbers(self.generated)[token_id] += 1
+
+    @contextmanager
+    def after(self, token_ids: Sequence[int]) -> Iterator[None]:
+        """Meanwhile it is as if these had been drawn, too."""
+        step, fresh = self.step, list[int]()
+        if self.seen is not None:
+            fresh = [token_id for token_id in {*token_ids} if not _numbers(self.seen)[token_id]]
+        for token_id in token_ids:
+            self.skip(token_id)
+        try:
+            yield
+        finally:
+            self.step = step
+            if self.seen is not None:
+                _numbers(self.seen)[fresh] = False
+            if self.generated is not None:
+                for token_id in token_ids:
+                    _numbers(self.generated)[token_id] -= 1
 
     def skip(self, token_id: int) -> None:
         """The next token is this one, and nothing is drawn."""

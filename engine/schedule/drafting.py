@@ -11,6 +11,7 @@ read already; those of the others are beyond the end of the table, and are writt
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from time import perf_counter
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
 from engine.cache.offload import common_prefix
+from engine.errors import EngineError
 from engine.execute.runner import Runner
 from engine.schedule.idle_pace import IdlePace
 from engine.speculation.pace import MOST_ROWS
@@ -56,6 +58,8 @@ class Drafting:
     """Of a text."""
     max_chunk: int
     """Most rows of a step that reads."""
+    draws: bool = True
+    """Whether it has logits for all tokens of the other model, so that these can be drawn from."""
     nbytes: int = 0
     """Of its weights and of its KV cache."""
     cost: float = 0.0
@@ -164,12 +168,17 @@ class Drafting:
         reading.ahead += span.tokens[max(len(tokens) - span.start, 0) :]
 
     def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
-        """With the likeliest token after logits [vocab]."""
+        """With the token that is drawn after logits [vocab] with the random number, the penalties and all else that the
+        text's own next token will be drawn with: so both models choose the same one wherever they think alike.
+        """
         with torch.inference_mode():
             known = logits[: self.vocab_size]
-            chance, token = known.max(0)
-            sure = float((chance - known.logsumexp(0)).exp())
-        return Guess((*guess.tokens, int(token)), chances=(*guess.chances, sure))
+            drawn = asked.draw(known, guess.tokens) if asked.draw is not None and self.draws else None
+            token = int(known.argmax()) if drawn is None else drawn
+            sure = float((known[token] - known.logsumexp(0)).exp())
+        if token < 0 or not isfinite(sure):
+            raise EngineError("its output is not a number")
+        return Guess((*guess.tokens, token), chances=(*guess.chances, sure))
 
     def _let_go(self) -> None:
         """Of what was wished for: its rows stay as cache."""

@@ -9,12 +9,14 @@ of the block table, and the next step writes over it. Guesses take free blocks o
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeVar
 
 from torch import Tensor
 
+from engine.sampling.sampler import sample
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
@@ -157,7 +159,7 @@ class Speculating:
             assert params is not None
             if (most := min(share, self._room(sequence))) > 0 and params.speculation != "suffix":
                 answers.append(sequence)
-                asked.append(Asked(sequence, sequence.rows.token_ids, most))
+                asked.append(Asked(sequence, sequence.rows.token_ids, most, _drawing(sequence)))
                 least.append(pace.best(known.guess, rows, tokens, known.balance, len(sequence.generated))[0])
 
         def goes_on(at: int, guess: Guess, texts: int) -> bool:
@@ -244,6 +246,19 @@ def _may_guess(chunk: Chunk) -> bool:
         and sequence.params is not None
         and sequence.params.speculation != "off"
     )
+
+
+def _drawing(sequence: Sequence) -> Callable[[Tensor, Items[int]], int] | None:
+    """How tokens of the answer are drawn from now on, but for what a constraint allows."""
+    state = sequence.sampler
+    if state is None:
+        return None
+
+    def draw(logits: Tensor, after: Items[int]) -> int:
+        with state.after(after):
+            return sample(logits, state)
+
+    return draw
 
 
 def _comes(sequence: Sequence, guess: int) -> bool:

@@ -1,7 +1,10 @@
 """What a guess is, whoever makes it: tokens that may follow, and how sure they are."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Guess(NamedTuple):
@@ -27,6 +30,9 @@ class Asked(NamedTuple):
     """All of the text so far."""
     most: int
     """Guess no more tokens."""
+    draw: "Callable[[Tensor, Sequence[int]], int] | None" = None
+    """The token that would be drawn behind the text and these tokens, were logits [vocab] the model's own; -1: they are
+    no numbers. None: nobody knows, and the likeliest is as good a guess as any."""
 
 
 GoesOn = Callable[[int, Guess, int], bool]

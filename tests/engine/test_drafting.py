@@ -1,6 +1,7 @@
 """A draft model: what it reads and computes, what it costs, and that an answer is the same with any of them."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import zip_longest
 from random import Random
 
@@ -100,13 +101,25 @@ def test_an_answer_is_the_same_whatever_is_drafted(
     engine._loop.call(drafting(engine).blocks.check)
 
 
-def test_a_model_that_is_its_own_draft_is_nearly_always_right(models: tuple[Network, Network]) -> None:
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_model_that_is_its_own_draft_is_nearly_always_right(
+    models: tuple[Network, Network], sampled: bool
+) -> None:
     large, small = models
-    rates = {}
+    more = (
+        {"temperature": 1.0, "seed": 5, "top_p": 0.95, "presence_penalty": 0.5, "repetition_penalty": 1.2}
+        if sampled
+        else {}
+    )
+    rates, tokenizer = {}, tiny_tokenizer()
+    tokenizer.stop_ids = frozenset()
     for name, network in (("itself", large), ("random", small)):
-        with a_native_engine(large, context=300, num_blocks=600, draft=network, draft_name=name) as engine:
+        with a_native_engine(
+            large, tokenizer, context=300, num_blocks=600, draft=network, draft_name=name
+        ) as engine:
             draft(engine)
-            heard(engine, [sequence := engine.start(Rows.of([*b"abcabd xyz"]), GREEDY)])
+            params = replace(GREEDY, **more)
+            heard(engine, [sequence := engine.start(Rows.of([*b"abcabd xyz"]), params)])
             stats = sequence.stats()
             assert stats.drafted_tokens == stats.guessed_tokens > 20
             assert stats.accepted_drafts == stats.accepted_tokens
@@ -211,6 +224,18 @@ def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
 
 def saw(texts: int, seconds: float) -> None:
     """Nobody counts."""
+
+
+def test_one_whose_output_is_no_number_is_let_go_of(models: tuple[Network, Network]) -> None:
+    large, small = models
+    with a_native_engine(large, context=300, num_blocks=600, draft=small, draft_name="small") as engine:
+        drafts, run = drafting(engine), drafting(engine).runner.run
+        drafts.runner.run = lambda batch: [row.fill_(torch.nan) for row in run(batch)]  # type: ignore[method-assign]
+        speculating = draft(engine)
+        for temperature in (0.0, 1.0):
+            speculating.drafts = drafts
+            assert len(list(engine.stream([*b"abc"], replace(GREEDY, temperature=temperature, seed=3)))) > 9
+            assert speculating.problem.endswith("failed: its output is not a number.")
 
 
 def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
