@@ -93,7 +93,7 @@ def forget(engine: Engine, rows: bool) -> None:
             engine._blocks.evict_all()
         known, watched = engine._engine_step.speculating, Watched(engine._scheduler)
         assert known is not None
-        watched.pace._known = known.pace._known
+        watched.pace._known, watched.drafts = known.pace._known, known.drafts
         engine._engine_step.speculating = watched
 
     engine._loop.call(job)
@@ -233,6 +233,7 @@ def main() -> None:
         type=int,
         help="of a draft model for these; 0 is the model itself, so it is nearly always right",
     )
+    parser.add_argument("--draft", help="a draft model for the one that is named")
     parser.add_argument("--index", type=int, default=0, help="weigh the index of so many tokens")
     parser.add_argument(
         "--pairs", nargs="+", metavar="LARGE:SMALL", help="shapes of Qwen3 (see benchmarks.drafts)"
@@ -261,7 +262,7 @@ def main() -> None:
     if arguments.identity and arguments.model is None:
         with repeating_engine(draft=arguments.draft_seed) as small:
             return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
-    engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8)
+    engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8, draft=arguments.draft)
     with closing(engine):
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:

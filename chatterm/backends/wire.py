@@ -62,6 +62,7 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     name: str
     device: str
     weight_bytes: int
+    """With all that a draft model takes."""
     kv_bytes: int
     context_length: int
     users: int

@@ -272,8 +272,9 @@ def guesses_line(stats: TurnStats) -> str:
     """What came of guesses."""
     a_step = tokens_a_step(stats.generated_tokens, stats.accepted_tokens)
     right = guesses_text(stats.guessed_tokens, stats.accepted_tokens)
-    if stats.drafted_tokens:
-        right += f", {guesses_text(stats.drafted_tokens, stats.accepted_drafts)} of them by the draft model"
+    if 0 < stats.drafted_tokens < stats.guessed_tokens:
+        right += f", {guesses_text(stats.drafted_tokens, stats.accepted_drafts)} of them"
+    right += " by the draft model" if stats.drafted_tokens else ""
     return f"guessed right {right}, in a step {a_step:.2f} on average, saved {saved_text(stats.saved_s)}"
 
 

@@ -164,6 +164,7 @@ def _memory(live: Live, width: int) -> list[Line]:
         _head("memory"),
         _pair("weights", bytes_text(figures.weight_bytes), width),
         _pair("KV cache", bytes_text(figures.kv_bytes), width),
+        *([_pair("draft model", bytes_text(figures.draft_bytes), width)] if figures.draft_bytes else []),
         bar(taken, width),
         _pair("blocks in use", f"{figures.blocks_held:,} of {blocks:,}", width, "primary"),
         _pair("blocks cached", f"{figures.blocks_cached:,}", width, "accent"),

@@ -150,7 +150,7 @@ class Drafting:
             return False
         fresh, rows = tokens[start:stop], range(start, stop)
         began = perf_counter()
-        self.runner.run(StepBatch((Span(tuple(table.blocks), start, len(rows), fresh, rows, 0, stop),)))
+        self.runner.run(StepBatch((Span(tuple(table.blocks), start, len(rows), fresh, rows),)))
         self.blocks.commit(table, fresh)
         self.pace.saw(stop - start, perf_counter() - began, self.max_chunk, idle=True)
         return stop < len(tokens)

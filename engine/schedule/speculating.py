@@ -97,6 +97,8 @@ class Speculating:
             self.scheduler.blocks.trim(sequence.table)
         sequence.guessed += len(guesses)
         sequence.accepted += held
+        self.scheduler.tally.guessed_tokens += len(guesses)
+        self.scheduler.tally.accepted_tokens += held
         known = self._known.get(sequence)
         if known is not None and known.guess.chances:
             sequence.drafted += len(guesses)

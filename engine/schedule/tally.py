@@ -18,6 +18,9 @@ class Tally:
     cached_tokens: int = 0
     """Of the prompts' tokens those that were in the cache."""
     generated_tokens: int = 0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
+    """Guesses that were checked, and those that were right."""
     preemptions: int = 0
     first_waits: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     """Seconds until the first token, of the latest answers."""

@@ -395,6 +395,8 @@ def test_stats_and_the_panel_tell_drafts_from_other_guesses() -> None:
     shown = {text_of(line) for line in panel_lines(live, 30)}
     drafted = [text_of(line) for line in panel_lines(replace(live, drafted=40, accepted_drafts=25), 30)]
     assert [line.split() for line in drafted if line not in shown] == [["of", "drafts", "62%"]]
+    live = replace(live, figures=replace(MEASURED, draft_bytes=900_000_000))
+    assert ["draft", "model", "900", "MB"] in [text_of(line).split() for line in panel_lines(live, 30)]
 
 
 def test_stored_turns_add_up_to_the_same_session() -> None:

@@ -389,6 +389,9 @@ def test_stats_line_tells_what_was_drafted() -> None:
     stats = replace(stats, drafted_tokens=40, accepted_drafts=25)
     said = "guessed right 30 of 50 (60%), 25 of 40 (62%) of them by the draft model, in a step 2.00"
     assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
+    stats = replace(stats, drafted_tokens=50, accepted_drafts=30)
+    said = "guessed right 30 of 50 (60%) by the draft model, in a step 2.00"
+    assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
 
 
 def test_plain_progress_writes_a_line_per_tenth() -> None:

@@ -216,7 +216,7 @@ def _loaded(held: Held, now: float) -> LoadedModel:
     return LoadedModel(
         name=held.name,
         device=figures.device,
-        weight_bytes=figures.weight_bytes,
+        weight_bytes=figures.weight_bytes + figures.draft_bytes,
         kv_bytes=figures.kv_bytes,
         context_length=figures.context_length,
         users=held.users,

@@ -128,7 +128,7 @@ def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
         chats=engine.tokenizer.has_chat_template,
         tool_format=held.tool_format,
         file_bytes=files.file_bytes if files is not None else None,
-        bytes=figures.weight_bytes + figures.kv_bytes,
+        bytes=figures.weight_bytes + figures.kv_bytes + figures.draft_bytes,
         loaded=True,
         expires_in_s=held.left(now),
         format=figures.dtype,
@@ -152,7 +152,7 @@ def _metrics(held: Held, queued: Mapping[str, int]) -> ModelMetrics:
     figures = held.engine.figures()
     blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
     traffic = held.engine.traffic()
-    tally = traffic.tally
+    tally, guesses = traffic.tally, not figures.speculation.startswith("off: ")
     return ModelMetrics(
         model=held.name,
         running=traffic.running,
@@ -164,6 +164,8 @@ def _metrics(held: Held, queued: Mapping[str, int]) -> ModelMetrics:
         cached_tokens=tally.cached_tokens,
         generated_tokens=tally.generated_tokens,
         preemptions=tally.preemptions,
+        drafted_tokens=tally.guessed_tokens if guesses else None,
+        accepted_tokens=tally.accepted_tokens if guesses else None,
         first_token=_latency(tally.first_waits),
         between_tokens=_latency(tally.token_waits),
         weight_bytes=figures.weight_bytes,

@@ -55,7 +55,7 @@ class Memory:
         size = self.sizes[model]
         if size > self.free:
             raise TooLargeError(f"The model needs {size} B; free some memory.")
-        figures = SimpleNamespace(weight_bytes=size, host_bytes=0, kv_bytes=0)
+        figures = SimpleNamespace(weight_bytes=size, host_bytes=0, kv_bytes=0, draft_bytes=0)
         engine = SimpleNamespace(
             model_name=model, is_closed=False, tokenizer=None, figures=lambda: figures, mapped_bytes=0
         )
