@@ -189,7 +189,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
     wanted: dict[str, Any] = {
         "device": model.device,
         "context": model.context,
-        "draft": model.draft,
+        "draft": None if model.draft == "none" else model.draft,
         "offload_gb": model.offload_gb,
         "disk_gb": settings.cache.disk_gb,
         "threads": model.threads,

@@ -113,9 +113,9 @@ class Speculating:
             known = self._known.get(chunk.sequence)
             if known is None or not costs.unit_s or not (chunk.guesses or known.drafting_s):
                 continue
-            drafting = known.drafting_s / costs.unit_s
-            self.pace.drafts.saw(-drafting)
+            self.pace.drafts.saw(-known.drafting_s / costs.unit_s)
             chunk.sequence.saved_s -= known.drafting_s
+            known.drafting_s = 0.0  # the next step may be one that nobody is asked for guesses for
             if not chunk.guesses:
                 continue
             self.pace.acceptance.saw(known.guess, len(chunk.guesses), held)

@@ -19,8 +19,9 @@ from engine.errors import OutOfRoomError
 from engine.events import TokenEvent
 from engine.kernels.native import library as native
 from engine.schedule.drafting import Drafting
-from engine.schedule.sequence import Sequence
-from engine.schedule.speculating import Speculating
+from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.speculating import Guessing, Speculating
 from engine.speculation.pace import DRAFT_CREDIT, DRAFTED, MOST_ROWS, Acceptance, Balance, Costs, Pace, Rate
 from engine.speculation.sources import NOTHING, Asked, Guess
 from models.load import load_model
@@ -411,6 +412,19 @@ def test_drafts_that_hold_again_are_found_out() -> None:
         pace.drafts.saw(count * held - count * 0.1 - pace.costs.of(1 + count) + 1)
     assert sum(counts[:10]) > sum(counts[100:200])
     assert counts[-1] == 7
+
+
+def test_the_time_of_a_draft_counts_once(engine: Engine) -> None:
+    speculating = Speculating(engine._scheduler)
+    measured(speculating.pace.costs, 0.1, 0.1)
+    sequence = Sequence(Rows.of([1, 2, 3]), Priority.PERSON, GREEDY)
+    known = Guessing(speculating.texts.take(None, [1, 2, 3]))
+    known.drafting_s = 0.05
+    speculating._known[sequence] = known
+    for _ in range(3):
+        speculating.saw([Chunk(sequence, 2, 1)], [0], 0.1)
+    assert speculating.pace.drafts.saved == pytest.approx(-0.5)
+    assert sequence.saved_s == pytest.approx(-0.05)
 
 
 def test_what_a_draft_takes_is_measured() -> None:
