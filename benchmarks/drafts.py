@@ -25,7 +25,7 @@ from engine.cache.rows import Rows
 from engine.schedule.drafting import Drafting
 from engine.schedule.scheduler import Chunk
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import AGAIN, LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Costs, Pace, Rate
+from engine.speculation.pace import AGAIN, LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
 from engine.speculation.sources import Asked, Guess
 
 KINDS = {"Q4_0": Kind.Q4_0, "Q8_0": Kind.Q8_0}
@@ -55,11 +55,13 @@ class Cycling(Pace):
 
     wanted = 0
 
+    def turn_to(self, context: int) -> None:
+        Pace.turn_to(self, context)
+        self.wanted = (self.wanted + 1) % MOST_ROWS
+
     def drafts_more(
         self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
     ) -> bool:
-        if not guess.tokens:
-            self.wanted = (self.wanted + 1) % MOST_ROWS
         return len(guess.tokens) < min(self.wanted, most)
 
     def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
@@ -98,28 +100,45 @@ class Said:
         return len(self.tokens) / (len(self.tokens) - self.accepted)
 
 
-def expected_gain(costs: Costs, acceptance: float) -> float:
+def usual(answers: Iterable[Said]) -> dict[str, float]:
+    """The median seconds of each kind of step: what else the machine does for a while counts little."""
+    kinds = dict[str, list[float]]()
+    for kind, seconds in (step for said in answers for step in said.steps):
+        kinds.setdefault(kind, []).append(seconds)
+    return {kind: median(seconds) for kind, seconds in kinds.items()}
+
+
+def expected_gain(costs: dict[str, float], acceptance: float) -> float:
     """So many times as many tokens/s by the cost model, with as many guesses as give the most; one step in so many has
     none."""
     best, tokens, chance = 1.0, 1.0, 1.0
     for count in range(1, MOST_ROWS):
         chance *= acceptance
         tokens += chance
-        step = costs.of(1 + count) + count * costs.of_draft(1)
+        step = (costs[f"{1 + count} rows"] + count * costs["draft"]) / costs["1 rows"]
         if tokens / step > LEAST_GAIN:
             best = max(best, (AGAIN * tokens + 1) / (AGAIN * step + 1))
     return best
 
 
 def measure_pair(
-    large: str, small: str, kinds: tuple[str, str], device: str, given: list[float], tokens: int, turns: int
+    large: str,
+    small: str,
+    kinds: tuple[str, str],
+    device: str,
+    threads: int | None,
+    given: list[float],
+    tokens: int,
+    turns: int,
 ) -> list[dict[str, float]]:
     """One pair of shapes at each acceptance; prints and returns the figures."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{what}.gguf" for what in ("large", "small")]
         for path, shape, kind in zip(paths, (large, small), kinds, strict=True):
             write_random_qwen3(path, SHAPES[shape], KINDS[kind], CONTEXT)
-        engine = Engine.load(str(paths[0]), device=device, context=CONTEXT, draft=str(paths[1]))
+        engine = Engine.load(
+            str(paths[0]), device=device, threads=threads, context=CONTEXT, draft=str(paths[1])
+        )
         with closing(engine):
             drafts = engine._drafts
             if not isinstance(drafts, Drafting):
@@ -131,24 +150,27 @@ def measure_pair(
             known = Cycling(draft=drafts.cost)
             plain = answer(engine, prompt, tokens, "off", Watched(engine._scheduler, known))
             simulated.truth = [*prompt, *plain.tokens]
-            for _ in range(2):
+            costs = usual(
                 answer(engine, prompt, tokens, "draft", Watched(engine._scheduler, known, drafts=simulated))
-            costs = known.costs
-            rows = ", ".join(f"{costs.of(count):.2f}" for count in range(2, MOST_ROWS + 1))
+                for _ in range(4)
+            )
+            one = costs["1 rows"]
+            rows = ", ".join(f"{costs[f'{count} rows'] / one:.2f}" for count in range(2, MOST_ROWS + 1))
             print(
                 f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: a step takes "
-                f"{costs.unit_s * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model "
-                f"{costs.of_draft(1):.2f}\n{'simulated':>10}{'off':>9}{'expected':>10}{'by steps':>10}"
-                f"{'of expected':>13}{'gain':>7}{'measured':>10}{'right':>7}{'a step':>8}",
+                f"{one * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model {costs['draft'] / one:.2f}\n"
+                f"{'simulated':>10}{'off':>9}{'expected':>10}{'by steps':>10}{'of expected':>13}{'gain':>7}"
+                f"{'measured':>10}{'right':>7}{'a step':>8}",
                 flush=True,
             )
-            return [at(engine, simulated, known, prompt, plain.tokens, rate, turns) for rate in given]
+            return [at(engine, simulated, known, costs, prompt, plain.tokens, rate, turns) for rate in given]
 
 
 def at(
     engine: Engine,
     simulated: Simulated,
     known: Pace,
+    costs: dict[str, float],
     prompt: list[int],
     plain: list[int],
     rate: float,
@@ -171,16 +193,13 @@ def at(
             said.append(answer(engine, prompt, len(plain), how, watched))
         if on[-1].tokens != plain:
             sys.exit(f"acceptance {rate}, turn {turn}: the tokens differ")
-    kinds = dict[str, list[float]]()
-    for kind, seconds in (step for said in (*off, *on) for step in said.steps):
-        kinds.setdefault(kind, []).append(seconds)
-    usual = {kind: median(seconds) for kind, seconds in kinds.items()}
+    took = usual([*off, *on])
     off_s, on_s = (
-        sum(usual[kind] for said in both for kind, _ in said.steps)
+        sum(took[kind] for said in both for kind, _ in said.steps)
         / sum(len(said.tokens) - 1 for said in both)
         for both in (off, on)
     )
-    expected_s = off_s / expected_gain(known.costs, rate)
+    expected_s = off_s / expected_gain(costs, rate)
     measured_off, measured_on = (1 / median(said.token_s for said in both) for both in (off, on))
     found = {
         "acceptance": rate,

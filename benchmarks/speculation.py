@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="Q4_0:Q4_0", help="of their weights: Q4_0 or Q8_0")
     parser.add_argument("--acceptances", nargs="+", type=float, default=[0.5, 0.6, 0.7, 0.8, 0.9])
     parser.add_argument("--device", default="cpu", help="of the pairs")
+    parser.add_argument("--threads", type=int, help="of a CPU, for the pairs")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     if arguments.index:
@@ -252,6 +253,7 @@ def main() -> None:
                 *pair.split(":"),
                 (large, small),
                 arguments.device,
+                arguments.threads,
                 arguments.acceptances,
                 arguments.tokens,
                 arguments.rounds,
