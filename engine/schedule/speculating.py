@@ -6,18 +6,26 @@
 Each token is drawn from the logits of its own row, with its own random number, penalties and constraint, as it would
 be without guesses. A row counts, and can be found by others, when its token was drawn; what was not is beyond the end
 of the block table, and the next step writes over it. Guesses take free blocks only: nobody is evicted for them.
+
+On a GPU sequences decode in slots, and the host is a step behind. Where what may come next pays as far as the host
+knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
+from engine.execute.runner import Runner
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
 from engine.speculation.suffixes import NOTHING, Guess
 from engine.speculation.texts import Text, Texts
+
+AGAIN_IN_SLOTS = 256
+"""As `AGAIN`, where a step of one row is measured beside the next one: the host waits for a step that has guesses."""
 
 
 @dataclass(slots=True)
@@ -28,6 +36,8 @@ class Guessing:
     balance: Balance = field(default_factory=Balance)
     guess: Guess = NOTHING
     """The latest, as long as it was offered."""
+    hoped: Guess = NOTHING
+    """The one that the step waited for, while tokens were unread."""
 
     def follow(self, sequence: Sequence) -> None:
         """Know all its tokens."""
@@ -47,20 +57,28 @@ class Speculating:
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
         """The same chunks, with guesses where they pay. A step with a prompt in it stays as it is."""
-        self._forget()
-        self.pace.turn_to(sum(chunk.start for chunk in chunks))
-        asking = [chunk for chunk in chunks if _may_guess(chunk)]
-        if len(asking) < len(chunks) or len(chunks) >= MOST_ROWS:
+        self._begin([chunk.sequence for chunk in chunks])
+        if not all(_may_guess(chunk) for chunk in chunks):
             return chunks
-        rows, tokens, found = len(chunks), float(len(chunks)), list[Chunk]()
-        for chunk in chunks:
-            guesses = self._guess(chunk.sequence, rows, tokens)
-            rows += len(guesses)
-            if guesses:
-                guessing = self._known[chunk.sequence]
-                tokens += sum(self.pace.acceptance.of(guessing.guess) ** (n + 1) for n in range(len(guesses)))
-            found.append(replace(chunk, guesses=guesses))
-        return found
+        guesses = self._guesses([chunk.sequence for chunk in chunks])
+        return [replace(chunk, guesses=found) for chunk, found in zip(chunks, guesses, strict=True)]
+
+    def hopes(self, sequences: list[Sequence]) -> bool:
+        """Whether guesses may pay in the next step of these in their slots, some of whose tokens may be unread."""
+        self._begin(sequences)
+        return all(_may_guess_in_slot(sequence) for sequence in sequences) and any(self._guesses(sequences))
+
+    def spans(self, sequences: list[Sequence]) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """The same once all tokens are read: each with guesses where they pay, and room for their rows."""
+        return list(zip(sequences, self._guesses(sequences), strict=True))
+
+    def waited(self, sequences: list[Sequence], seconds: float) -> None:
+        """There was hope, but not once all tokens were read: the next step of these began so much later."""
+        for sequence in sequences:
+            known, unit = self._known.get(sequence), self.pace.costs.unit_s
+            if known is not None and known.hoped.tokens and unit:
+                self.pace.acceptance.saw(known.hoped, 1, 0)
+                known.balance.saw(-seconds / unit / len(sequences))
 
     def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
         """Have `draw` draw the token after each row of `chunk`, as long as those before it were guessed rightly."""
@@ -77,33 +95,50 @@ class Speculating:
         sequence.guessed += len(guesses)
         sequence.accepted += held
 
-    def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
-        """A step of these chunks, all of which decode, took so long; of the guesses of each so many held."""
+    def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
+        """A step in which just these decoded took so long: of each how many guesses it had, and how many held."""
         costs = self.pace.costs
-        rows = sum(1 + len(chunk.guesses) for chunk in chunks)
-        plain, guessing = costs.of(min(len(chunks), MOST_ROWS)), sum(bool(chunk.guesses) for chunk in chunks)
-        for chunk, held in zip(chunks, accepted, strict=True):
-            known = self._known.get(chunk.sequence)
-            if not chunk.guesses or known is None or not costs.unit_s:
+        rows = sum(1 + guesses for _, guesses, _ in checked)
+        plain, guessing = costs.of(min(len(checked), MOST_ROWS)), sum(bool(each) for _, each, _ in checked)
+        for sequence, guesses, held in checked:
+            known = self._known.get(sequence)
+            if not guesses or known is None or not costs.unit_s:
                 continue
-            self.pace.acceptance.saw(known.guess, len(chunk.guesses), held)
+            self.pace.acceptance.saw(known.guess, guesses, held)
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
             known.balance.saw(saved)
-            chunk.sequence.saved_s += saved * costs.unit_s
+            sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds)
 
+    def _begin(self, sequences: list[Sequence]) -> None:
+        self._forget()
+        self.pace.turn_to(sum(sequence.computed for sequence in sequences))
+
+    def _guesses(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
+        """For each the guesses that pay. There is room for their rows, unless tokens before them are unread."""
+        rows, tokens, found = len(sequences), float(len(sequences)), list[tuple[int, ...]]()
+        for sequence in sequences:
+            guesses = self._guess(sequence, rows, tokens) if rows < MOST_ROWS else ()
+            rows += len(guesses)
+            if guesses:
+                right = self.pace.acceptance.of(self._known[sequence].guess)
+                tokens += sum(right ** (n + 1) for n in range(len(guesses)))
+            found.append(guesses)
+        return found
+
     def _guess(self, sequence: Sequence, rows: int, tokens: float) -> tuple[int, ...]:
-        known = self._known.get(sequence)
+        known, unread = self._known.get(sequence), sequence.unread
         if known is None:
             text = self.texts.take(sequence.client, sequence.rows.token_ids)
             known = self._known[sequence] = Guessing(text)
         known.follow(sequence)
-        most = min(MOST_ROWS - rows, self._room(sequence))
+        most = min(unread + MOST_ROWS - rows, self._room(sequence))
         if most < 1:
             return ()
         known.guess = self.texts.guess(known.text, most)
-        count = self.pace.count(known.guess, rows, tokens, known.balance, len(sequence.generated))
-        return known.guess.tokens[: self._reserve(sequence, count)]
+        count = self.pace.count(known.guess, rows, tokens, known.balance, len(sequence.generated), unread)
+        known.hoped = known.guess if unread and count else NOTHING
+        return known.guess.tokens[unread : unread + (count if unread else self._reserve(sequence, count))]
 
     def _room(self, sequence: Sequence) -> int:
         """How many tokens may come after the next one."""
@@ -133,26 +168,41 @@ class Speculating:
             self.texts.give_back(known.text)
 
 
+def make_speculating(
+    scheduler: Scheduler, runner: Runner, decode_runner: DecodeRunner[Sequence] | None
+) -> Speculating | None:
+    """None: what decodes here has one row of a sequence in a step."""
+    if decode_runner is None:
+        return Speculating(scheduler) if runner.checks_guesses else None
+    if not decode_runner.checks_guesses:
+        return None
+    return Speculating(
+        scheduler, Pace(sizes=tuple(rows for rows in ROWS if rows <= MOST_ROWS), again=AGAIN_IN_SLOTS)
+    )
+
+
 def how_speculated(guesses: bool, device: str) -> str:
     """What a person is told: how tokens are guessed, or why none are."""
     if guesses:
         return "suffix matching"
     if device == "cuda":
-        return "off: a step on a GPU takes one row of an answer"
+        return "off: only the fused kernels check several rows of an answer at once"
     return "off: only the native kernels check several rows of an answer at once"
 
 
 def _may_guess(chunk: Chunk) -> bool:
     """The chunk is the next row of an answer that a person waits for, and wants guesses."""
-    sequence = chunk.sequence
-    return (
-        chunk.count == 1
-        and chunk.samples
-        and sequence.decodes
-        and sequence.priority is Priority.PERSON
-        and sequence.params is not None
-        and sequence.params.speculation != "off"
-    )
+    return chunk.count == 1 and chunk.samples and chunk.sequence.decodes and _wants_guesses(chunk.sequence)
+
+
+def _may_guess_in_slot(sequence: Sequence) -> bool:
+    """The same of a sequence in a slot, which has no constraint: masks are of one token a step there."""
+    return sequence.guide is None and not sequence.known and _wants_guesses(sequence)
+
+
+def _wants_guesses(sequence: Sequence) -> bool:
+    params = sequence.params
+    return sequence.priority is Priority.PERSON and params is not None and params.speculation != "off"
 
 
 def _comes(sequence: Sequence, guess: int) -> bool:

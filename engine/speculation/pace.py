@@ -38,6 +38,9 @@ SHORT = 512
 """Contexts up to so many rows are alike; others are up to twice as many."""
 
 
+EVERY_SIZE = tuple(range(1, MOST_ROWS + 1))
+
+
 def _believed_costs() -> list[float]:
     return [1 + _ROW * more for more in range(MOST_ROWS)]
 
@@ -50,6 +53,8 @@ class Costs:
     """Seconds of a step of one row; 0.0 while too few have been seen."""
     believed: list[float] = field(default_factory=_believed_costs)
     """Before anything was measured."""
+    sizes: tuple[int, ...] = EVERY_SIZE
+    """Rows that are computed: a step of others takes as long as one of the next size."""
     ratios: list[float] = field(default_factory=list)
     """As they are known by now."""
     since: int = 0
@@ -66,12 +71,13 @@ class Costs:
 
     def of(self, rows: int) -> float:
         """Of a step of so many rows."""
-        return self.ratios[rows - 1]
+        return self.ratios[self._size(rows) - 1]
 
     def saw(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
         if not 1 <= rows <= MOST_ROWS:
             return
+        rows = self._size(rows)
         if rows == 1:
             self.since, self._plain = 0, self._plain + 1
             self._units.append(seconds)
@@ -83,6 +89,9 @@ class Costs:
             latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
             latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
             self._judge()
+
+    def _size(self, rows: int) -> int:
+        return next(size for size in self.sizes if size >= rows)
 
     def _fade(self) -> None:
         """What guesses cost was not seen for long: it may be otherwise by now, and is to be tried again."""
@@ -155,6 +164,9 @@ class Pace:
     costs: Costs = field(default_factory=Costs)
     """Those of the context that is decoded at."""
     acceptance: Acceptance = field(default_factory=Acceptance)
+    sizes: tuple[int, ...] = EVERY_SIZE
+    """Of steps, see `Costs`."""
+    again: int = AGAIN
     _known: dict[int, Costs] = field(default_factory=dict)
     """By context: the longer it is, the more of a step is attention, which each row pays for alone."""
 
@@ -163,20 +175,24 @@ class Pace:
         size = max(context, SHORT).bit_length()
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
-            self._known[size] = Costs() if near is None else Costs(believed=list(self._known[near].ratios))
+            believed = _believed_costs() if near is None else list(self._known[near].ratios)
+            self._known[size] = Costs(believed=believed, sizes=self.sizes)
         self.costs = self._known[size]
 
-    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
+    def count(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> int:
         """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
 
-        `said` tokens has the answer, and `balance` is its own.
+        `said` tokens has the answer, and `balance` is its own. The first `unread` of the guess have been drawn, nobody
+        knows yet as what; they are not counted.
         """
-        if not self.costs.unit_s or self.costs.since >= AGAIN:
+        if not self.costs.unit_s or self.costs.since >= self.again:
             return 0
         right, expected = self.acceptance.of(guess), 0.0
         best, found = LEAST_GAIN * tokens / self.costs.of(rows), 0
-        for count in range(1, min(len(guess.tokens), MOST_ROWS - rows) + 1):
-            expected += right**count
+        for count in range(1, min(len(guess.tokens) - unread, MOST_ROWS - rows) + 1):
+            expected += right ** (unread + count)
             cost = self.costs.of(rows + count)
             gain = (tokens + expected) / cost
             if gain > best and balance.allows(cost - self.costs.of(rows), said):
