@@ -46,11 +46,15 @@ class Eager(Pace):
     ) -> bool:
         return len(guess.tokens) < most
 
-    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+    def best(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> tuple[float, int]:
         return float(bool(guess.chances)), len(guess.tokens)
 
-    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
-        return min(len(guess.tokens), MOST_ROWS - rows)
+    def count(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> int:
+        return max(min(len(guess.tokens) - unread, MOST_ROWS - rows), 0)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from benchmarks.shapes import SHAPES
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
 from engine.schedule.drafting import Drafting
-from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import AGAIN, LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
 from engine.speculation.sources import Asked, Guess
@@ -64,7 +64,9 @@ class Cycling(Pace):
     ) -> bool:
         return len(guess.tokens) < min(self.wanted, most)
 
-    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+    def best(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> tuple[float, int]:
         return float(len(guess.tokens)), len(guess.tokens)
 
 
@@ -75,9 +77,9 @@ class Watched(Speculating):
     steps: list[tuple[str, float]] = field(default_factory=list)
     """Of what kind each was, and its seconds."""
 
-    def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
-        self.steps.append((f"{sum(1 + len(chunk.guesses) for chunk in chunks)} rows", seconds))
-        Speculating.saw(self, chunks, accepted, seconds)
+    def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
+        self.steps.append((f"{sum(1 + guesses for _, guesses, _ in checked)} rows", seconds))
+        Speculating.saw(self, checked, seconds)
 
     def drafted(self, texts: int, seconds: float) -> None:
         self.steps.append(("draft", seconds))

@@ -16,7 +16,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -30,6 +30,7 @@ from benchmarks.drafts import measure_pair
 from benchmarks.repeating import SENTENCE, repeating_engine
 from engine import Engine
 from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS
 from engine.speculation.texts import Texts, from_elsewhere
@@ -80,9 +81,9 @@ class Watched(Speculating):
         self.looking.append(perf_counter() - began)
         return found
 
-    def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
-        self.steps.append((sum(1 + len(chunk.guesses) for chunk in chunks), seconds))
-        Speculating.saw(self, chunks, accepted, seconds)
+    def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
+        self.steps.append((sum(1 + guesses for _, guesses, _ in checked), seconds))
+        Speculating.saw(self, checked, seconds)
 
 
 def forget(engine: Engine, rows: bool) -> None:

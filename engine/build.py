@@ -221,7 +221,7 @@ def build(
     if options.draft is not None:
         if not pieces.runner.checks_guesses:
             pieces.notes += (
-                "Nothing is drafted: only the native kernels of a CPU check several rows at once.",
+                "Nothing is drafted: draft models run beside the native kernels of a CPU only, so far.",
             )
         elif not has_draft:
             pieces.notes += (

@@ -27,7 +27,7 @@ from engine.schedule.moving import move_up
 from engine.schedule.output import Output
 from engine.schedule.outputs import Outputs
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
-from engine.schedule.speculating import Speculating, how_speculated
+from engine.schedule.speculating import how_speculated, make_speculating
 from engine.schedule.step import EngineStep, explain
 from engine.schedule.tally import Traffic
 from engine.speculation.sources import Source
@@ -116,9 +116,9 @@ class EngineCore:
         )
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
-        elif pieces.runner.checks_guesses:
-            self._engine_step.speculating = Speculating(self._scheduler, drafts=pieces.draft)
-        self._speculating = self._engine_step.speculating
+        self._speculating = self._engine_step.speculating = make_speculating(
+            self._scheduler, pieces.runner, pieces.decode_runner, pieces.draft
+        )
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop

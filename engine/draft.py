@@ -66,7 +66,7 @@ def _refused(
     free: int,
 ) -> str | None:
     if device.type != "cpu" or model.share is not None or unsupported(model.spec) is not None:
-        return "only the native kernels of a CPU check several rows of an answer at once."
+        return "draft models run beside the native kernels of a CPU only, so far."
     if (why := tokenizer.difference(load_tokenizer(files))) is not None:
         return (
             f"the tokenizer of {files.name} is another one ({why}); choose a draft model of the same family."

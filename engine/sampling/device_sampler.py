@@ -30,6 +30,9 @@ ALL = Draw()
 HISTORY = 64
 """Tokens of a slot that the host can still read."""
 
+FEWEST_ROWS = 8
+"""That there is room for: a slot has several rows in a step that checks guesses."""
+
 ONE_LAUNCH = 8
 """Rows of any kind up to which looking and finishing are one launch."""
 
@@ -89,7 +92,7 @@ class DeviceSampler:
         self._blocks = triton.cdiv(vocab_size, self._block)
         self._places = triton.next_power_of_2(max(2 * self._blocks, ranking.CANDIDATES.value))
         self._groups = triton.next_power_of_2(self._blocks * self._block // ranking.GROUP.value)
-        rows = triton.next_power_of_2(slots)
+        rows = triton.next_power_of_2(max(slots, FEWEST_ROWS))
         self._peaks = torch.zeros(rows, self._groups, dtype=torch.float32, device=device)
         self._values = torch.zeros(rows, self._places, dtype=torch.float32, device=device)
         self._names = torch.zeros(rows, self._places, dtype=torch.int32, device=device)
@@ -172,18 +175,24 @@ class DeviceSampler:
         return chances[0], tuple(zip(others[1:last], chances[1:last], strict=True))
 
     def sample(
-        self, logits: Tensor, active: Tensor, counters: Tensor | None = None, draw: Draw = ALL
+        self,
+        logits: Tensor,
+        active: Tensor,
+        counters: Tensor | None = None,
+        draw: Draw = ALL,
+        overlaps: bool = True,
     ) -> None:
         """Enqueue: the tokens of the slots `active` int32 [rows] from logits [rows, vocab], any float dtype.
 
         A slot of -1 is a row that is nobody's; no slot comes twice, and nothing that overlaps this kernel writes
         `active`. The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters
-        (int64 [slots, n], contiguous) go up by 1. `draw` has to serve every slot here.
+        (int64 [slots, n], contiguous) go up by 1. `draw` has to serve every slot here. Where it never `overlaps` the
+        kernel before, that may write `active`.
         """
-        rows = logits.shape[0]
+        rows, overlapping = logits.shape[0], self._overlapping(overlaps)
         if rows > len(self._arrived):
             raise ValueError(f"There are {rows} rows to sample, and room for {len(self._arrived)}.")
-        edited = self._edit(logits, active) if draw.edits else logits
+        edited = self._edit(logits, active, overlapping) if draw.edits else logits
         arguments = (
             edited,
             edited.stride(0) if rows > 1 else 0,  # 0: loads of 16 bytes, whatever the vocabulary
@@ -206,7 +215,7 @@ class DeviceSampler:
             "GROUPS": self._groups,
             "SLOTS": HISTORY,
             "COUNTERS": 0 if counters is None else counters.shape[1],
-            **self._overlapping,
+            **overlapping,
         }
         if draw.race:
             kernel = self._kernels.race_kernel[(self._parts, rows)](*arguments, **constants, num_warps=4)
@@ -218,13 +227,13 @@ class DeviceSampler:
                 )
                 self._split_alike(kernel)
         if draw.tells:
-            self._tell(logits, active)
+            self._tell(logits, active, overlapping)
 
-    @property
-    def _overlapping(self) -> dict[str, Any]:
-        return {"PDL": self.pdl, **({"launch_pdl": True} if self.pdl else {})}
+    def _overlapping(self, overlaps: bool) -> dict[str, Any]:
+        pdl = self.pdl and overlaps
+        return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}
 
-    def _edit(self, logits: Tensor, active: Tensor) -> Tensor:
+    def _edit(self, logits: Tensor, active: Tensor, overlapping: dict[str, Any]) -> Tensor:
         """Logits fp32 [rows, vocab] with the biases and the masks of their slots."""
         edited = torch.empty(logits.shape, device=logits.device)
         kernels, rows = self._edits, logits.shape[0]
@@ -240,18 +249,18 @@ class DeviceSampler:
             VOCAB=self.vocab_size,
             WORDS=self.masks.shape[1],
             PITCH=2 * self._kernels.NUMBERS.value,
-            **self._overlapping,
+            **overlapping,
             num_warps=4,
         )
         self._split_alike(kernel)
         return edited
 
-    def _tell(self, logits: Tensor, active: Tensor) -> None:
+    def _tell(self, logits: Tensor, active: Tensor, overlapping: dict[str, Any]) -> None:
         """Write the log-probabilities of the tokens that were just drawn."""
         kernels, rows, numbers = self._edits, logits.shape[0], self._kernels.NUMBERS.value
         stride = logits.stride(0) if rows > 1 else 0
         parts = (*self._told_parts, self._told_values, self._told_names)
-        constants = {"PITCH": 2 * numbers, "BLOCKS": self._parts_told, **self._overlapping}
+        constants = {"PITCH": 2 * numbers, "BLOCKS": self._parts_told, **overlapping}
         kernel = kernels.chances_kernel[(self._parts_told, rows)](
             logits, stride, active, self._settings, *parts, VOCAB=self.vocab_size, **constants, num_warps=8
         )

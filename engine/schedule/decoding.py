@@ -113,6 +113,28 @@ class Decoding:
         self.in_flight.append(self.undrawn)
         self.undrawn = None
 
+    def check_guesses(
+        self, spans: list[tuple[Sequence, tuple[int, ...]]], take: Callable[[Sequence, Drawn], None]
+    ) -> list[int]:
+        """Do a step of the newest token of each and guesses of what follows it, and have `take` take what was drawn.
+
+        Nothing is in flight before and after it. Returns how many of each one's guesses held.
+        """
+        assert not self.in_flight
+        assert self.undrawn is None
+        drawn = self.runner.check(spans)
+        for sequence, tokens in drawn:
+            for token in tokens:
+                if not sequence.joined:
+                    break
+                sequence.unread = 1  # the row of the newest token was computed, and its number is known
+                self._commit(sequence)
+                sequence.unread = 0
+                take(sequence, token)
+            if sequence.joined and sequence.table is not None:
+                self.blocks.trim(sequence.table)
+        return [len(tokens) - 1 for _, tokens in drawn]
+
     def leave(self, sequence: Sequence) -> None:
         """Give the slot of `sequence` back; its tokens that were not read are thrown away."""
         self.joined.remove(sequence)

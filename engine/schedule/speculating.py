@@ -6,9 +6,12 @@
 Each token is drawn from the logits of its own row, with its own random number, penalties and constraint, as it would
 be without guesses. A row counts, and can be found by others, when its token was drawn; what was not is beyond the end
 of the block table, and the next step writes over it. Guesses take free blocks only: nobody is evicted for them.
+
+On a GPU sequences decode in slots, and the host is a step behind. Where what may come next pays as far as the host
+knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -16,6 +19,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
+from engine.execute.runner import Runner
 from engine.sampling.sampler import sample
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
@@ -24,6 +29,9 @@ from engine.speculation.sources import NOTHING, Asked, Guess, Source
 from engine.speculation.texts import Text, Texts
 
 T = TypeVar("T")
+
+AGAIN_IN_SLOTS = 256
+"""As `AGAIN`, where a step of one row is measured beside the next one: the host waits for a step that has guesses."""
 
 
 @dataclass(slots=True)
@@ -34,6 +42,8 @@ class Guessing:
     balance: Balance = field(default_factory=Balance)
     guess: Guess = NOTHING
     """The latest, as long as it was offered."""
+    hoped: Guess = NOTHING
+    """The one that the step waited for, while tokens were unread."""
     drafting_s: float = 0.0
     """What the draft model took for it."""
 
@@ -64,24 +74,28 @@ class Speculating:
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
         """The same chunks, with guesses where they pay. A step with a prompt in it stays as it is."""
-        self._forget()
-        self.pace.turn_to(sum(chunk.start for chunk in chunks))
-        asking = [chunk for chunk in chunks if _may_guess(chunk)]
-        if len(asking) < len(chunks) or len(chunks) >= MOST_ROWS:
+        self._begin([chunk.sequence for chunk in chunks])
+        if not all(_may_guess(chunk) for chunk in chunks):
             return chunks
-        for chunk in chunks:
-            self._look_up(chunk.sequence, MOST_ROWS - len(chunks))
-        if self.drafts is not None and not self.pace.measures:
-            self._draft([chunk.sequence for chunk in chunks])
-        rows, tokens, found = len(chunks), float(len(chunks)), list[Chunk]()
-        for chunk in chunks:
-            guesses = self._guess(chunk.sequence, rows, tokens)
-            rows += len(guesses)
-            if guesses:
-                guess = self._known[chunk.sequence].guess
-                tokens += sum(self.pace.acceptance.hold(guess)[: len(guesses)])
-            found.append(replace(chunk, guesses=guesses))
-        return found
+        guesses = self._guesses([chunk.sequence for chunk in chunks])
+        return [replace(chunk, guesses=found) for chunk, found in zip(chunks, guesses, strict=True)]
+
+    def hopes(self, sequences: list[Sequence]) -> bool:
+        """Whether guesses may pay in the next step of these in their slots, some of whose tokens may be unread."""
+        self._begin(sequences)
+        return all(_may_guess_in_slot(sequence) for sequence in sequences) and any(self._guesses(sequences))
+
+    def spans(self, sequences: list[Sequence]) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """The same once all tokens are read: each with guesses where they pay, and room for their rows."""
+        return list(zip(sequences, self._guesses(sequences), strict=True))
+
+    def waited(self, sequences: list[Sequence], seconds: float) -> None:
+        """There was hope, but not once all tokens were read: the next step of these began so much later."""
+        for sequence in sequences:
+            known, unit = self._known.get(sequence), self.pace.costs.unit_s
+            if known is not None and known.hoped.tokens and unit:
+                self.pace.acceptance.saw(known.hoped, 1, 0)
+                known.balance.saw(-seconds / unit / len(sequences))
 
     def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
         """Have `draw` draw the token after each row of `chunk`, as long as those before it were guessed rightly."""
@@ -95,33 +109,37 @@ class Speculating:
                 draw(sequence, logits[held])
         if guesses and sequence.table is not None:
             self.scheduler.blocks.trim(sequence.table)
-        sequence.guessed += len(guesses)
+        self.checked(sequence, len(guesses), held)
+
+    def checked(self, sequence: Sequence, guesses: int, held: int) -> None:
+        """Of so many guesses of an answer so many held."""
+        tally, known = self.scheduler.tally, self._known.get(sequence)
+        sequence.guessed += guesses
         sequence.accepted += held
-        self.scheduler.tally.guessed_tokens += len(guesses)
-        self.scheduler.tally.accepted_tokens += held
-        known = self._known.get(sequence)
+        tally.guessed_tokens += guesses
+        tally.accepted_tokens += held
         if known is not None and known.guess.chances:
-            sequence.drafted += len(guesses)
+            sequence.drafted += guesses
             sequence.drafts_accepted += held
 
-    def saw(self, chunks: list[Chunk], accepted: Iterable[int], seconds: float) -> None:
-        """A step of these chunks, all of which decode, took so long; of the guesses of each so many held."""
+    def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
+        """A step in which just these decoded took so long: of each how many guesses it had, and how many held."""
         costs = self.pace.costs
-        rows = sum(1 + len(chunk.guesses) for chunk in chunks)
-        plain, guessing = costs.of(min(len(chunks), MOST_ROWS)), sum(bool(chunk.guesses) for chunk in chunks)
-        for chunk, held in zip(chunks, accepted, strict=True):
-            known = self._known.get(chunk.sequence)
-            if known is None or not costs.unit_s or not (chunk.guesses or known.drafting_s):
+        rows = sum(1 + guesses for _, guesses, _ in checked)
+        plain, guessing = costs.of(min(len(checked), MOST_ROWS)), sum(bool(each) for _, each, _ in checked)
+        for sequence, guesses, held in checked:
+            known = self._known.get(sequence)
+            if known is None or not costs.unit_s or not (guesses or known.drafting_s):
                 continue
             self.pace.drafts.saw(-known.drafting_s / costs.unit_s)
-            chunk.sequence.saved_s -= known.drafting_s
+            sequence.saved_s -= known.drafting_s
             known.drafting_s = 0.0  # the next step may be one that nobody is asked for guesses for
-            if not chunk.guesses:
+            if not guesses:
                 continue
-            self.pace.acceptance.saw(known.guess, len(chunk.guesses), held)
+            self.pace.acceptance.saw(known.guess, guesses, held)
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
             (self.pace.drafts if known.guess.chances else known.balance).saw(saved)
-            chunk.sequence.saved_s += saved * costs.unit_s
+            sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds)
 
     def drafted(self, texts: int, seconds: float) -> None:
@@ -139,20 +157,41 @@ class Speculating:
         """Have the draft model read, for some milliseconds. Returns whether more is left."""
         return bool(self._try(lambda drafts: drafts.while_idle()))
 
+    def _begin(self, sequences: list[Sequence]) -> None:
+        self._forget()
+        self.pace.turn_to(sum(sequence.computed for sequence in sequences))
+
+    def _guesses(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
+        """For each the guesses that pay. There is room for their rows, unless tokens before them are unread."""
+        rows, tokens, found = len(sequences), float(len(sequences)), list[tuple[int, ...]]()
+        for sequence in sequences:
+            self._look_up(sequence, MOST_ROWS - rows)
+        if self.drafts is not None and not self.pace.measures and rows < MOST_ROWS:
+            self._draft([sequence for sequence in sequences if not sequence.unread])
+        for sequence in sequences:
+            guesses = self._guess(sequence, rows, tokens) if rows < MOST_ROWS else ()
+            rows += len(guesses)
+            if guesses:
+                tokens += sum(self.pace.acceptance.hold(self._known[sequence].guess)[: len(guesses)])
+            found.append(guesses)
+        return found
+
     def _look_up(self, sequence: Sequence, most: int) -> None:
-        """The guess that the texts give."""
-        known = self._known.get(sequence)
+        """The guess that the texts give of what comes after all known tokens."""
+        known, params = self._known.get(sequence), sequence.params
         if known is None:
             text = self.texts.take(sequence.client, sequence.rows.token_ids)
             known = self._known[sequence] = Guessing(text)
         known.follow(sequence)
-        most = min(most, self._room(sequence))
         known.guess, known.drafting_s = NOTHING, 0.0
-        if most > 0 and sequence.params is not None and sequence.params.speculation != "draft":
+        most = min(sequence.unread + most, self._room(sequence))
+        if most > 0 and params is not None and params.speculation != "draft":
             known.guess = self.texts.guess(known.text, most)
 
     def _draft(self, sequences: list[Sequence]) -> None:
         """Have the draft model guess where the texts are not as sure as that is believed to be worth."""
+        if not sequences:
+            return
         rows, tokens, pace = len(sequences), float(len(sequences)), self.pace
         share = -(-(MOST_ROWS - rows) // rows)
         answers, asked, least = list[Sequence](), list[Asked](), list[float]()
@@ -194,10 +233,11 @@ class Speculating:
         return None
 
     def _guess(self, sequence: Sequence, rows: int, tokens: float) -> tuple[int, ...]:
-        known = self._known[sequence]
+        known, unread = self._known[sequence], sequence.unread
         balance = self.pace.drafts if known.guess.chances else known.balance
-        count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated))
-        return known.guess.tokens[: self._reserve(sequence, count)]
+        count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated), unread)
+        known.hoped = known.guess if unread and count else NOTHING
+        return known.guess.tokens[unread : unread + (count if unread else self._reserve(sequence, count))]
 
     def _room(self, sequence: Sequence) -> int:
         """How many tokens may come after the next one."""
@@ -227,27 +267,41 @@ class Speculating:
             self.texts.give_back(known.text)
 
 
+def make_speculating(
+    scheduler: Scheduler, runner: Runner, decode_runner: DecodeRunner[Sequence] | None, drafts: Source | None
+) -> Speculating | None:
+    """None: what decodes here has one row of a sequence in a step."""
+    if decode_runner is None:
+        return Speculating(scheduler, drafts=drafts) if runner.checks_guesses else None
+    if not decode_runner.checks_guesses:
+        return None
+    sizes = tuple(rows for rows in ROWS if rows <= MOST_ROWS)
+    return Speculating(scheduler, Pace(sizes=sizes, again=AGAIN_IN_SLOTS), drafts=drafts)
+
+
 def how_speculated(speculating: Speculating | None, device: str) -> str:
     """What a person is told: how tokens are guessed, or why none are."""
     if speculating is not None:
         drafts = speculating.drafts
         return "suffix matching" if drafts is None else f"suffix matching, {drafts.told}"
     if device == "cuda":
-        return "off: a step on a GPU takes one row of an answer"
+        return "off: only the fused kernels check several rows of an answer at once"
     return "off: only the native kernels check several rows of an answer at once"
 
 
 def _may_guess(chunk: Chunk) -> bool:
     """The chunk is the next row of an answer that a person waits for, and wants guesses."""
-    sequence = chunk.sequence
-    return (
-        chunk.count == 1
-        and chunk.samples
-        and sequence.decodes
-        and sequence.priority is Priority.PERSON
-        and sequence.params is not None
-        and sequence.params.speculation != "off"
-    )
+    return chunk.count == 1 and chunk.samples and chunk.sequence.decodes and _wants_guesses(chunk.sequence)
+
+
+def _may_guess_in_slot(sequence: Sequence) -> bool:
+    """The same of a sequence in a slot, which has no constraint: masks are of one token a step there."""
+    return sequence.guide is None and not sequence.known and _wants_guesses(sequence)
+
+
+def _wants_guesses(sequence: Sequence) -> bool:
+    params = sequence.params
+    return sequence.priority is Priority.PERSON and params is not None and params.speculation != "off"
 
 
 def _drawing(sequence: Sequence) -> Callable[[Tensor, Items[int]], int] | None:

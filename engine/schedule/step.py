@@ -66,6 +66,9 @@ class EngineStep:
     speculating: Speculating | None = None
     """None: no tokens are guessed."""
     disk: DiskTier | None = None
+    _launched_at: float = 0.0
+    """When the host was done with the last step of a decode runner; 0.0 where that says nothing of the next one."""
+    _firsts: int = 0
     _guided: list[Sequence] = field(default_factory=list)
     """Constrained sequences in slots whose tokens were just read."""
 
@@ -121,7 +124,12 @@ class EngineStep:
                 self._join(sequence, None)
         # Who joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
+        if launched and not step.chunks and self._check(launched):
+            self._report_finished()
+            return
+        launched = [sequence for sequence in launched if sequence.joined]
         behind = decoding.behind if decoding is not None else 0
+        follows = decoding is not None and bool(decoding.in_flight)
         if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
                 if decoding.launch(launched):
@@ -133,9 +141,49 @@ class EngineStep:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
                 drawn = self._run(step.chunks)
         self._read(int(bool(launched)))
+        if self.speculating is not None and decoding is not None:
+            alone = bool(launched) and not step.chunks and not step.joining
+            self._time(decoding, launched if alone else [], follows)
         self._jump_ahead()
         self._draw_all(drawn)
         self._report_finished()
+
+    def _check(self, launched: list[Sequence]) -> bool:
+        """Do a step of these with guesses of what they say, where that pays. False: they are to be launched as ever."""
+        speculating, decoding = self.speculating, self.decoding
+        if speculating is None or decoding is None or not speculating.hopes(launched):
+            return False
+        self._read(0)
+        began, firsts = perf_counter(), decoding.runner.firsts
+        here = [sequence for sequence in launched if sequence.joined]
+        spans = speculating.spans(here)
+        self._launched_at = 0.0
+        if not any(guesses for _, guesses in spans):
+            speculating.waited(launched, perf_counter() - began)
+            return False
+        with self._ending(lambda: [*decoding.joined]):
+            held = decoding.check_guesses(spans, self._took)
+            for (sequence, guesses), count in zip(spans, held, strict=True):
+                speculating.checked(sequence, len(guesses), count)
+            if decoding.runner.firsts == firsts:
+                checked = [
+                    (one, len(guesses), count) for (one, guesses), count in zip(spans, held, strict=True)
+                ]
+                speculating.saw(checked, perf_counter() - began)
+        return True
+
+    def _time(self, decoding: Decoding, launched: list[Sequence], follows: bool) -> None:
+        """Tell what steps take that are launched one behind the other; nobody: something else was computed, too."""
+        now, firsts = perf_counter(), decoding.runner.firsts
+        if (
+            launched
+            and follows
+            and self._launched_at
+            and firsts == self._firsts
+            and self.speculating is not None
+        ):
+            self.speculating.saw([(sequence, 0, 0) for sequence in launched], now - self._launched_at)
+        self._launched_at, self._firsts = now if launched else 0.0, firsts
 
     def _read(self, ahead: int) -> None:
         decoding = self.decoding
@@ -192,10 +240,11 @@ class EngineStep:
                 else:
                     self._draw(chunk.sequence, logits[0])
         if self.speculating is not None and self.seconds:
-            accepted = [
-                chunk.sequence.accepted - held for (chunk, _), held in zip(drawn, before, strict=True)
+            checked = [
+                (chunk.sequence, len(chunk.guesses), chunk.sequence.accepted - held)
+                for (chunk, _), held in zip(drawn, before, strict=True)
             ]
-            self.speculating.saw([chunk for chunk, _ in drawn], accepted, self.seconds)
+            self.speculating.saw(checked, self.seconds)
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
         """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""

@@ -53,6 +53,9 @@ SHORT = 512
 """Contexts up to so many rows are alike; others are up to twice as many."""
 
 
+EVERY_SIZE = tuple(range(1, MOST_ROWS + 1))
+
+
 def _believed_costs() -> list[float]:
     return [1 + _ROW * more for more in range(MOST_ROWS)]
 
@@ -65,6 +68,8 @@ class Costs:
     """Seconds of a step of one row; 0.0 while too few have been seen."""
     believed: list[float] = field(default_factory=_believed_costs)
     """Before anything was measured."""
+    sizes: tuple[int, ...] = EVERY_SIZE
+    """Rows that are computed: a step of others takes as long as one of the next size."""
     ratios: list[float] = field(default_factory=list)
     """As they are known by now."""
     since: int = 0
@@ -85,12 +90,13 @@ class Costs:
 
     def of(self, rows: int) -> float:
         """Of a step of so many rows."""
-        return self.ratios[rows - 1]
+        return self.ratios[self._size(rows) - 1]
 
     def saw(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
         if not 1 <= rows <= MOST_ROWS:
             return
+        rows = self._size(rows)
         if rows == 1:
             self.since, self._plain = 0, self._plain + 1
             self._units.append(seconds)
@@ -102,6 +108,9 @@ class Costs:
             latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
             latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
             self._judge()
+
+    def _size(self, rows: int) -> int:
+        return next(size for size in self.sizes if size >= rows)
 
     def drafted(self, texts: int, seconds: float) -> None:
         """A draft model took so long for a token of each of so many texts."""
@@ -245,6 +254,9 @@ class Pace:
     costs: Costs = field(default_factory=Costs)
     """Those of the context that is decoded at."""
     acceptance: Acceptance = field(default_factory=Acceptance)
+    sizes: tuple[int, ...] = EVERY_SIZE
+    """Of steps, see `Costs`."""
+    again: int = AGAIN
     _known: dict[int, Costs] = field(default_factory=dict)
     """By context: the longer it is, the more of a step is attention, which each row pays for alone."""
     drafts: Balance = field(default_factory=lambda: Balance(credit=DRAFT_CREDIT, most=DRAFT_SAVED))
@@ -257,31 +269,33 @@ class Pace:
         size = max(context, SHORT).bit_length()
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
-            if near is None:
-                self._known[size] = Costs(draft=self.draft)
-            else:
-                known = self._known[near]
-                self._known[size] = Costs(believed=list(known.ratios), draft=known.of_draft(1))
+            known = Costs(draft=self.draft) if near is None else self._known[near]
+            self._known[size] = Costs(believed=list(known.ratios), sizes=self.sizes, draft=known.of_draft(1))
         self.costs = self._known[size]
 
     @property
     def measures(self) -> bool:
         """Whether the next step has no guesses, so that it is known what they are to gain upon."""
-        return not self.costs.unit_s or self.costs.since >= AGAIN
+        return not self.costs.unit_s or self.costs.since >= self.again
 
-    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
+    def count(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> int:
         """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
 
-        `said` tokens has the answer, and `balance` is its own.
+        `said` tokens has the answer, and `balance` is its own. The first `unread` of the guess have been drawn, nobody
+        knows yet as what; they are not counted.
         """
-        return 0 if self.measures else self.best(guess, rows, tokens, balance, said)[1]
+        return 0 if self.measures else self.best(guess, rows, tokens, balance, said, unread)[1]
 
-    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+    def best(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> tuple[float, int]:
         """So many tokens in the time of a step of one row, with so many of `guess`; the arguments are those of
         `count`."""
         expected, before = 0.0, self.costs.of(rows)
         best, found = LEAST_GAIN * tokens / before, 0
-        for count, chance in enumerate(self.acceptance.hold(guess)[: MOST_ROWS - rows], 1):
+        for count, chance in enumerate(self.acceptance.hold(guess)[unread : unread + MOST_ROWS - rows], 1):
             expected += chance
             cost = self.costs.of(rows + count)
             gain = (tokens + expected) / cost

@@ -156,6 +156,9 @@ class FakeRunner:
         """A step whose draws wait for masks."""
         self.held = 0
         """How many such steps there were."""
+        self.checks_guesses = True
+        self.firsts = 0
+        self.accepted = 0
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         assert sequence not in self.slots, "it has a slot"
@@ -182,6 +185,25 @@ class FakeRunner:
             self.draw()
         self.held += guided
         return guided
+
+    def check(self, spans: list[tuple[Sequence, tuple[int, ...]]]) -> list[tuple[Sequence, list[Drawn]]]:
+        """One row after the other, as long as guesses hold."""
+        assert not any(self._unread)
+        assert not any(sequence.guide for sequence, _ in spans)
+        assert sum(1 + len(guesses) for _, guesses in spans) <= 8
+        found = []
+        for sequence, guesses in spans:
+            slot, drawn = self.slots[sequence], list[Drawn]()
+            table = sequence.table
+            assert table is not None
+            for guess in (*guesses, None):
+                (logits,) = getattr(self._computes, "decode", self._computes.run)(StepBatch((slot.step(),)))
+                drawn.append(slot.draw(logits))
+                if drawn[-1].token_id != guess:
+                    break
+            self.accepted += len(drawn) - 1
+            found.append((sequence, drawn))
+        return found
 
     def guide(self, sequence: Sequence, drawn: int) -> None:
         words = self.slots[sequence].words

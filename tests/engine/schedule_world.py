@@ -1,7 +1,7 @@
 """The engine's step with a model that needs no network, and what must hold after each."""
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +22,10 @@ from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.speculating import Speculating
 from engine.schedule.step import EngineStep
 from tests.engine.fake_decoding import FakeRunner, HashModel, mixed
+from tests.engine.speculation import Eager, Oracle
 from tests.engine.tiny import tiny_tokenizer
 
 VOCAB, SIZE, CONTEXT, EOS = 40, 4, 48, 39
@@ -125,9 +127,15 @@ class World:
     """The engine's step with a model that needs no network."""
 
     def __init__(
-        self, slots: int, blocks: int, host: int, ends: bool = True, window: int | None = None
+        self,
+        slots: int,
+        blocks: int,
+        host: int,
+        ends: bool = True,
+        window: int | None = None,
+        guesses: bool = False,
     ) -> None:
-        """`ends`: the model ends its answers by itself."""
+        """`ends`: the model ends its answers by itself. With `guesses` sequences in slots have right and wrong ones."""
         self.ends = ends
         self.model = HashModel(
             VOCAB, blocks, SIZE, prompts=PROMPT_TOKENS, has_runner=slots > 0, window=window
@@ -157,11 +165,20 @@ class World:
         if slots:
             self.engine_step.decode_with(FakeRunner(self.model, slots, words=-(-VOCAB // 32)))
             self.engine_step.jumps = False  # the rows of a prompt have other bits
+        self.oracle: Oracle | None = None
+        if slots and guesses:
+            self.oracle = Oracle(vocab=VOCAB)
+            self.engine_step.speculating = Speculating(self.scheduler, Eager(), self.oracle)
         self.requests: list[Request] = []
 
     def arrive(self, prompt: list[int], priority: str, params: SamplingParams | None) -> Request:
         kind = Priority.PERSON if priority == "person" else Priority.IDLE
+        if params is not None and self.oracle is not None:
+            params = replace(params, speculation="auto")
         sequence = Sequence(Rows.of(prompt), kind, params, output(params) if params else None)
+        if params is not None and self.oracle is not None:
+            tokens, _, _ = self.alone(prompt, params, sequence.seed)
+            self.oracle.answers[len(self.requests)] = [*prompt, *tokens]
         self.requests.append(Request(sequence, prompt))
         self.scheduler.add(sequence)
         return self.requests[-1]

@@ -23,11 +23,15 @@ class Eager(Pace):
     ) -> bool:
         return len(guess.tokens) < most
 
-    def best(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> tuple[float, int]:
+    def best(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> tuple[float, int]:
         return float(bool(guess.chances)), len(guess.tokens)
 
-    def count(self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int) -> int:
-        return min(len(guess.tokens), MOST_ROWS - rows)
+    def count(
+        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+    ) -> int:
+        return max(min(len(guess.tokens) - unread, MOST_ROWS - rows), 0)
 
 
 @dataclass(slots=True)
@@ -36,11 +40,14 @@ class Oracle(Texts):
 
     answers: dict[Hashable, list[int]] = field(default_factory=dict)
     random: Random = field(default_factory=lambda: Random(0))
+    vocab: int = 256
 
     def guess(self, text: Text, most: int) -> Guess:
         known = next((one for one in self.answers.values() if starts(one, text.path)), [])
         coming = known[len(text.path) :][: self.random.randint(0, most)]
-        tokens = [token if self.random.random() < 0.8 else self.random.randrange(256) for token in coming]
+        tokens = [
+            token if self.random.random() < 0.8 else self.random.randrange(self.vocab) for token in coming
+        ]
         return Guess(tuple(tokens), len(tokens))
 
 

@@ -19,7 +19,6 @@ from engine.errors import OutOfRoomError
 from engine.events import TokenEvent
 from engine.kernels.native import library as native
 from engine.schedule.drafting import Drafting
-from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Guessing, Speculating
 from engine.speculation.pace import DRAFT_CREDIT, DRAFTED, MOST_ROWS, Acceptance, Balance, Costs, Pace, Rate
@@ -422,7 +421,7 @@ def test_the_time_of_a_draft_counts_once(engine: Engine) -> None:
     known.drafting_s = 0.05
     speculating._known[sequence] = known
     for _ in range(3):
-        speculating.saw([Chunk(sequence, 2, 1)], [0], 0.1)
+        speculating.saw([(sequence, 0, 0)], 0.1)
     assert speculating.pace.drafts.saved == pytest.approx(-0.5)
     assert sequence.saved_s == pytest.approx(-0.05)
 

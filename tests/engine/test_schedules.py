@@ -57,12 +57,19 @@ OPS = st.one_of(
     host=st.sampled_from([0, 0, 5, 60]),
     ends=st.booleans(),
     window=st.sampled_from([None, None, 1, 2, 5, 6, 9, 14]),
+    guesses=st.booleans(),
     ops=st.lists(OPS, max_size=30),
 )
 def test_everybody_finishes_with_the_text_it_gets_alone(
-    slots: int, spare: int, host: int, ends: bool, window: int | None, ops: list[tuple[Any, ...]]
+    slots: int,
+    spare: int,
+    host: int,
+    ends: bool,
+    window: int | None,
+    guesses: bool,
+    ops: list[tuple[Any, ...]],
 ) -> None:
-    world = World(slots, needed_blocks(window) + spare, host, ends, window)
+    world = World(slots, needed_blocks(window) + spare, host, ends, window, guesses)
     for op in ops:
         world.do(*op)
     world.finish()

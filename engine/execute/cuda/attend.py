@@ -102,11 +102,17 @@ def choose_start(shape: AttentionShape, rows: int) -> str:
 
 
 def attend(
-    shape: AttentionShape, given: AttentionInput, out: Tensor, rows: int, cuts: tuple[Chunking, ...]
+    shape: AttentionShape,
+    given: AttentionInput,
+    out: Tensor | None,
+    rows: int,
+    cuts: tuple[Chunking, ...],
+    overlaps: bool = True,
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
-    `cuts` is of `choose_chunkings`: one for more than FEW rows.
+    `cuts` is of `choose_chunkings`: one for more than FEW rows. Without `out` K and V are written, and that is all. It
+    reads what others wrote to the cache before it waits for them, unless it never `overlaps` them.
     """
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
@@ -122,7 +128,7 @@ def attend(
         "BLOCK": shape.block_size,
         "PDL": shape.pdl,
         "START": choose_start(shape, rows),
-        "launch_pdl": shape.pdl,
+        "launch_pdl": shape.pdl and overlaps,
     }
     window = spec.window or 0
     wide = max(dim // 128, 1)  # the wider a head is, the fewer rows a thread can hold at once
@@ -149,6 +155,8 @@ def attend(
             **given.told,
         )
         split_alike(kernel)
+    if out is None:
+        return
     shortest, longest = cuts[0], cuts[-1]
     kernel = combine_kernel[(spec.heads, rows)](
         given.partial,

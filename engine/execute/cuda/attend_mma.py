@@ -105,14 +105,17 @@ def _told(given: AttentionInput) -> dict[str, Any]:
 def attend_mma(
     shape: AttentionShape,
     given: AttentionInput,
-    out: Tensor,
+    out: Tensor | None,
     rows: int,
     sharing: Sharing | None,
     cut: PartsCut,
     shared: Tensor,
     members: Tensor,
+    overlaps: bool = True,
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
+
+    Without `out`, and where it never `overlaps` others: see `attend`.
 
     `shared` int32 [rows] and `members` int32 [tiles, members] on the device say who reads what together (`share`); they
     may change from step to step, and all 0 and -1 is nothing. That they are without `sharing`, [rows] and [16]. The
@@ -133,7 +136,6 @@ def attend_mma(
         "DIM": spec.head_dim,
         "MEMBERS": together.members,
         "PDL": shape.pdl,
-        "launch_pdl": shape.pdl,
     }
     kernel = parts_kernel[(spec.kv_heads, cut.parts + cut.programs * rows)](
         *given.arguments(spec),
@@ -152,9 +154,12 @@ def attend_mma(
         HALVES=cut.halves,
         CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
         num_warps=cut.warps,
+        launch_pdl=shape.pdl and overlaps,
         **_told(given),
     )
     split_alike(kernel)
+    if out is None:
+        return
     kernel = combine_parts_kernel[(spec.heads, rows)](
         given.partial,
         given.lse,
@@ -167,5 +172,6 @@ def attend_mma(
         **constants,
         PADDED=triton.next_power_of_2(count),
         num_warps=4,
+        launch_pdl=shape.pdl,
     )
     split_alike(kernel)

@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
+from engine.execute.cuda.checking import Checking
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
@@ -129,8 +130,10 @@ class DecodeRunner(Generic[S]):
         rows: int,
         graphs: Graphs | None,
         event: Callable[[], Event],
+        checking: Checking | None = None,
     ) -> None:
-        """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel."""
+        """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel, and without
+        `checking` no step has more than one row of a sequence."""
         self.program = program
         self.sampler = sampler
         self.slots = slots
@@ -138,6 +141,7 @@ class DecodeRunner(Generic[S]):
         self.capacity = slots.given.tables.shape[0]
         self._graphs = graphs
         self._event = event
+        self._checking = checking
         self._free = list(range(self.capacity))[::-1]
         self._seats: dict[S, Seat[S]] = {}
         self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
@@ -209,6 +213,57 @@ class DecodeRunner(Generic[S]):
         if not guided:
             self._note(seats)
         return guided
+
+    @property
+    def checks_guesses(self) -> bool:
+        """Whether `check` may be called."""
+        return self._checking is not None
+
+    @property
+    def firsts(self) -> int:
+        """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
+        return 0 if self._graphs is None else self._graphs.firsts
+
+    def check(self, spans: list[tuple[S, tuple[int, ...]]]) -> list[tuple[S, list[Drawn]]]:
+        """Do a step of the newest token of each sequence and of guesses of what follows it, and wait for it.
+
+        Returns their new tokens: one each, and another one for each guess that held as those before it did. There are
+        FEW rows at most, in each table is room for them, and all tokens before were read; nobody has a constraint.
+        """
+        checking = self._checking
+        assert checking is not None
+        assert not self._unread
+        seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
+        for seat, _ in seats:
+            assert not seat.guided
+            assert seat.sequence.table is not None
+            self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
+        self.slots.send()
+        checking.plan([(seat.slot, guesses) for seat, guesses in seats])
+        rows = rows_for(sum(1 + len(guesses) for _, guesses in seats))
+        limit = context_limit(max(seat.row + len(guesses) for seat, guesses in seats))
+        self._check(checking, rows, limit, self.sampler.draw([seat.slot for seat, _ in seats]))
+        event = self._event()
+        event.record()
+        event.synchronize()
+        return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats]
+
+    def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
+        """What was drawn after the newest token of `seat` and guesses, as far as these held."""
+        places = [(seat.slot, seat.token + 1 + place, seat.logprobs) for place in range(1 + len(guesses))]
+        drawn = self.sampler.drawn(places)
+        held = 0
+        while held < len(guesses) and drawn[held].token_id == guesses[held]:
+            held += 1
+        seat.row += 1 + held
+        seat.token += 1 + held
+        return drawn[: 1 + held]
+
+    def _check(self, checking: Checking, rows: int, limit: int, draw: Draw) -> None:
+        if self._graphs is None:
+            checking.run(rows, limit, draw)
+        else:
+            self._graphs.run(("check", rows, limit, draw), lambda: checking.run(rows, limit, draw))
 
     def guide(self, sequence: S, drawn: int) -> None:
         """Let the constraint of `sequence` know its newest token, for `draw`. Raises EngineError where it fails."""
@@ -300,6 +355,9 @@ class DecodeRunner(Generic[S]):
                     if limit >= most:
                         break
                     limit *= 2
+            if (checking := self._checking) is not None:
+                for rows in (rows for rows in ROWS if 1 < rows <= FEW):
+                    self._check(checking, rows, SMALLEST, draw)
         kv, limit = self.program.kv, context_limit(LEAST)
         for rows in (rows for rows in ROWS if FEW < rows <= largest and self.rows > LEAST):
             if kv is not None and choose_sharing(rows, kv.group) is not None:
@@ -384,9 +442,9 @@ def make_decode_runner(
     blocks = -(-rows // cache.block_size) + 1
     held = Slots(slots, rows_for(slots), blocks, sampler.token)
     given: StepInput = held.given
-    program: DecodeProgram
     if fused and unsupported(network) is None:
         program = FusedDecoder(network, cache, given, pdl, deterministic, on_host, cuts)
-    else:
-        program = PlainDecoder(network, cache, given, attention, on_host)
-    return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)
+        checking = Checking(program, sampler, held, cache.block_size)
+        return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event, checking)
+    plain = PlainDecoder(network, cache, given, attention, on_host)
+    return DecodeRunner(plain, sampler, held, rows, graphs, torch.cuda.Event)

@@ -49,6 +49,7 @@ from engine.execute.cuda.tiles import (
     FUSED,
     FUSED_MOST,
     MOST_CHUNKS,
+    SMALLEST,
     Tile,
     choose_chunkings,
     most_chunks,
@@ -124,7 +125,7 @@ class FusedDecoder:
         kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
         self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
-        most = given.active.shape[0]
+        most = max(given.active.shape[0], FEW)  # a sequence alone has several rows where guesses are checked
         # Few rows choose experts of their own; many meet in them, and their products are made in groups.
         packed = any(weight.planes is not None for weight in network.parts(Weight))
         self._small = _largest(spec) * 2 * size <= FUSED_MOST
@@ -157,23 +158,10 @@ class FusedDecoder:
         sequence below `limit`. With `own`, sequences read together what `StepInput` says they share, and have less than
         `own` rows before their newest token's beside that.
         """
-        size = self._x.shape[1]
-        embedding = self._network.embedding
-        plain = embedding.planes is None
-        launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]
-        kernel = launch(
-            self._given.active,
-            self._given.token,
-            **({"weight": embedding.data} if plain else planes_of(embedding)),
-            out=self._x,
-            SIZE=size,
-            BLOCK=1024,
-            SCALE=self._embedding_scale,
-        )
-        split_alike(kernel)
+        given = self._given
+        self._embed(given, rows)
         if rows > self._fused and not self._deterministic:
             return self._many(rows, limit, own)
-        given = self._given
         if rows <= FEW or not self._deterministic:
             self._few(given, self._x, self._logits, rows, limit, own)
         else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
@@ -182,14 +170,44 @@ class FusedDecoder:
                 self._few(group, self._x[first:], self._logits[first:], FEW, limit)
         return self._logits[:rows]
 
-    def _few(self, given: StepInput, x: Tensor, logits: Tensor, rows: int, limit: int, own: int = 0) -> None:
+    def check(self, given: StepInput, alone: StepInput, rows: int, limit: int) -> Tensor:
+        """See `ChecksGuesses`; at most FEW rows."""
+        self._embed(given, rows)
+        self._few(given, self._x, self._logits, rows, limit, alone=alone)
+        return self._logits[:rows]
+
+    def _embed(self, given: StepInput, rows: int) -> None:
+        size, embedding = self._x.shape[1], self._network.embedding
+        plain = embedding.planes is None
+        launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]
+        kernel = launch(
+            given.active,
+            given.token,
+            **({"weight": embedding.data} if plain else planes_of(embedding)),
+            out=self._x,
+            SIZE=size,
+            BLOCK=1024,
+            SCALE=self._embedding_scale,
+        )
+        split_alike(kernel)
+
+    def _few(
+        self,
+        given: StepInput,
+        x: Tensor,
+        logits: Tensor,
+        rows: int,
+        limit: int,
+        own: int = 0,
+        alone: StepInput | None = None,
+    ) -> None:
         network = self._network
         for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
             attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
             self._linear(
                 rows, x, attention.qkv, self._heads, norm=normed(spec.attention_norm, layer.attention_norm)
             )
-            self._attend(given, rows, index, self._heads, limit, own)
+            self._attend(given, rows, index, self._heads, limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             self._add(rows, self._mixed, attention.out, x, after, scale)
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
@@ -311,9 +329,19 @@ class FusedDecoder:
             first += outputs
 
     def _attend(
-        self, given: StepInput, rows: int, index: int, heads: Tensor, limit: int, own: int = 0
+        self,
+        given: StepInput,
+        rows: int,
+        index: int,
+        heads: Tensor,
+        limit: int,
+        own: int = 0,
+        alone: StepInput | None = None,
     ) -> None:
-        """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
+        """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache.
+
+        With `alone`, which says that each is the only one in its block, that is done first: others of these read it.
+        """
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
         step = AttentionInput(
@@ -340,12 +368,19 @@ class FusedDecoder:
             return
         usual = by_tensor_cores(shape, step, rows)
         split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
-        if usual if split is None else split.tensor_cores:
-            cut = choose_own_cut(shape, rows, limit, itemsize, split)
-            attend_mma(shape, step, self._mixed, rows, None, cut, *self._alone)
-        else:
-            cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
-            attend(shape, step, self._mixed, rows, cuts)
+
+        def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
+            if usual if split is None else split.tensor_cores:
+                cut = choose_own_cut(shape, rows, limit, itemsize, split)
+                attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
+            else:
+                cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
+                attend(shape, step, out, rows, cuts, overlaps)
+
+        if alone is not None:
+            written = replace(step, tables=alone.tables, counters=alone.counters)
+            launch(written, None, SMALLEST, True)
+        launch(step, self._mixed, limit, alone is None)
 
 
 def _largest(spec: ModelSpec) -> int:

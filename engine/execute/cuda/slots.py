@@ -76,6 +76,7 @@ class Slots:
             if known[index] == blocks[index]:
                 break
             self._changes[at + index] = known[index] = blocks[index]
+        del known[len(blocks) :]  # what guesses did not need was given back
         start = max(len(known) - 2, 0)
         if known[start:] == blocks[start:]:
             return

@@ -1,0 +1,95 @@
+"""Steps that check guesses: a sequence has several rows in one, each as if it were decoded alone.
+
+    spread      slots, guesses -> a `StepInput` whose "slots" are the rows
+    layers      the K and V of all rows first, then every row attends to those before it
+    draw        row 0 of each sequence; its row 1 if that token was guessed; ...
+
+What draws is the sampler of every other step, with the sequence's own slot: a token has its own random number, its own
+penalties. So the slot ends where decoding one by one would have brought it, and the next step goes on from there.
+"""
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.execute.cuda.given import Given
+from engine.execute.cuda.slots import Slots, StepInput
+from engine.execute.cuda.tiles import FEW
+from engine.sampling.device_sampler import DeviceSampler, Draw
+
+PART = 1024
+"""Blocks of a table that are copied at once."""
+
+
+class ChecksGuesses(Protocol):
+    """A decode program that can do it."""
+
+    def check(self, given: StepInput, alone: StepInput, rows: int, limit: int) -> Tensor:
+        """As `DecodeProgram.run`, with another `StepInput`, where rows of one sequence may follow each other.
+
+        By `alone` each is the only one, in a block of its own.
+        """
+        ...
+
+
+class Checking:
+    """The device's side of such steps. It belongs to the loop thread."""
+
+    def __init__(self, program: ChecksGuesses, sampler: DeviceSampler, slots: Slots, block_size: int) -> None:
+        self._program = program
+        self._sampler = sampler
+        self._slots = slots
+        self._block_size = block_size
+        given = slots.given
+        device, blocks = given.active.device, given.tables.shape[1]
+        self._plan = Given([FEW, FEW, FEW], device)
+
+        def step_input(blocks: int, active: Tensor, token: Tensor) -> StepInput:
+            counters = torch.zeros(FEW, 2, dtype=torch.int64, device=device)
+            tables = torch.zeros(FEW, blocks, dtype=torch.int32, device=device)
+            return StepInput(active, token, counters, tables, given.shared, given.members)
+
+        active = torch.full((FEW,), -1, dtype=torch.int32, device=device)
+        token = torch.zeros(FEW, dtype=torch.int64, device=device)
+        self._rows = step_input(blocks, active, token)
+        self._alone = step_input(1, active, token)
+        self._chosen = torch.full((FEW, FEW), -1, dtype=torch.int32, device=device)
+
+    def plan(self, spans: Items[tuple[int, Items[int]]]) -> None:
+        """The next step is of these slots, with the newest token of each and guesses of what follows it."""
+        slots, places, guesses = self._plan.begin()
+        slots.fill(-1)
+        row = 0
+        for slot, tokens in spans:
+            for place, token in enumerate([0, *tokens]):
+                slots[row], places[row], guesses[row] = slot, place, token
+                row += 1
+        self._plan.send()
+
+    @torch.inference_mode()
+    def run(self, rows: int, limit: int, draw: Draw) -> None:
+        """Enqueue what was planned: `rows` rows (a count of a graph), none of which lies at `limit` or beyond."""
+        from engine.kernels.triton.guesses import follow_kernel, spread_kernel
+
+        given, to, alone = self._slots.given, self._rows, self._alone
+        spread_kernel[(rows,)](
+            *self._plan.parts,
+            given.token,
+            given.counters,
+            given.tables,
+            given.tables.shape[1],
+            to.active,
+            to.token,
+            to.counters,
+            to.tables,
+            alone.counters,
+            alone.tables,
+            BLOCK=self._block_size,
+            PART=PART,
+        )
+        logits = self._program.check(to, alone, rows, limit)
+        for place in range(rows):
+            follow_kernel[(1,)](*self._plan.parts, given.token, self._chosen, place, ROWS=FEW, num_warps=1)
+            self._sampler.sample(logits, self._chosen[place, :rows], given.counters, draw, overlaps=False)
