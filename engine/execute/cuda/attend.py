@@ -101,6 +101,15 @@ def choose_start(shape: AttentionShape, rows: int) -> str:
     return "waited" if shape.small and rows == 1 else "looked up"
 
 
+def padded_parts(count: int, dim: int) -> int:
+    """A power of two from `count` parts on, with which kernels put heads of `dim` numbers together.
+
+    A thread has two or more of them. What it multiplies it adds to in one rounding; with fewer parts it did so with what
+    others had multiplied, and the last bits were those of another number of parts.
+    """
+    return max(int(triton.next_power_of_2(count)), 1024 // dim)
+
+
 def attend(
     shape: AttentionShape,
     given: AttentionInput,
@@ -170,7 +179,7 @@ def attend(
         CHUNK=shortest.rows,
         DOUBLINGS=(longest.rows // shortest.rows).bit_length() - 1,
         CHUNKS=chunks,
-        PADDED=triton.next_power_of_2(max(cut.chunks for cut in cuts)),
+        PADDED=padded_parts(max(cut.chunks for cut in cuts), dim),
         PDL=shape.pdl,
         WINDOW=window,
         sinks=given.sinks,
