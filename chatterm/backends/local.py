@@ -408,6 +408,9 @@ class LocalBackend(Chosen):
         self._used, self._keys, self._looking = 0, [], False
         if chat is not None:  # the engine may go on with others
             chat.stop()
+            with suppress(EngineError, ModelError):  # then the next start computes it
+                if engine is not None:
+                    engine.save(chat.owner, chat.history)
             chat.reset()
         if engine is not None:
             self._engines.close(engine)
