@@ -18,6 +18,7 @@ def info_of(backend: Backend, sampling: Mapping[str, Any]) -> SessionInfo:
         think=backend.think,
         think_cache=backend.think_cache,
         sampling=dict(sampling),
+        documents=backend.documents,
     )
 
 

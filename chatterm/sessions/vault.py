@@ -166,7 +166,7 @@ class Vault:
         memory = self._memory
         if memory is None:
             return
-        for info in memory.find(""):
+        for info in filter(None, [memory.info(listed.id) for listed in memory.find("")]):
             if not disk.has(info.id):
                 if info.id in self._unread and not memory.exchanges(info.id):
                     continue  # somebody else has deleted it

@@ -24,7 +24,7 @@ from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.store import measured
 from engine.store.digests import Digest, after, root
-from engine.store.folder import Folder
+from engine.store.folder import Folder, is_chunk
 
 MOST_WISHES = 32
 """Paths that are remembered to be written."""
@@ -115,6 +115,7 @@ class DiskTier:
                 self._wishes.remove(before)
                 wish.done, wish.digest = max((wish.done, wish.digest), (before.done, before.digest))
         self._wishes.append(wish)
+        self._wishes.sort(key=lambda one: is_chunk(one.owner))  # first what conversations then need not write
         self._looked = 0
         del self._wishes[:-MOST_WISHES]
 

@@ -75,7 +75,7 @@ class Folder:
     def holds(self, owner: str, digest: Digest) -> bool:
         """Whether the file of a conversation has a block, or that of a chunk: there it is for all who begin with it."""
         file, found = self._files.get(self._path(owner)), self._found.get(digest)
-        if found is not None and found[0].path.name.startswith(_CHUNK):
+        if found is not None and is_chunk(found[0].path.name):
             return True
         return file is not None and digest in file.records
 
@@ -227,6 +227,11 @@ class Folder:
 def chunk_owner(text: str) -> str:
     """Under which name it is kept what conversations on this text begin with."""
     return _CHUNK + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def is_chunk(owner: str) -> bool:
+    """Whether that is what many conversations begin with."""
+    return owner.startswith(_CHUNK)
 
 
 def default_folder() -> Path:

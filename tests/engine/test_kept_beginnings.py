@@ -125,6 +125,23 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
         assert engine.kept_tokens(tokens) == 0
 
 
+def test_what_is_shared_is_written_before_who_shares_it(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        engine.warm(PROMPT)
+
+        def wish() -> None:
+            engine._disk.wish("talk", PROMPT)
+            engine._disk.wish(chunk_owner("paper"), PROMPT)
+            engine._disk.wish("another", PROMPT)
+
+        engine._loop.call(wish)
+        until(lambda: engine._loop.call(lambda: is_saved(engine)))
+    sizes = {path.stem: path.stat().st_size for path in store.glob("*/*.kv")}
+    whole, blocks = sizes.pop(chunk_owner("paper")), len(PROMPT) // 4
+    assert max(sizes.values(), default=0) <= whole * disk.WRITING / blocks, "what was on its way to the disk"
+
+
 def test_an_engine_that_ends_writes_what_is_to_be_written(tmp_path: Path) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
