@@ -13,6 +13,7 @@ from chatterm.backends.documents import Document
 from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
 from engine.errors import ContextFullError, EngineError
 from engine.events import (
+    Chunk,
     DiskFigures,
     DraftCost,
     Figures,
@@ -32,6 +33,7 @@ __all__ = [
     "Attention",
     "Backend",
     "ChatOptions",
+    "Chunk",
     "Compaction",
     "ContextFullError",
     "DiskFigures",

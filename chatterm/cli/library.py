@@ -71,19 +71,17 @@ def add(
     ] = None,
 ) -> None:
     """Keep the text of a document. A model reads it in idle time, in the next chat."""
-    from chatterm.backends.backend import Document
     from chatterm.conversation.attachments import working_folder
-    from chatterm.conversation.source import read_source
+    from chatterm.conversation.source import keep_document
     from chatterm.sessions.library import Library, name_for, size_text
 
-    found = read_source(source, working_folder())
-    entry = Library().add(Document(name or name_for(source), found.text), found.place)
+    entry, _, remark = keep_document(Library(), source, name or name_for(source), working_folder())
     print(
-        f"Added: {entry.name} ({size_text(entry)}). The model reads it in idle time of the next chatterm run."
+        f"Added: {entry.name} ({size_text(entry)}). A model reads it in idle time of the next chatterm run."
     )
     print(f"To begin a conversation on it: chatterm run --library {entry.name}")
-    if found.remark:
-        print(f"chatterm: {found.remark}", file=sys.stderr)
+    if remark:
+        print(f"chatterm: {remark}", file=sys.stderr)
 
 
 @library_app.command()

@@ -36,6 +36,8 @@ class Conversation(Branching):
         super().__init__(backend, keeper, view, Held(thread))
         self._worker = thread
         self._kept_as: str | None = None
+        self.is_leaving = False
+        """Another conversation is about to begin: messages wait for that."""
         self._running: dict[int, Turn] = {}
         """What runs, by the worker's number of it."""
         self.stats = SessionStats()
@@ -55,7 +57,7 @@ class Conversation(Branching):
 
     def next(self, model: str) -> None:
         """Send the message that waits longest."""
-        if self.turn is not None or self.acting is not None or not self.waiting:
+        if self.turn is not None or self.acting is not None or not self.waiting or self.is_leaving:
             return
         prompt = self.waiting.popleft()
         prompt.note = ""

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from chatterm.backends.backend import Document
 from chatterm.conversation.attached_file import read_text
 from chatterm.conversation.attachment_errors import AttachmentError
 from chatterm.conversation.attachments import fenced, located
+from chatterm.sessions.library import Entry, Library
 from chatterm.terminal.sanitize import one_line
 from models.units import counted
 
@@ -53,3 +55,13 @@ def read_source(written: str, folder: Path) -> Source:
     if not text.strip():
         raise AttachmentError(f"{shown} is empty; there is nothing to keep.")
     return Source(fenced(here.name, text), str(here))
+
+
+def keep_document(library: Library, written: str, name: str, folder: Path) -> tuple[Entry, Document, str]:
+    """Read a document and put it into the library: its entry, itself, and what the person should know of it.
+
+    Raises AttachmentError and SessionError (one line); then nothing was kept.
+    """
+    found = read_source(written, folder)
+    document = Document(name, found.text)
+    return library.add(document, found.place), document, found.remark

@@ -102,10 +102,25 @@ class Library:
                 (model, tokens, document.sha256),
             )
 
-    def unread(self, model: str) -> list[str]:
-        """Names of those that this model has not read, the latest first."""
-        entries = [entry for entry in self.entries() if model not in entry.tokens]
-        return [entry.name for entry in sorted(entries, key=lambda entry: entry.added, reverse=True)]
+    def unread(self) -> tuple[Document, ...]:
+        """Those that no model has read, the latest first."""
+        entries = [entry for entry in self.entries() if not entry.tokens]
+        latest = sorted(entries, key=lambda entry: entry.added, reverse=True)
+        return self.find(entry.name for entry in latest) if latest else ()
+
+    def names(self) -> list[str]:
+        """Of all of them; none where they cannot be read at once."""
+        connection = connect_read_only(self._path) if self._path.exists() else None
+        if connection is None:
+            return []
+        try:
+            return [
+                name for (name,) in connection.execute("SELECT name FROM library ORDER BY name").fetchall()
+            ]
+        except sqlite3.Error:
+            return []
+        finally:
+            connection.close()
 
     @contextmanager
     def _reads(self) -> Iterator[sqlite3.Connection]:

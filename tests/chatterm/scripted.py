@@ -72,6 +72,7 @@ class ScriptedBackend:
     info: ModelInfo | None = None
     system: str | None = None
     documents: tuple[Document, ...] = ()
+    is_remote: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     """Tokens of documents, by name; others cannot be read before they are needed."""
     chunks: tuple[Chunk, ...] = ()
@@ -175,7 +176,13 @@ class ScriptedBackend:
         if self.load_error is not None:
             raise self.load_error
         self.info = ModelInfo(
-            self.model, "cpu", "float32", self.context_length, self.thinks, calls_tools=self.calls_tools
+            self.model,
+            "cpu",
+            "float32",
+            self.context_length,
+            self.thinks,
+            calls_tools=self.calls_tools,
+            is_remote=self.is_remote,
         )
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:

@@ -43,19 +43,20 @@ def begun(store: Store, *documents: Document) -> str:
 
 
 def test_what_is_added_is_found_in_the_order_of_the_names_that_are_asked_for(library: Library) -> None:
-    assert library.entries() == []
+    assert library.entries() == library.names() == []
+    assert library.unread() == ()
     entry = library.add(PAPER, "/tmp/paper.md")
     assert (entry.name, entry.source, entry.sha256) == ("paper", "/tmp/paper.md", PAPER.sha256)
     library.add(NOTES, "https://example.org/notes")
     assert [one.name for one in library.entries()] == ["Notes", "paper"]
     assert library.find(["PAPER", "notes", "paper"]) == (PAPER, NOTES)
-    assert library.unread("tiny") == ["Notes", "paper"]
+    assert library.names() == ["Notes", "paper"]
+    assert library.unread() == (NOTES, PAPER), "the latest first"
     library.count(NOTES, "tiny", 12)
     library.count(NOTES, "tiny", 13)
     library.count(Document("gone", "gone"), "tiny", 5)
     assert dict(library.entries()[0].tokens) == {"tiny": 13}
-    assert library.unread("tiny") == ["paper"]
-    assert library.unread("other") == ["Notes", "paper"]
+    assert library.unread() == (PAPER,)
 
 
 @pytest.mark.parametrize(
