@@ -205,7 +205,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "library",
-        "[add FILE|open NAMES|remove NAME]",
+        "[add FILE|open NAME]",
         "List documents, add one, or begin a conversation on some",
         lambda a, text: a.library(text),
         {"alt+l": ""},
