@@ -11,7 +11,7 @@ from chatterm.conversation.attachments import working_folder
 from chatterm.conversation.source import keep_document
 from chatterm.screens.chat.command_part import CommandPart
 from chatterm.sessions.library import Entry, Library, size_text
-from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from models.units import counted
 
 
@@ -72,7 +72,7 @@ class LibraryActions(CommandPart):
     def read_unread(self) -> None:
         """Have read what was added where no model was: in the shell."""
         if (info := self.screen.info) is not None and not info.is_remote:
-            self.screen.in_thread(self._library.unread, self.read_ahead)
+            self.screen.in_thread(partial(_unread, self._library), self.read_ahead)
 
     def read_ahead(self, documents: Sequence[Document]) -> None:
         """Have these read in idle time, one after the other, where the model is one of this machine."""
@@ -156,3 +156,11 @@ class LibraryActions(CommandPart):
     def kept(self) -> str:
         """Where the one before is, as a sentence; "" where it is nowhere."""
         raise NotImplementedError
+
+
+def _unread(library: Library) -> tuple[Document, ...]:
+    """Nobody asked for it: what is wrong with the disk is said elsewhere."""
+    try:
+        return library.unread()
+    except SessionError:
+        return ()
