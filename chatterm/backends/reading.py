@@ -25,6 +25,8 @@ class Reading:
         self._tokens = tokens
         self._open = ""
         """The chunk of the documents that the conversation begins with; "": there are none."""
+        self._ahead: set[str] = set()
+        """Documents that are read for conversations to come."""
         self.note = ""
         """What the person should know of their order, or why they are of no use; "" for nothing."""
 
@@ -41,8 +43,13 @@ class Reading:
         chunks, before = self._engine.chunks, self._open
         self.note, self._open = "", names_of(documents)
         if before and before != self._open:
-            with suppress(EngineError):  # it was dropped
-                chunks.pin(before, False)
+            if (
+                chunks.progress(before) is not None and before not in self._ahead
+            ):  # nobody waits for it any more
+                chunks.drop(before)
+            else:
+                with suppress(EngineError):  # it was dropped
+                    chunks.pin(before, False)
         if documents:
             self.note = self._better(system, documents)
             self._keep(documents, self._fitting(system, documents))
@@ -50,6 +57,7 @@ class Reading:
     def read(self, system: str | None, document: Document) -> int:
         """Have a document read in idle time. Returns how many tokens it has. Raises ContextFullError."""
         tokens = self._fitting(system, [document])
+        self._ahead.add(document.name)
         if document.name != self._open:
             self._keep([document], tokens)
         return len(tokens) - len(self._tokens(system) if system else [])

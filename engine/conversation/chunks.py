@@ -46,7 +46,7 @@ class Chunks:
         self._looking = False
 
     def keep(self, tokens: Items[int], name: str, wait: bool = False, owner: str | None = None) -> None:
-        """Have `tokens` computed while nobody waits for anything else, and pinned under `name` from now on.
+        """Have `tokens` computed after all other idle work, and pinned under `name` from now on.
 
         A chunk of that name is dropped. Where there is a tier on disk, `owner` keeps it there, too (see `chunk_owner`).
         Returns at once unless told to `wait`, and then raises what went wrong. Raises
@@ -59,7 +59,7 @@ class Chunks:
         rows = Rows.of(list(tokens))
         self._engine.check_rows(rows)
         self.drop(name)
-        reading = Sequence(rows, Priority.PERSON if wait else Priority.IDLE)
+        reading = Sequence(rows, Priority.PERSON if wait else Priority.IDLE, is_late=not wait)
         with self._lock:
             self._kept[name] = _Kept(rows, reading)
         self._loop.post(lambda: self._blocks.keep(name, rows.keys))

@@ -79,6 +79,29 @@ def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path:
         assert engine.scripted.rows_computed <= rows + engine.block_size, "a part of a block at most"
 
 
+def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
+    with tiny_engine(tmp_path) as engine:
+        engine._loop.call(lambda: setattr(engine._scheduler, "idle_chunk", 8))
+        stop, step = Event(), engine._engine_step.step
+        engine._loop.post(lambda: stop.wait(60) and None)
+        engine.chunks.keep(PROMPT, "paper")
+        typed = Sequence(Rows.of([3, *PROMPT[:40]]), Priority.IDLE)
+        engine.submit(typed)
+        was_read: list[bool] = []
+
+        def stepped() -> None:
+            step()
+            if typed.finished.is_set():
+                was_read.append(engine.chunks._kept["paper"].is_read)
+
+        engine._loop._step = stepped
+        stop.set()
+        until(lambda: engine.chunks.progress("paper") is None)
+        engine._loop.call(lambda: None)
+        assert was_read[0] is False
+        assert typed.finished.is_set()
+
+
 def test_two_that_are_read_at_once_compute_what_they_share_once(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
         stop = Event()
