@@ -117,6 +117,21 @@ def test_a_session_keeps_its_documents_when_the_library_has_them_no_more(
     assert texts(path) == []
 
 
+def test_what_was_computed_for_a_session_goes_with_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
+    session, other = begun(store), begun(store)
+    files = {name: tmp_path / "kv" / "fingerprint" / f"{name}.kv" for name in (session, other)}
+    files[session].parent.mkdir(parents=True)
+    for file in files.values():
+        file.write_bytes(b"computed")
+    store.delete(session)
+    store.flush()
+    assert store.problem == ""
+    assert [file.exists() for file in files.values()] == [False, True]
+
+
 def test_documents_go_out_with_a_session_and_come_in_again(store: Store) -> None:
     session = begun(store, PAPER, NOTES)
     info, tree, _ = store.load(session)
