@@ -213,6 +213,25 @@ async def test_what_is_sent_meanwhile_comes_back_and_is_no_part_of_the_conversat
         assert driver.questions == ["about the paper"]
 
 
+async def test_a_session_that_begins_at_once_after_a_reset_has_no_documents(store: Store) -> None:
+    import threading
+
+    documents = (Document("paper", "text"),)
+    gate = threading.Event()
+    backend = a_backend(documents=documents, load_gate=gate)
+    async with driven(backend, store=store, ready=False) as driver:
+        await driver.send("/reset", wait=False)
+        await driver.send("hello", wait=False)
+        assert backend.documents == documents, "the model is still loading"
+        gate.set()
+        await driver.until(lambda: driver.answers == ["An answer."])
+        await driver.idle()
+        assert backend.documents == ()
+        session = driver.app.chat.keeper.session
+        assert session is not None
+        assert store.load(session)[0].documents == ()
+
+
 async def test_where_nothing_is_saved_the_library_is_there_all_the_same(store: Store) -> None:
     backend = a_backend()
     async with driven(backend) as driver:
@@ -309,7 +328,7 @@ async def test_random_use(store: Store, seed: int) -> None:
         if session is not None and talk.tree.head is not None:
             info, tree, _ = store.load(session)
             assert [e.user for e in tree.exchanges] == [e.user for e in talk.tree.exchanges]
-            assert info.documents == backend.documents
+            assert info.documents == talk.documents == backend.documents
 
 
 def test_an_argument_that_is_none_is_one_line() -> None:

@@ -48,8 +48,7 @@ class LibraryActions(CommandPart):
                 self.screen.in_thread(partial(library.remove, name), self._document_removed)
 
     def _show_library(self, entries: list[Entry]) -> None:
-        backend = self.screen.backend
-        names = [document.name for document in backend.documents]
+        names = [document.name for document in self.conversation.documents]
         lines = partial(library_lines, entries, names, self.screen.model_name)
         self.report("library", "Library", lines)
 
@@ -134,7 +133,7 @@ class LibraryActions(CommandPart):
         if problem:
             self.screen.say(problem, "error")
             if not is_new:  # those of another conversation are none of this one
-                self.screen.submit(worker.SetDocuments(()))
+                self.begin_with(())
             return
         if not is_new:
             return
@@ -142,12 +141,18 @@ class LibraryActions(CommandPart):
         if talk.keeper.session is not None or len(talk.tree):
             self.begin_anew()
             kept = self.kept()
+        talk.documents = documents
         self.screen.tell(f"A conversation on {names_of(documents)} begins.{kept}")
 
     def take_documents(self, info: SessionInfo) -> None:
         """A session goes on with those that it was begun on."""
-        if info.documents != self.screen.backend.documents:
-            self.screen.submit(worker.SetDocuments(info.documents))
+        if info.documents != self.conversation.documents:
+            self.begin_with(info.documents)
+
+    def begin_with(self, documents: tuple[Document, ...]) -> None:
+        """The conversation begins with these."""
+        self.conversation.documents = documents
+        self.screen.submit(worker.SetDocuments(documents))
 
     def begin_anew(self) -> None:
         """What comes next is another conversation."""

@@ -311,7 +311,7 @@ class ChatScreen(MessageSelection):
     def _show_live(self, now: float) -> Live:
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
-        documents = tuple(document.name for document in self.backend.documents)
+        documents = tuple(document.name for document in talk.documents)
         idle = Live(
             phase, self.wanted_model, self.info, self._progress, title=talk.title, documents=documents
         )

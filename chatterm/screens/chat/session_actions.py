@@ -30,11 +30,10 @@ class SessionActions(LibraryActions):
 
     def reset(self) -> None:
         self.begin_anew()
-        backend = self.screen.backend
-        kept = Preset.of(backend.system, self.conversation.sampling).kept
-        if backend.documents:
-            self.screen.submit(worker.SetDocuments(()))
-            names = " ".join(document.name for document in backend.documents)
+        kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
+        if documents := self.conversation.documents:
+            self.begin_with(())
+            names = " ".join(document.name for document in documents)
             kept += f" It begins on no document; /library open {names} begins one that does."
         self.screen.tell("A new conversation." + kept + self.kept())
 

@@ -290,7 +290,7 @@ async def reading(driver: Driver) -> None:
     """A conversation on two documents, while a third one is read."""
     backend = driver.app.chat.backend
     assert isinstance(backend, ScriptedBackend)
-    backend.documents = (Document("sediment", "..."), Document("gauges", "..."))
+    driver.app.chat.conversation.documents = (Document("sediment", "..."), Document("gauges", "..."))
     await talk(driver)
     backend.chunks = (
         Chunk("sediment, gauges", 1144, True, 1144, 0, 3, 46_080),
