@@ -104,8 +104,8 @@ def choose_start(shape: AttentionShape, rows: int) -> str:
 def padded_parts(count: int, dim: int) -> int:
     """A power of two from `count` parts on, with which kernels put heads of `dim` numbers together.
 
-    A thread has two or more of them. What it multiplies it adds to in one rounding; with fewer parts it did so with what
-    others had multiplied, and the last bits were those of another number of parts.
+    So a thread has two of them or more, however few there are. With one it would round a product and a sum with another
+    thread's at once, and the last bits would depend on how many parts others have.
     """
     return max(int(triton.next_power_of_2(count)), 1024 // dim)
 
