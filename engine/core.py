@@ -16,12 +16,13 @@ from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
-from engine.errors import ContextFullError, EngineError
+from engine.errors import EngineError
 from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
 from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
 from engine.params import UNRECOMMENDED, SamplingParams
+from engine.schedule.limits import check_rows
 from engine.schedule.loop import Loop
 from engine.schedule.moving import move_up
 from engine.schedule.output import Output
@@ -35,7 +36,6 @@ from engine.speculation.texts import from_elsewhere
 from engine.store.disk import DiskTier
 from models.network import Network
 from models.text.tokenizer import Tokenizer
-from models.units import counted
 
 if TYPE_CHECKING:
     from engine.execute.cuda.tuner import Tuner
@@ -493,15 +493,4 @@ class EngineCore:
 
     def check_rows(self, rows: Rows, spare: int = 0) -> None:
         """Raises as `stream` does where `rows` and `spare` more cannot be computed."""
-        size = self.vocab_size
-        if rows and not 0 <= min(rows.token_ids) <= max(rows.token_ids) < size:
-            unknown = [id for id in rows.token_ids if not 0 <= id < size]
-            raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {size - 1}.")
-        if len(rows) + spare > self.context_length:
-            over = len(rows) + spare - self.context_length
-            raise ContextFullError(
-                f"The prompt is {counted(over, 'token')} too long for the context of {self.context_length:,}; "
-                "shorten it or start with a larger --context.",
-                needed=len(rows) + spare,
-                available=self.context_length,
-            )
+        check_rows(rows, spare, self.vocab_size, self.context_length)

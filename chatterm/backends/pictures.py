@@ -86,11 +86,21 @@ def pictures_of(texts: Sequence[str]) -> dict[str, bytes]:
     left = MOST
     for text in reversed(texts):
         for picture in reversed([_picture(match) for match in _BLOCK.finditer(text)]):
-            data = found.get(picture.digest) or _read(picture)
+            data = found.get(picture.digest) or data_of(picture)
             if data is not None and picture.digest not in found and len(data) <= left:
                 found[picture.digest] = data
                 left -= len(data)
     return found
+
+
+def taken_out(text: str) -> tuple[str, list[Picture]]:
+    """A message without the blocks of its pictures, and the pictures."""
+    found = list(_BLOCK.finditer(text)) if "sha256 " in text else []
+    places = [0, *(place for match in found for place in match.span()), len(text)]
+    between = [
+        text[a:b].strip("\n") if found else text for a, b in zip(places[::2], places[1::2], strict=True)
+    ]
+    return "\n\n".join(part for part in between if part), [_picture(match) for match in found]
 
 
 def parted(text: str, there: Mapping[str, object]) -> tuple[str, list[Picture]]:
@@ -113,7 +123,8 @@ def _picture(match: re.Match[str]) -> Picture:
     return Picture(name, kind, int(width), int(height), 0, digest, path)
 
 
-def _read(picture: Picture) -> bytes | None:
+def data_of(picture: Picture) -> bytes | None:
+    """The bytes of its file; None where it has changed or gone since."""
     try:
         with Path(picture.path).open("rb") as file:
             data = file.read(LARGEST + 1)

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chatterm.backends.pictures import Picture, taken_out
 from chatterm.commands.registry import COMMANDS, key_text
 from chatterm.conversation.figures import seconds_text
 from chatterm.conversation.json_tree import JsonTree
+from chatterm.conversation.thumbnail import Thumbnail
 from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
@@ -122,6 +124,11 @@ class UserEntry(Entry):
         """It stands in the composer, to be asked anew."""
         self._is_open = False
         """Whether all of a long message is shown."""
+        self._said, self.pictures = taken_out(self.text)
+        self.thumbnails: dict[str, Thumbnail] = {}
+        """Of those of its pictures that can be shown, by digest."""
+        self.is_pictured = False
+        """Whether they were asked for since it came into view."""
 
     @property
     def source_text(self) -> str:
@@ -141,12 +148,13 @@ class UserEntry(Entry):
         return super().click(row, column)
 
     def build(self, width: int) -> list[Section]:
-        text, rest = (self.text, "") if self._is_open else _folded(self.text)
+        text, rest = (self._said, "") if self._is_open else _folded(self._said)
         lines = [line for row in text.split("\n") for line in wrap([(row, "user")], width - INDENT)]
         bar: Line = [("▌", "user-bar edited" if self.is_edited else "user-bar"), (" ", "")]
         sections = [Section(lines, bar)]
-        if rest or (self._is_open and len(_folded(self.text)[1])):
+        if rest or (self._is_open and len(_folded(self._said)[1])):
             sections.append(Section([[(rest or "▾ show less", "fold")]], bar))
+        sections += [Section(self._shown(picture, width - INDENT), bar) for picture in self.pictures]
         if self.is_edited:
             sections.append(Section(wrap([(_EDITED, "edited")], width - INDENT), bar))
         pinned: Line = [(_PINNED, "edited"), (" ", "")] if self.is_pinned else []
@@ -154,6 +162,12 @@ class UserEntry(Entry):
         if below:
             sections.append(Section([below], _MARGIN))
         return sections
+
+    def _shown(self, picture: Picture, room: int) -> list[Line]:
+        size = f"{picture.width} x {picture.height} pixels"
+        head = f"▣ {picture.name} · {picture.kind.removeprefix('image/').upper()}, {size}"
+        found = self.thumbnails.get(picture.digest)
+        return [[(elided(head, room), "muted")], *(found.lines(room) if found is not None else [])]
 
 
 class AnswerEntry(Entry):

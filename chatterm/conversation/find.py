@@ -8,7 +8,7 @@ from chatterm.conversation.entries import INDENT, AnswerEntry, Entry, UserEntry
 from chatterm.markdown.lines import Line, Run
 
 _AROUND = frozenset(
-    "user-bar quote-bar rule bullet code-label code-copy branch edited muted warning fold thinking-head".split()  # noqa: SIM905
+    "user-bar quote-bar rule bullet code-label code-copy picture branch edited muted warning fold thinking-head".split()  # noqa: SIM905
 )
 """Styles of what stands around a text and is not searched."""
 

@@ -59,7 +59,9 @@ class LookApp(App[int]):
         if not (self.terminal.colours or self.no_color):
             self.no_color = True
             self._filters.append(NoColor())
-        if glyphs == "ascii" or (glyphs == "auto" and not self.terminal.unicode):
+        plain = glyphs == "ascii" or (glyphs == "auto" and not self.terminal.unicode)
+        self.shows_pictures = self.terminal.colours and self.terminal.shades and not plain
+        if plain:
             self._filters.append(ascii_filter())
         self.chosen_theme = theme
         self.use_theme(theme)

@@ -1,5 +1,6 @@
 """Drawing styled lines: the names of the styles, and a widget that shows a fixed set of lines."""
 
+from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -24,7 +25,10 @@ The screen has them as its component classes, once for all widgets: each costs t
 
 
 class Painter(Widget):
-    """A widget that turns lines into strips. Its screen has STYLE_CLASSES."""
+    """A widget that turns lines into strips. Its screen has STYLE_CLASSES.
+
+    A style of a picture names its own colours: `rgb`, six digits for what is drawn, and maybe six more for its ground.
+    """
 
     def strip(self, line: Line) -> Strip:
         return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line if text])
@@ -35,9 +39,12 @@ class Painter(Widget):
         style = cache.get(names)
         if style is None:
             style = self.rich_style
-            for name in names.split():
+            known = names.split()
+            for name in known:
                 if name in STYLES:
                     style += self.screen.get_component_rich_style(f"text--{name}", partial=True)
+            if "picture" in known:  # there are too many to keep
+                return style + _colours(next(name for name in known if name.startswith("rgb")))
             cache[names] = style
         return style
 
@@ -61,6 +68,15 @@ class Canvas(Painter):
         lines = self.build(self.size.width)
         line = lines[y] if y < len(lines) else []
         return self.strip(line).crop_extend(0, self.size.width, self.style_of(""))
+
+
+def _colours(name: str) -> Style:
+    drawn, ground = name[3:9], name[9:15]
+    return Style(color=_colour(drawn), bgcolor=_colour(ground) if ground else None)
+
+
+def _colour(digits: str) -> Color:
+    return Color.from_rgb(*bytes.fromhex(digits))
 
 
 def _shown(text: str) -> str:

@@ -42,6 +42,7 @@ _DRAWN = frozenset(
         "error-mark",
         "branch",
         "edited",
+        "picture",
     ]
 )
 """Styles of what is drawn around a text and is no part of it."""
@@ -112,6 +113,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
             super().__init__()
             self.entry = entry
             self.click = click
+
+    class Pictured(Message):
+        """A message with pictures is in view for the first time."""
+
+        def __init__(self, entry: UserEntry) -> None:
+            super().__init__()
+            self.entry = entry
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -325,6 +333,11 @@ class Transcript(ScrollView, Painter, can_focus=True):
             return end
         return min(self._starts[self.entries.index(top[0])] + top[1], end)
 
+    def shows(self, entry: Entry) -> bool:
+        """Whether some of it can be seen."""
+        first = round(self.scroll_y)
+        return entry in self._between(first, first + self.scrollable_content_region.height - 1)
+
     def _between(self, first: int, last: int) -> list[Entry]:
         if not self._starts:
             return []
@@ -376,6 +389,9 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def _drawn_line(self, y: int, widths: tuple[int, int]) -> tuple[Strip, Strip]:
         """Line `y` of the whole: its text, and the same with what is left and right of it, in two widths."""
         entry, row, line = self.line_at(y)
+        if isinstance(entry, UserEntry) and entry.pictures and not entry.is_pictured:
+            entry.is_pictured = True
+            self.post_message(self.Pictured(entry))
         if entry is not None and entry is self.selected and row < entry.height:
             line = _marked(line, self._width)
         elif entry is not None and self.finder is not None and row < entry.height:

@@ -94,7 +94,7 @@ class EngineStep:
         """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
         more = self.disk is not None and self.disk.go_on()
         if self.device.type != "cpu":
-            return more
+            return (self.decoding is not None and self.decoding.runner.while_idle()) or more
         self.alone = self.others.are_busy()
         self.runner.set_alone(self.alone)
         if self.speculating is not None and self.speculating.while_idle():

@@ -22,11 +22,13 @@ from chatterm.screens.chat.finding import Finding
 from chatterm.screens.chat.garbage import collect_now, collect_rarely
 from chatterm.screens.chat.interrupt import Interrupt
 from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
+from chatterm.screens.chat.picturing import Picturing
 from chatterm.screens.chat.presence import Presence
 from chatterm.screens.chat.selection import MessageSelection
 from chatterm.screens.chat.titling import Titling
 from chatterm.screens.chat.tooling import Tooling
 from chatterm.screens.chat.writing import Writing
+from chatterm.screens.look import LookApp
 from chatterm.screens.paste import PasteScreen
 from chatterm.settings.prompts import clashes
 from chatterm.settings.settings import Settings
@@ -86,6 +88,7 @@ class ChatScreen(MessageSelection):
         self.interrupt = Interrupt(self, self.actions)
         self.titling = Titling(self)
         self.titling.is_on = settings.sessions.titles
+        self.picturing = Picturing(self)
         self.presence = Presence(self)
         self.presence.notify = settings.screen.notify
         self._progress: Progress | None = None
@@ -425,6 +428,10 @@ class ChatScreen(MessageSelection):
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)
+
+    def on_transcript_pictured(self, message: Transcript.Pictured) -> None:
+        if isinstance(self.app, LookApp) and self.app.shows_pictures:
+            self.picturing.want(message.entry)
 
     def on_find_bar_typed(self, message: FindBar.Typed) -> None:
         self.finding.look_for(message.text)

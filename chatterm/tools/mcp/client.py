@@ -22,6 +22,7 @@ from chatterm.tools.mcp import asking
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.offers import Offers
 from chatterm.tools.mcp.pipes import MOST_LOG, process_of
+from chatterm.tools.mcp.web import web_of
 from chatterm.tools.tool import Running, ToolError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ CALL_S = 120.0
 VALUES_S = 3.0
 """Seconds for what an argument may become, once a server runs."""
 RESTARTS = 3
-"""How often a server is started again that has died."""
+"""How often a server is started again that has died, and answered nothing since."""
 _LOOK = 0.1
 _MOST_TOOLS = 128
 _MOST_SCHEMA = 20_000
@@ -155,18 +156,21 @@ class _Link:
         self._starts = 0
         self._lock = asyncio.Lock()
 
-    async def ask(self, work: Callable[["Client"], Awaitable[T]], limit: float) -> T:
+    async def ask(self, work: Callable[["Client"], Awaitable[T]], limit: float, *, again: bool = True) -> T:
+        """What `work` gives; `again` where the server may have forgotten the session: then a new one is begun."""
         client = await self._connected()
-        assert self._task is not None
+        task = self._task
+        assert task is not None
         asked = asyncio.ensure_future(work(client))
         timer = asyncio.ensure_future(asyncio.sleep(limit))
         try:
-            await asyncio.wait({asked, self._task, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asked, task, timer}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
-                return asked.result()
-            if self._task.done():
-                told = f"{self._server.name} has ended; its log is {log_path(self._server.name)}."
-                raise ToolError(_first(self._task) or told)
+                given = asked.result()
+                self._starts = 1
+                return given
+            if task.done():
+                raise ToolError(self._ended(task))
             if limit >= START_S:  # it may hang, or send without an end; the next call starts it again
                 await self.end()
             raise ToolError(f"{self._server.name} did not answer within {limit:.0f} s.")
@@ -174,9 +178,15 @@ class _Link:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the SDK raises, one call fails)
             if _is_gone(error):
-                task = self._task
-                await self.end()
-                raise ToolError(_first(task) or f"{self._server.name} has ended: {_why(error)}.") from None
+                if self._task is task:  # and nobody has connected again since
+                    await self.end()
+                raise ToolError(self._ended(task)) from None
+            if (
+                again and self._server.url and "Session terminated" in str(error)
+            ):  # how the SDK tells of a 404
+                if self._task is task:
+                    await self.end()
+                return await self.ask(work, limit, again=False)
             raise ToolError(f"{self._server.name}: {_why(error)}.") from None
         finally:
             asked.cancel()
@@ -190,6 +200,14 @@ class _Link:
             if not done:
                 task.cancel()
                 await asyncio.wait({task}, timeout=5)
+
+    def _ended(self, task: "asyncio.Task[None]") -> str:
+        """Why the connection is over, in a line."""
+        name = self._server.name
+        error = task.exception() if task.done() and not task.cancelled() else None
+        if not self._server.url:
+            return _first(task) or f"{name} has ended; its log is {log_path(name)}."
+        return _first(task) or f"{name} has ended{f': {_why(error)}' if error is not None else ''}."
 
     async def _connected(self) -> "Client":
         async with self._lock:
@@ -226,14 +244,8 @@ class _Link:
 
         server = self._server
         async with contextlib.AsyncExitStack() as stack:
-            if server.url:
-                from mcp.client.streamable_http import streamable_http_client
-                from mcp.shared._httpx_utils import create_mcp_http_client
-
-                http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
-                transport: Any = streamable_http_client(server.url, http_client=http)
-            else:
-                transport = process_of(server, stack.enter_context(_log(server.name)))
+            log = stack.enter_context(_log(server.name)) if server.command else None
+            transport = process_of(server, log) if log is not None else web_of(server)
             client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S))
             ready.set_result(client)
             await self._over.wait()
@@ -300,4 +312,5 @@ def _why(error: BaseException) -> str:
     """An error in a line; of several the first."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    return one_line(str(error), 300).rstrip(".") or type(error).__name__
+    told = str(error).split(": 1 validation error for ")[0]  # what follows is for who wrote the SDK
+    return one_line(told, 300).rstrip(".") or type(error).__name__

@@ -142,6 +142,8 @@ class DecodeRunner(Generic[S]):
         self._graphs = graphs
         self._event = event
         self._checking = checking
+        self._ahead: list[tuple[int, int, Draw]] = []
+        """Steps to be done while nobody waits, the next one last."""
         self._free = list(range(self.capacity))[::-1]
         self._seats: dict[S, Seat[S]] = {}
         self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
@@ -259,6 +261,26 @@ class DecodeRunner(Generic[S]):
         seat.token += 1 + held
         return drawn[: 1 + held]
 
+    def while_idle(self) -> bool:
+        """Compile or record one of the steps that check guesses. Returns whether more is left. Nobody has a slot."""
+        if self._ahead and self._checking is not None and not self._seats:
+            self._checking.plan([])
+            self._check(self._checking, *self._ahead.pop())
+        return bool(self._ahead) and not self._seats
+
+    def _checks_ahead(self) -> list[tuple[int, int, Draw]]:
+        """Steps that guesses are likely to need: each is done twice, and the second time it is recorded."""
+        if self._graphs is None or self._checking is None:
+            return []
+        limits = [SMALLEST]
+        while limits[-1] < min(self.rows, USUAL_CONTEXT):
+            limits.append(2 * limits[-1])
+        draws = (Draw(True, False, False), Draw(False, False, False))
+        found = [
+            (rows, limit, draw) for limit in limits for draw in draws for rows in ROWS if 1 < rows <= FEW
+        ]
+        return [each for each in reversed(found) for _ in range(2)]
+
     def _check(self, checking: Checking, rows: int, limit: int, draw: Draw) -> None:
         if self._graphs is None:
             checking.run(rows, limit, draw)
@@ -356,8 +378,10 @@ class DecodeRunner(Generic[S]):
                         break
                     limit *= 2
             if (checking := self._checking) is not None:
+                checking.plan([])
                 for rows in (rows for rows in ROWS if 1 < rows <= FEW):
                     self._check(checking, rows, SMALLEST, draw)
+        self._ahead = self._checks_ahead()
         kv, limit = self.program.kv, context_limit(LEAST)
         for rows in (rows for rows in ROWS if FEW < rows <= largest and self.rows > LEAST):
             if kv is not None and choose_sharing(rows, kv.group) is not None:

@@ -313,12 +313,36 @@ async def library(driver: Driver) -> None:
     await driver.pilot.pause()
 
 
+async def picture(driver: Driver) -> None:
+    """One that is attached for a remote model that sees."""
+    info = driver.app.chat.info
+    assert info is not None
+    driver.app.chat.info = replace(info, is_remote=True)
+    await driver.send("What stands on the @gauge.png?")
+    await driver.shows("▀▀")
+
+
+def gauge(path: Path) -> None:
+    """A river under a sky, and a staff with marks."""
+    image = pytest.importorskip("PIL.Image").new("RGB", (96, 64))
+    draw = pytest.importorskip("PIL.ImageDraw").Draw(image)
+    for row in range(64):
+        sky, water = (90 + 2 * row, 150 + row, 235), (20, 110 - row, 160 - row)
+        draw.line((0, row, 96, row), fill=sky if row < 36 else water)
+    draw.ellipse((66, 6, 82, 22), fill=(255, 220, 90))
+    draw.rectangle((24, 8, 36, 60), fill=(245, 245, 240))
+    for row in range(10, 60, 6):
+        draw.rectangle((24, row, 30 if row % 12 else 36, row + 2), fill=(190, 30, 30))
+    image.save(path)
+
+
 SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "welcome": welcome,
     "loading": loading,
     "conversation": talk,
     "answering": answering,
     "nearly_full": nearly_full,
+    "picture": picture,
     "completion": completion,
     "selected": selected,
     "help": lambda driver: command(driver, "/help"),
@@ -340,7 +364,8 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
 
 def backend_for(name: str, gate: threading.Event) -> ScriptedBackend:
     stops = {"gate": gate, "gate_after": 100} if name == "answering" else {}
-    script = Script(ANSWER, THOUGHT, cached=1144, prompt=1216, **stops)
+    answer = "A staff gauge: one reads the level of the water on it." if name == "picture" else ANSWER
+    script = Script(answer, THOUGHT, cached=1144, prompt=1216, **stops)
     backend = Still(
         [script], thinks=True, map=blocks(), context_length=1480 if name == "nearly_full" else 8192
     )
@@ -391,6 +416,9 @@ def test_screen(
     gate = threading.Event()
     store = None
     monkeypatch.setattr("chatterm.commands.library.time", lambda: NOW)
+    if name == "picture":
+        gauge(tmp_path / "gauge.png")
+        monkeypatch.chdir(tmp_path)
     if name == "sessions":
         clock = [NOW]
         for module in ("store", "database"):

@@ -1,0 +1,71 @@
+"""Pictures as a terminal can show them: a character for two pixels, one above the other. Pillow decodes them."""
+
+import io
+import warnings
+from dataclasses import dataclass
+
+from chatterm.backends.pictures import Picture, data_of
+from chatterm.markdown.lines import Line
+
+COLUMNS, ROWS = 48, 12
+"""Characters that a picture takes at most."""
+_MOST_PIXELS = 50_000_000
+"""Pixels that are decoded: up to four bytes each while that lasts."""
+_GROUND = (128, 128, 128)
+"""What shines through: black and white can both be seen on it."""
+_HALF = "▀"
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """A small picture; `pixels` are its rows from the top, three bytes of RGB each."""
+
+    width: int
+    height: int
+    pixels: bytes
+
+    def lines(self, room: int) -> list[Line]:
+        """At most `room` columns. A run is half blocks of one style, which names two colours: see `Painter`."""
+        width = max(min(self.width, room), 1)
+        height = max(self.height * width // self.width, 1)
+        lines: list[Line] = []
+        for row in range(0, height, 2):
+            line: Line = []
+            for column in range(width):
+                lower = self._at(column, row + 1, width, height) if row + 1 < height else ""
+                style = f"picture rgb{self._at(column, row, width, height)}{lower}"
+                if line and line[-1][1] == style:
+                    line[-1] = (line[-1][0] + _HALF, style)
+                else:
+                    line.append((_HALF, style))
+            lines.append(line)
+        return lines
+
+    def _at(self, column: int, row: int, width: int, height: int) -> str:
+        """The colour there in a picture that is so large, as six digits."""
+        place = 3 * (row * self.height // height * self.width + column * self.width // width)
+        return self.pixels[place : place + 3].hex()
+
+
+def thumbnail(picture: Picture) -> Thumbnail | None:
+    """Read and decode it. None where it has changed or gone since, where Pillow is not installed or refuses it, and
+    where it is too large. It takes time: not for the screen's thread."""
+    if picture.width * picture.height > _MOST_PIXELS or (data := data_of(picture)) is None:
+        return None
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        return None
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    try:
+        with Image.open(io.BytesIO(data), formats=[picture.kind.removeprefix("image/").upper()]) as image:
+            if image.size != (picture.width, picture.height):
+                return None
+            is_turned = image.getexif().get(0x0112, 1) >= 5  # lies on its side
+            box = (2 * ROWS, COLUMNS) if is_turned else (COLUMNS, 2 * ROWS)
+            image.thumbnail(box)
+            small = ImageOps.exif_transpose(image).convert("RGBA")
+            ground = Image.new("RGBA", small.size, _GROUND)
+            return Thumbnail(*small.size, Image.alpha_composite(ground, small).convert("RGB").tobytes())
+    except Exception:  # noqa: BLE001 (a decoder raises anything for a broken file)
+        return None
