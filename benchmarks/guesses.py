@@ -24,6 +24,7 @@ from benchmarks.shapes import SHAPES, random_engine, random_model, random_prompt
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
 from engine.schedule.speculating import Speculating
+from engine.speculation.pace import Acceptance
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text, Texts
 
@@ -58,7 +59,7 @@ def answer(
         known = engine._engine_step.speculating
         assert known is not None
         speculating = Speculating(engine._scheduler, known.pace, texts or Texts())
-        speculating.pace.acceptance.rates.clear()
+        speculating.pace.acceptance = Acceptance()
         engine._engine_step.speculating = speculating
 
     engine._loop.call(job)

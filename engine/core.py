@@ -209,6 +209,11 @@ class EngineCore:
         return Traffic(where[Status.RUNNING], where[Status.WAITING], where[Status.PREEMPTED], scheduler.tally)
 
     @property
+    def kv_token_bytes(self) -> int:
+        """What a token takes in the KV cache."""
+        return self._kv_token_bytes
+
+    @property
     def copied_bytes(self) -> int:
         """Bytes of mapped weights that were copied since they were loaded."""
         runner: Runner | None = self.__dict__.get("_runner")  # none once closed
@@ -244,6 +249,10 @@ class EngineCore:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         if self._tuner is not None:
             self._tuner.stop()
+        if self._disk is not None:
+            with suppress(EngineError):  # it was closed before
+                self._loop.post(self._scheduler.cancel_all)
+                self._disk.finish()
         self._loop.close()
         if self._ranks is not None:
             self._ranks.close()

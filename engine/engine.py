@@ -1,16 +1,20 @@
 """The engine: loads a model, and has conversations with it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from engine.cache.rows import Rows
 from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.conversation.chunks import Chunks
 from engine.core import EngineCore
 from engine.device import available_memory, check_parallel, pick_device, pick_dtype
 from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
-from engine.events import DiskFigures
+from engine.events import DiskFigures, Figures
 from engine.execute.cpu.held_weights import read_model
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.room import fewest_ranks, mapped_bytes
@@ -21,9 +25,9 @@ from engine.store.identity import of_code, of_weights
 from models.files import ModelFiles
 from models.hub.sources import resolve
 from models.load import Room
-from models.network import Weight
+from models.network import Network, Weight
 from models.progress import OnProgress, Progress
-from models.text.tokenizer import load_tokenizer
+from models.text.tokenizer import Tokenizer, load_tokenizer
 
 
 class Engine(EngineCore):
@@ -32,9 +36,13 @@ class Engine(EngineCore):
     Every public method may be called from any thread.
     """
 
-    chunks: Chunks
-    """Beginnings of prompts that stay in the cache."""
     _mapped_at_load = 0
+
+    def __init__(self, loop: Loop, network: Network, tokenizer: Tokenizer, **options: Any) -> None:
+        """As `EngineCore`."""
+        super().__init__(loop, network, tokenizer, **options)
+        self.chunks = Chunks(self, self._blocks, loop)
+        """Beginnings of prompts that stay in the cache."""
 
     @property
     def mapped_bytes(self) -> int:
@@ -155,7 +163,6 @@ class Engine(EngineCore):
                 draft=drafter,
                 draft_name=draft_files.name if draft_files is not None else "",
             )
-            engine.chunks = Chunks(engine, engine._blocks, loop)
             if disk is not None:
                 engine._keep_in(disk, None if disk_gb is None else int(disk_gb * 1e9), files)
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
@@ -199,6 +206,16 @@ class Engine(EngineCore):
             folder, most_bytes, self._cache, self._blocks, self._loop.post,
             lambda: {**facts, "files": of_weights(files), "code": of_code()},
         )  # fmt: skip
+
+    def figures(self) -> Figures:
+        """What the engine holds and does right now."""
+        return replace(super().figures(), chunks=self.chunks.look())
+
+    def kept_tokens(self, tokens: Sequence[int]) -> int:
+        """How many of the first of `tokens` need not be computed: they are in the cache, or on disk."""
+        keys = Rows.of(tokens).keys
+        disk = self._engine_step.disk
+        return self._loop.call(lambda: max(self._blocks.match(keys), disk.reach(keys) if disk else 0))
 
     def chat(
         self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"

@@ -204,6 +204,36 @@ class DiskFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """What many prompts begin with, computed once and kept by a name, as it stands now. Counts are of tokens."""
+
+    name: str
+    tokens: int
+    pinned: bool
+    """Whether it is evicted late."""
+    present: int
+    """How many of its tokens need not be computed."""
+    shared: int
+    """How many it has in common with the beginning of one that is listed before it."""
+    branches: int
+    """Ends of conversations in the cache that stand on it."""
+    token_bytes: int
+    """What a token takes in the KV cache."""
+    is_read: bool = True
+    """False while it is computed in idle time."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that its own tokens take: those present and not shared."""
+        return max(self.present - self.shared, 0) * self.token_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Memory that the conversations on it would take more if each had its own."""
+        return max(self.branches - 1, 0) * self.present * self.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What the engine holds and does right now; a snapshot, cheap enough to take 30 times a second."""
 
@@ -247,3 +277,5 @@ class Figures:
     """How tokens are guessed, or why none are."""
     draft_bytes: int = 0
     """Of the weights and the KV cache of a draft model."""
+    chunks: tuple[Chunk, ...] = ()
+    """As they were a moment ago."""

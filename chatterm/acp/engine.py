@@ -141,6 +141,8 @@ class Engine:
             return
         info = dialogue.talk.info
         self.backend.set_system(info.system)
+        if info.documents != self.backend.documents:
+            self.backend.set_documents(info.documents)
         self.backend.set_think(info.think)
         self.backend.set_think_cache(info.think_cache)
         self.backend.set_sampling({**self._settings, **info.sampling})

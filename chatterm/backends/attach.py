@@ -131,7 +131,7 @@ def _differs(name: str, asked: ChatOptions, given: ChatOptions) -> bool:
 _WORK = frozenset(
     {
         *("candidates", "answers", "set_system", "set_think", "set_think_cache", "set_sampling", "set_tools"),
-        *("models", "catalogue", "keep_as", "know"),
+        *("models", "catalogue", "keep_as", "know", "set_documents", "read"),
     }
 )
 """Calls of the worker that change nothing of the path."""

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from chatterm.backends.documents import Document
 from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
 from engine.errors import ContextFullError, EngineError
 from engine.events import (
+    Chunk,
     DiskFigures,
     DraftCost,
     Figures,
@@ -31,9 +33,11 @@ __all__ = [
     "Attention",
     "Backend",
     "ChatOptions",
+    "Chunk",
     "Compaction",
     "ContextFullError",
     "DiskFigures",
+    "Document",
     "DraftCost",
     "EngineError",
     "Exchange",
@@ -97,6 +101,8 @@ class ChatOptions:
     kept_as: str | None = None
     """The name under which the cache of this conversation is kept on disk; None: it is not."""
     system: str | None = None
+    documents: tuple[Document, ...] = ()
+    """What the conversation begins with, behind the system prompt."""
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -227,7 +233,12 @@ class Backend(Protocol):
         """Tokens of the context that the history takes."""
 
     @property
-    def system(self) -> str | None: ...
+    def system(self) -> str | None:
+        """As the person wrote it, without the documents."""
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """What the conversation begins with, behind the system prompt."""
 
     @property
     def think(self) -> ThinkMode: ...
@@ -325,6 +336,16 @@ class Backend(Protocol):
 
     def set_system(self, system: str | None) -> None:
         """Change the system prompt; the history stays."""
+
+    def set_documents(self, documents: Sequence[Document]) -> None:
+        """Change what the conversation begins with; the history stays. An engine of ours reads it in idle time.
+
+        Raises ContextFullError where no message would have room behind it, and changes nothing then.
+        """
+
+    def read(self, document: Document) -> int | None:
+        """Have a document read in idle time, for conversations to come; how many tokens it has. None where nothing is
+        kept that could be read before. Raises ContextFullError where it has no room in the context."""
 
     def set_think(self, think: ThinkMode) -> None: ...
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from chatterm.backends.backend import (
     ChatOptions,
+    Document,
     EngineError,
     Exchange,
     Figures,
@@ -15,6 +16,7 @@ from chatterm.backends.backend import (
     ThinkMode,
     Tool,
 )
+from chatterm.backends.documents import with_documents
 from engine.params import SamplingParams
 
 OURS: Mapping[str, Any] = {"speculation": "auto"}
@@ -28,6 +30,7 @@ class Chosen:
         self._model = model
         self._options = options
         self._system = options.system
+        self._documents = options.documents
         self._think: ThinkMode = options.think
         self._think_cache: ThinkCache = options.think_cache
         self._sampling: Mapping[str, Any] = dict(options.sampling)
@@ -53,6 +56,15 @@ class Chosen:
     @property
     def system(self) -> str | None:
         return self._system
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        return self._documents
+
+    @property
+    def _begins(self) -> str | None:
+        """The system prompt as the model gets it."""
+        return with_documents(self._system, self._documents)
 
     @property
     def think(self) -> ThinkMode:
@@ -81,6 +93,7 @@ class Chosen:
         return replace(
             self._options,
             system=self._system,
+            documents=self._documents,
             think=self._think,
             think_cache=self._think_cache,
             sampling=dict(self._sampling),

@@ -1,13 +1,15 @@
-"""Exchanges as the engine knows them: turns of a conversation, and plain tokens."""
+"""Exchanges as the engine knows them, and what it answers as an exchange has it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chatterm.backends.backend import FinishReason, ModelError, TurnStats
-from chatterm.backends.calling import engine_calls
-from chatterm.backends.exchange import Exchange
+from chatterm.backends.backend import EngineError, FinishReason, ModelError, Part, TokenEvent, TurnStats
+from chatterm.backends.calling import calls_of, engine_calls
+from chatterm.backends.exchange import Exchange, Outcome
 
 if TYPE_CHECKING:
-    from engine.conversation.turns import Turn
+    from engine.conversation.several import Part as EnginePart
+    from engine.conversation.turns import Answer, Turn
     from engine.engine import Engine
 
 _LONGEST = 100_000
@@ -40,6 +42,31 @@ def tokens_of(engine: "Engine", exchange: Exchange) -> list[int]:
     except ModelError:
         said = []
     return [*said, *(token for token in exchange.token_ids if 0 <= token < engine.vocab_size)]
+
+
+def outcome_of(answer: "Answer", opening: Sequence[int]) -> Outcome:
+    """An answer of the engine, after this opening."""
+    return Outcome(
+        answer.text,
+        answer.reasoning,
+        answer.finish_reason,
+        answer.stats,
+        answer.token_ids,
+        answer.shown,
+        opening,
+        answer.seed,
+        answer.ends_at,
+        calls=calls_of(answer.calls),
+    )
+
+
+def part_of(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
+    """What came of one of several answers."""
+    if isinstance(part, TokenEvent | EngineError | ModelError):
+        return part
+    from engine.conversation.several import Ended  # brings torch, which is there by now
+
+    return outcome_of(part.answer if isinstance(part, Ended) else part, opening)
 
 
 def _reason(name: str | None) -> FinishReason | None:

@@ -26,10 +26,12 @@ from chatterm.backends.backend import (
     Tool,
     ToolResult,
 )
-from chatterm.backends.calling import Calling, Said, calls_of
+from chatterm.backends.calling import Calling, Said
 from chatterm.backends.chosen import OURS, Chosen, checked, no_guesses, no_model, no_tools
-from chatterm.backends.exchanged import tokens_of, turn_of
+from chatterm.backends.documents import Document
+from chatterm.backends.exchanged import outcome_of, part_of, tokens_of, turn_of
 from chatterm.backends.power import Power
+from chatterm.backends.reading import Reading
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
 from engine.store.folder import default_folder
@@ -40,9 +42,7 @@ if TYPE_CHECKING:
     from engine.conversation.aside import Aside
     from engine.conversation.chat import Chat
     from engine.conversation.prompt import PromptFormat
-    from engine.conversation.several import Part as EnginePart
     from engine.conversation.several import Prompt, Several
-    from engine.conversation.turns import Answer
     from engine.engine import Engine
     from engine.machine.room import Need
     from models.files import ModelFiles
@@ -127,6 +127,7 @@ class LocalBackend(Chosen):
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
+        self._reading: Reading | None = None
         self._power = Power()
         self._aside: Aside | None = None
         self._keys: list[Key] = []
@@ -145,21 +146,22 @@ class LocalBackend(Chosen):
         answer = chat.last if chat is not None else None
         if answer is None:
             return None
-        outcome = _outcome(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
+        outcome = outcome_of(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
         said = self._said
         return (
             replace(outcome, text=said.text) if said is not None and answer.finish_reason is None else outcome
         )
 
     def figures(self) -> Figures | None:
-        engine, chat = self._engine, self._chat
-        if engine is None or chat is None:
+        engine, chat, reading = self._engine, self._chat, self._reading
+        if engine is None or chat is None or reading is None:
             return None
-        figures = engine.figures()
+        figures, warmed, reached = engine.figures(), chat.present_tokens, reading.reached()
+        of_library = (reading.note,) if reading.note else ()
         return replace(
             figures,
-            warmed=chat.present_tokens,
-            notes=(*figures.notes, *chat.notes, *no_guesses(self._sampling, figures)),
+            warmed=max(warmed or 0, reached or 0) if warmed is not None or reached is not None else None,
+            notes=(*figures.notes, *chat.notes, *no_guesses(self._sampling, figures), *of_library),
         )
 
     def blocks(self) -> "BlockMap | None":
@@ -208,14 +210,14 @@ class LocalBackend(Chosen):
         try:
             calling = Calling.of(engine.tokenizer, self._tools)
             params = self._params_of(engine, self._sampling, calling)
-            chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
+            chat = engine.chat(system=self._begins, think=self._think, think_cache=self._think_cache)
             chat.tools = calling.use if calling is not None else None
             chat.owner = self._kept_as
         except BaseException:
             self._engines.close(engine)
             raise
         self._engine, self._chat, self._params, self._calling = engine, chat, params, calling
-        self._aside = Aside(engine)
+        self._aside, self._reading = Aside(engine), Reading(engine, chat.begun_with)
         self._info = ModelInfo(
             name=engine.model_name,
             device=str(engine.device),
@@ -228,6 +230,8 @@ class LocalBackend(Chosen):
         path, self._path = self._path, ()
         if path:
             self.load_path(path)
+        if self._documents:
+            self._begin_again()
         self._count()
 
     def send(self, text: str) -> Iterator[TokenEvent]:
@@ -255,7 +259,7 @@ class LocalBackend(Chosen):
                 continue
             if isinstance(part, Ended) and part.sequence is not None:
                 self._keys = part.sequence.rows.keys  # the map of the cache shows this one until one is kept
-            yield index, _part(part, opening)
+            yield index, part_of(part, opening)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
         from engine.conversation.prompt import PromptFormat
@@ -268,7 +272,7 @@ class LocalBackend(Chosen):
         try:
             with closing(self._several.run(prompts)) as parts:
                 for index, part in parts:
-                    yield index, _part(part)
+                    yield index, part_of(part)
         finally:
             self._several = None
 
@@ -281,7 +285,7 @@ class LocalBackend(Chosen):
         assert engine is not None
         for request in requests:
             first, *rest = request.messages
-            system = first.content if first.role == "system" else self._system
+            system = first.content if first.role == "system" else self._begins
             said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
@@ -316,11 +320,28 @@ class LocalBackend(Chosen):
             self._count()
 
     def set_system(self, system: str | None) -> None:
-        if (chat := self._person()) is not None:
-            chat.system = system
-            self._count()
-            self.settle()
         self._system = system
+        self._begin_again()
+
+    def set_documents(self, documents: Sequence[Document]) -> None:
+        if self._person() is not None and self._reading is not None:
+            self._reading.check(self._system, documents)
+        self._documents = tuple(documents)
+        self._begin_again()
+
+    def read(self, document: Document) -> int | None:
+        return self._reading.read(self._system, document) if self._reading is not None else None
+
+    def _begin_again(self) -> None:
+        """The conversation has another system prompt, or other documents."""
+        if (chat := self._person()) is not None and self._reading is not None:
+            chat.system = self._begins
+            self._count()
+            try:
+                self._reading.open(self._system, self._documents)
+            except (EngineError, ModelError) as error:
+                self._reading.note = str(error)
+            self.settle()
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
         if (engine := self._engine) is not None and self._info is not None:
@@ -403,12 +424,17 @@ class LocalBackend(Chosen):
         return choices(self._options.device, self._options.dtype, given_back, bandwidth)
 
     def close(self) -> None:
-        engine, chat = self._engine, self._person()
-        self._engine = self._chat = self._params = self._info = self._map = self._aside = None
+        engine, chat, reading = self._engine, self._person(), self._reading
+        self._engine = self._chat = self._params = self._info = self._map = self._aside = self._reading = None
         self._used, self._keys, self._looking = 0, [], False
         if chat is not None:  # the engine may go on with others
             chat.stop()
+            with suppress(EngineError, ModelError):  # then the next start computes it
+                if engine is not None:
+                    engine.save(chat.owner, chat.history)
             chat.reset()
+        if reading is not None:
+            reading.open(None, ())
         if engine is not None:
             self._engines.close(engine)
 
@@ -454,26 +480,3 @@ class LocalBackend(Chosen):
         if self._aside is not None:
             self._aside.stop()
         return self._chat
-
-
-def _outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:
-    return Outcome(
-        answer.text,
-        answer.reasoning,
-        answer.finish_reason,
-        answer.stats,
-        answer.token_ids,
-        answer.shown,
-        opening,
-        answer.seed,
-        answer.ends_at,
-        calls=calls_of(answer.calls),
-    )
-
-
-def _part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
-    if isinstance(part, TokenEvent | EngineError | ModelError):
-        return part
-    from engine.conversation.several import Ended  # brings torch, which is there by now
-
-    return _outcome(part.answer if isinstance(part, Ended) else part, opening)

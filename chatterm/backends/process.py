@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatterm.backends.backend import (
     ChatOptions,
+    Document,
     DraftCost,
     EngineError,
     Exchange,
@@ -206,6 +207,16 @@ class ProcessBackend(Chosen):
         if self._is_open:
             self._ask("set_system", system)
         self._system = system
+
+    def set_documents(self, documents: Sequence[Document]) -> None:
+        if self._is_open:
+            self._ask("set_documents", list(documents))
+        self._documents = tuple(documents)
+
+    def read(self, document: Document) -> int | None:
+        if not self._is_open:
+            return None
+        return self._value("read", document, int | None)  # type: ignore[arg-type]
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
         if self._is_open:

@@ -24,6 +24,7 @@ def agreed() -> str:
     files = (
         "backends/wire",
         "backends/backend",
+        "backends/documents",
         "backends/exchange",
         "backends/chosen",
         "backends/process",

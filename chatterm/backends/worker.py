@@ -8,16 +8,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 from chatterm.backends.backend import (
     Backend,
     ContextFullError,
     EngineError,
-    Exchange,
     FinishReason,
     ModelError,
     ModelInfo,
@@ -25,15 +23,80 @@ from chatterm.backends.backend import (
     Part,
     Progress,
     Request,
-    ThinkCache,
-    ThinkMode,
     TokenEvent,
-    Tool,
-    ToolResult,
+)
+from chatterm.backends.jobs import (
+    Aside,
+    Catalogue,
+    Compare,
+    Count,
+    Draw,
+    Job,
+    KeepAs,
+    Know,
+    ListModels,
+    LoadPath,
+    MakeTitle,
+    Open,
+    Prepare,
+    Read,
+    Reset,
+    Resume,
+    Retry,
+    Send,
+    SetDocuments,
+    SetSampling,
+    SetSystem,
+    SetThink,
+    SetThinkCache,
+    SetTools,
+    Switch,
+    Tell,
+    Undo,
 )
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import in_chat
+
+__all__ = [
+    "Answered",
+    "Aside",
+    "Begun",
+    "Catalogue",
+    "Compare",
+    "Count",
+    "Done",
+    "Draw",
+    "Failed",
+    "Job",
+    "KeepAs",
+    "Know",
+    "ListModels",
+    "LoadPath",
+    "Loaded",
+    "Loading",
+    "MakeTitle",
+    "Open",
+    "Prepare",
+    "Read",
+    "Report",
+    "Reset",
+    "Resume",
+    "Retry",
+    "Said",
+    "Send",
+    "SetDocuments",
+    "SetSampling",
+    "SetSystem",
+    "SetThink",
+    "SetThinkCache",
+    "SetTools",
+    "Switch",
+    "Tell",
+    "Token",
+    "Undo",
+    "Worker",
+]
 
 _SWITCH = 0.0001
 """Seconds after which a thread that computes gives way to one that waits for the interpreter.
@@ -42,156 +105,6 @@ Python's 5 ms are as long as ten tokens of a GPU, which has nothing to do when t
 a step of 450 us the chat screen got 65% of the tokens/s of the bare loop at 5 ms, 83% at 0.5 ms, 93% at 0.1 ms, and
 no more at 0.05 ms.
 """
-
-# --- jobs: what the screen asks for ---
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Load the model the backend was made for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Go on with what came of the last answer's calls."""
-
-    results: tuple[ToolResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SetTools:
-    tools: tuple[Tool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Go on with the last answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Answer a message several times at once. The history stays as it is."""
-
-    text: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """Answer a message, and have another model answer it at the same time. The history stays as it is."""
-
-    text: str
-    model: str
-    path: tuple[Exchange, ...]
-    """The history."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPath:
-    """The history becomes these exchanges."""
-
-    exchanges: tuple[Exchange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class SetSystem:
-    text: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Know:
-    """What was said elsewhere may be guessed from."""
-
-    exchanges: tuple[Exchange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KeepAs:
-    name: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SetThink:
-    mode: ThinkMode
-
-
-@dataclass(frozen=True, slots=True)
-class SetThinkCache:
-    mode: ThinkCache
-
-
-@dataclass(frozen=True, slots=True)
-class SetSampling:
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    draft: str
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Done with a DraftCost, or with None where a later Count waits already."""
-
-    draft: str
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """Done with a list of ModelChoice."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListModels:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class MakeTitle:
-    """Begin with a title, where there is nothing else to do. Done with whether the model can."""
-
-    question: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """Answer something that is no part of the conversation; whatever is asked for next ends it."""
-
-    request: Request
-
-
-Job = (
-    Open | Switch | Send | Tell | SetTools | Retry | Resume | Draw | Compare | LoadPath | Undo | Reset | SetSystem
-    | Know | KeepAs | SetThink | SetThinkCache | SetSampling | Prepare | Count | MakeTitle | Aside | ListModels
-    | Catalogue
-)  # fmt: skip
 
 # --- reports: what the screen is told ---
 
@@ -390,6 +303,10 @@ class Worker:
                 backend.reset()
             case SetSystem(text):
                 backend.set_system(text)
+            case SetDocuments(documents):
+                backend.set_documents(documents)
+            case Read(document):
+                value = backend.read(document)
             case Know(exchanges):
                 backend.know(exchanges)
             case KeepAs(name):

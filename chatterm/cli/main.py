@@ -15,6 +15,7 @@ from chatterm.cli import options
 from chatterm.cli.acp import acp
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
+from chatterm.cli.library import LibraryOption, documents_of, library_app
 from chatterm.cli.mcp import mcp_app
 from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(library_app, name="library")
 app.add_typer(mcp_app, name="mcp")
 
 INTERRUPTED = 130
@@ -157,6 +159,7 @@ def run(
     ] = False,
     tools: options.Tools = None,
     allow_changes: options.AllowChanges = False,
+    library: LibraryOption = None,
     preset: options.Preset = None,
     system: options.System = None,
     theme: options.Theme = None,
@@ -241,6 +244,12 @@ def run(
     resume: dict[str, Any] = {}
     if continue_last and session is not None:
         raise WrongUsage("--continue and --session cannot be combined; use one of them.")
+    if library is not None:
+        if continue_last or session is not None:
+            raise WrongUsage(
+                "A session goes on with the documents that it was begun on; leave out --library."
+            )
+        chosen = replace(chosen, documents=documents_of(library))
     if continue_last or session is not None:
         from chatterm.sessions.resume import find_session, resumed
 

@@ -35,7 +35,8 @@ class Command:
     goes_on: Callable[[str], list[str]] | None = None
     """What all that is written behind the name may become, where that is more than one word."""
     takes_path: bool = False
-    """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any."""
+    """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any, and
+    with `goes_on` only there."""
 
     @property
     def usage(self) -> str:
@@ -74,6 +75,12 @@ def _presets() -> list[str]:
     from chatterm.settings.presets import WORDS, preset_names
 
     return [*preset_names(), *(f"{word} " for word in WORDS)]
+
+
+def _library(text: str) -> list[str]:
+    from chatterm.commands.library import suggested
+
+    return suggested(text)
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -195,6 +202,18 @@ COMMANDS: tuple[Command, ...] = (
         lambda a, text: a.sessions(text),
         {"f6": ""},
         ("resume", "open", "load"),
+    ),
+    Command(
+        "library",
+        "[add FILE|open NAME]",
+        "List documents, add one, or begin a conversation on some",
+        lambda a, text: a.library(text),
+        {"alt+l": ""},
+        ("documents",),
+        choices=("add",),
+        is_free=True,
+        goes_on=_library,
+        takes_path=True,
     ),
     Command("rename", "TITLE", "Rename this conversation", lambda a, text: a.rename(text), {"alt+n": None}),
     Command(
@@ -445,7 +464,7 @@ def path_start(text: str) -> int | None:
     first, gap, _ = match[3].partition(" ")
     if first in command.choices:
         return match.start(3) + len(first) + 1 if gap else None
-    return match.start(3)
+    return match.start(3) if command.goes_on is None else None
 
 
 def tables() -> str:

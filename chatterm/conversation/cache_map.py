@@ -1,5 +1,8 @@
 """The KV blocks as squares of colour, and what they mean: lines for a screen or for the conversation."""
 
+from collections.abc import Sequence
+
+from chatterm.backends.backend import Chunk
 from chatterm.conversation.figures import count_text
 from chatterm.markdown.lines import Line, Run, line_cells, wrap
 from engine.cache.block_map import BlockMap, BlockState
@@ -27,8 +30,16 @@ _STRIP_ROWS = 4
 """Most lines of the strip that shows the branch in the order of the conversation."""
 
 
-def cache_lines(found: BlockMap, width: int, height: int = 24, *, plain: bool = False) -> list[Line]:
+def cache_lines(
+    found: BlockMap,
+    width: int,
+    height: int = 24,
+    *,
+    plain: bool = False,
+    chunks: Sequence[Chunk] = (),
+) -> list[Line]:
     """The branch in the order of the conversation, then every block where it lies, then what the colours mean.
+    Of `chunks`, documents that are kept, how much is there and what that saves.
 
     The map takes what `height` leaves; where there are more blocks than squares, several share one.
     """
@@ -40,6 +51,7 @@ def cache_lines(found: BlockMap, width: int, height: int = 24, *, plain: bool = 
         *wrap([("KV cache", "heading"), (f"  {blocks}", "muted")], width),
         [],
         *wrap(_about(found), width),
+        *(line for chunk in chunks for line in wrap(_kept(chunk), width)),
     ]
     if found.path:
         own = bytes(found.states[id] for id in found.path)
@@ -64,6 +76,18 @@ def _about(found: BlockMap) -> list[Run]:
         runs.append((f"; {found.shared:,} shared with {others} and computed only once", "accent"))
     if found.hidden:
         runs.append((f"; {counted(found.hidden, 'token')} of thinking left out", "code-string"))
+    return [*runs, (".", "")]
+
+
+def _kept(chunk: Chunk) -> list[Run]:
+    """What there is of documents, and what it saves that several conversations stand on them."""
+    runs: list[Run] = [("Library  ", "strong"), (f"{chunk.name}: ", "accent")]
+    runs.append((f"{chunk.present:,} of {counted(chunk.tokens, 'token')} in the cache", ""))
+    if chunk.shared:
+        runs.append((f"; {chunk.shared:,} shared with the documents before", ""))
+    if chunk.branches > 1:
+        saved = f"; {chunk.branches:,} branches stand on it, which saves {bytes_text(chunk.saved_bytes)}"
+        runs.append((saved, "accent"))
     return [*runs, (".", "")]
 
 

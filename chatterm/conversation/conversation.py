@@ -36,6 +36,10 @@ class Conversation(Branching):
         super().__init__(backend, keeper, view, Held(thread))
         self._worker = thread
         self._kept_as: str | None = None
+        self.documents = backend.documents
+        """What it begins with, as soon as the backend has done what it was told."""
+        self.is_leaving = False
+        """Another conversation is about to begin: messages wait for that."""
         self._running: dict[int, Turn] = {}
         """What runs, by the worker's number of it."""
         self.stats = SessionStats()
@@ -55,7 +59,7 @@ class Conversation(Branching):
 
     def next(self, model: str) -> None:
         """Send the message that waits longest."""
-        if self.turn is not None or self.acting is not None or not self.waiting:
+        if self.turn is not None or self.acting is not None or not self.waiting or self.is_leaving:
             return
         prompt = self.waiting.popleft()
         prompt.note = ""
@@ -164,7 +168,7 @@ class Conversation(Branching):
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
-        self.keeper.begin(info_of(self._backend, self.sampling))
+        self.keeper.begin(info_of(self._backend, self.sampling, self.documents))
         if is_kept:
             turns[0].end(None, monotonic())
             self.keeper.save(self.keeper.session, turns[0].exchange)
@@ -201,7 +205,9 @@ class Conversation(Branching):
         """What there is to say about this session in an export."""
         path = self.path
         return replace(
-            info_of(self._backend, self.sampling), title=self.title, created=path[0].created if path else 0.0
+            info_of(self._backend, self.sampling, self.documents),
+            title=self.title,
+            created=path[0].created if path else 0.0,
         )
 
     def aim(self, exchange: Exchange | None) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chatterm.backends.backend import Figures, ModelInfo, Progress, TurnStats
+from chatterm.backends.backend import Chunk, Figures, ModelInfo, Progress, TurnStats
 from chatterm.markdown.lines import Line
 from models.units import bytes_text
 
@@ -167,6 +167,20 @@ class Live:
     drafted: int = 0
     accepted_drafts: int = 0
     """Those of them that a draft model guessed."""
+    documents: tuple[str, ...] = ()
+    """Names of those that the conversation begins with."""
+
+    @property
+    def read(self) -> Chunk | None:
+        """What is being read in idle time for conversations to come."""
+        chunks = self.figures.chunks if self.figures is not None and self.phase == "ready" else ()
+        return next((one for one in chunks if not one.is_read and one.present < one.tokens), None)
+
+    @property
+    def begun_on(self) -> Chunk | None:
+        """The documents that the conversation begins with, as they are kept."""
+        chunks = self.figures.chunks if self.figures is not None and self.documents else ()
+        return next((one for one in chunks if one.name == ", ".join(self.documents)), None)
 
     @property
     def is_warming(self) -> bool:
@@ -260,7 +274,11 @@ class Watch:
             self._prefill_rate = live.prefill_rate
         live = replace(live, prefill_rate=self._prefill_rate)
         if figures is not None and live.present is None:
-            return self._warming(live, live.used if figures.warmed is None else figures.warmed, now)
+            live = self._warming(live, live.used if figures.warmed is None else figures.warmed, now)
+            if live.is_warming or (chunk := live.read) is None:
+                return live
+            self._follow(("reading", chunk.name), chunk.present, now)
+            return replace(live, left_s=self._pace.left(now, chunk.tokens))
         self._what = self._warming_since = None
         return live
 

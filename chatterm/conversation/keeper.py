@@ -3,21 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chatterm.backends.backend import Backend, Exchange, TokenEvent
+from chatterm.backends.backend import Backend, Document, Exchange, TokenEvent
 from chatterm.sessions.records import SessionInfo
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
 
 
-def info_of(backend: Backend, sampling: Mapping[str, Any]) -> SessionInfo:
-    """What a session remembers besides its messages."""
+def info_of(
+    backend: Backend, sampling: Mapping[str, Any], documents: tuple[Document, ...] | None = None
+) -> SessionInfo:
+    """What a session remembers besides its messages. `documents`: those that it begins with (None: the backend's)."""
     return SessionInfo(
         model=backend.model,
         system=backend.system,
         think=backend.think,
         think_cache=backend.think_cache,
         sampling=dict(sampling),
+        documents=backend.documents if documents is None else documents,
     )
 
 

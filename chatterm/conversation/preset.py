@@ -18,13 +18,15 @@ class Preset:
     system: str | None = None
     sampling: tuple[tuple[str, Any], ...] = ()
     """What was chosen for this conversation: fields of SamplingParams and their values."""
+    documents: tuple[str, ...] = ()
+    """Those that it begins with, by name."""
 
     @classmethod
-    def of(cls, system: str | None, sampling: Mapping[str, Any]) -> "Preset":
-        return cls(system or None, tuple(sampling.items()))
+    def of(cls, system: str | None, sampling: Mapping[str, Any], documents: tuple[str, ...] = ()) -> "Preset":
+        return cls(system or None, tuple(sampling.items()), documents)
 
     def __bool__(self) -> bool:
-        return self.system is not None or bool(self.sampling)
+        return self.system is not None or bool(self.sampling or self.documents)
 
     @property
     def kept(self) -> str:
@@ -48,6 +50,8 @@ def preset_lines(preset: Preset, width: int, *, is_open: bool = False) -> tuple[
             lines.append([(f"▸ {left:,} more lines; /system shows all", "fold")])
         elif is_open and len(lines) > _HEAD:
             lines.append([("▾ show less", "fold")])
+    if preset.documents:
+        lines += _labelled("Library", " · ".join(preset.documents), width, None)[0]
     if preset.sampling:
         values = " · ".join(f"{name} {value_text(value)}" for name, value in preset.sampling)
         lines += _labelled("Sampling", values, width, None)[0]

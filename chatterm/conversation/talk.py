@@ -3,10 +3,12 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from chatterm.backends.backend import (
     Backend,
+    Document,
     EngineError,
     Exchange,
     FinishReason,
@@ -137,6 +139,16 @@ class Talk:
             self._backend.keep_as(None)
         self.session, self.info, self.tree = None, SessionInfo(), Tree()
         self._backend.reset()
+
+    def begin_on(self, documents: Sequence[Document]) -> None:
+        """Begin a new conversation on these; this one stays saved. Raises ContextFullError, and nothing has changed."""
+        self._backend.set_documents(documents)
+        self.reset()
+
+    @property
+    def database(self) -> Path | None:
+        """Where it is kept; None where it is not."""
+        return self._store.path if self._store is not None else None
 
     def update(self, **fields: Any) -> None:
         """The session remembers another title, system prompt, ... from now on."""

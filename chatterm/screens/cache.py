@@ -1,12 +1,13 @@
 """/cache: the KV blocks while they change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
+from chatterm.backends.backend import Chunk
 from chatterm.conversation.cache_map import cache_lines
 from chatterm.markdown.lines import Line
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
@@ -24,9 +25,17 @@ class CacheScreen(ModalScreen[None]):
         Binding("escape,q,enter,f3,ctrl+c", "close", "Back to the conversation", priority=True)
     ]
 
-    def __init__(self, look: Callable[[], BlockMap | None], *, plain: bool = False) -> None:
+    def __init__(
+        self,
+        look: Callable[[], BlockMap | None],
+        chunks: Callable[[], Sequence[Chunk]] = tuple,
+        *,
+        plain: bool = False,
+    ) -> None:
+        """`chunks` tells of the library (`Figures.chunks`), and returns at once, too."""
         super().__init__()
         self._look = look
+        self._chunks = chunks
         self._plain = plain
 
     def compose(self) -> ComposeResult:
@@ -37,7 +46,7 @@ class CacheScreen(ModalScreen[None]):
         self.set_interval(_LOOK, self._update)
 
     def _update(self) -> None:
-        self.query_one(CacheMap).show(self._look())
+        self.query_one(CacheMap).show(self._look(), tuple(self._chunks()))
 
     def on_click(self) -> None:
         self.dismiss()
@@ -55,12 +64,13 @@ class CacheMap(Canvas):
         super().__init__()
         self._plain = plain
         self._found: BlockMap | None = None
+        self._chunks: tuple[Chunk, ...] = ()
         self._lines: list[Line] = []
         self._made_for: tuple[int, int] | None = None
 
-    def show(self, found: BlockMap | None) -> None:
-        if found != self._found:
-            self._found, self._made_for = found, None
+    def show(self, found: BlockMap | None, chunks: tuple[Chunk, ...] = ()) -> None:
+        if (found, chunks) != (self._found, self._chunks):
+            self._found, self._chunks, self._made_for = found, chunks, None
             self.refresh()
 
     def build(self, width: int) -> list[Line]:
@@ -79,5 +89,6 @@ class CacheMap(Canvas):
                 [],
                 foot,
             ]
-        lines = cache_lines(self._found, width, height - 2, plain=self._plain)[: max(height - 2, 1)]
+        lines = cache_lines(self._found, width, height - 2, plain=self._plain, chunks=self._chunks)
+        lines = lines[: max(height - 2, 1)]
         return [*lines, *([[]] * (height - 1 - len(lines))), foot]

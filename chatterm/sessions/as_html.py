@@ -8,6 +8,7 @@ from html import escape
 from markdown_it import MarkdownIt
 
 from chatterm.backends.backend import Exchange
+from chatterm.backends.documents import names_of
 from chatterm.sessions.as_markdown import ENDINGS, notes_of, thinking_head
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
@@ -55,6 +56,9 @@ def to_html(info: SessionInfo, path: Sequence[Exchange]) -> str:
     ]
     if info.system:
         head.append(f'<p class="who">System</p><div class="said">{_text(info.system)}</div>')
+    if info.documents:
+        names = _text(names_of(info.documents))
+        head.append(f'<p class="ending">(begun on documents of the library: {names})</p>')
     return "\n".join([*head, *map(_exchange, path), "</main></body></html>\n"])
 
 

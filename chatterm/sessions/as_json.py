@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any, TypeGuard, get_args
 
-from chatterm.backends.backend import Compaction, EngineError, Exchange, FinishReason, ThinkCache, ThinkMode
+from chatterm.backends.backend import (
+    Compaction,
+    Document,
+    EngineError,
+    Exchange,
+    FinishReason,
+    ThinkCache,
+    ThinkMode,
+)
 from chatterm.sessions.called import checked_called
 from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import SessionError, SessionInfo
@@ -28,7 +36,10 @@ _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\ud
 
 def to_json(info: SessionInfo, tree: Tree) -> str:
     """The whole session, every branch of it."""
-    head = {"format": FORMAT, "version": VERSION, "session": {name: getattr(info, name) for name in _SESSION}}
+    session = {name: getattr(info, name) for name in _SESSION}
+    if info.documents:
+        session["documents"] = [asdict(document) for document in info.documents]
+    head = {"format": FORMAT, "version": VERSION, "session": session}
     records = (json.dumps(asdict(exchange), ensure_ascii=False) for exchange in tree.exchanges)
     start = json.dumps(head | {"head": tree.head}, ensure_ascii=False, indent=1).removesuffix("\n}")
     text = start + ',\n "exchanges": [\n' + ",\n".join(records) + "\n ]\n}\n"
@@ -123,7 +134,14 @@ def _session(reader: _Reader) -> SessionInfo:
         sampling=_sampling(reader.take("sampling", {}, lambda v: isinstance(v, dict), "an object")),
         created=reader.moment("created"),
         updated=reader.moment("updated"),
+        documents=_documents(reader),
     )
+
+
+def _documents(reader: _Reader) -> tuple[Document, ...]:
+    found = reader.take("documents", [], lambda v: isinstance(v, list), "a list")
+    readers = [_Reader(f"document {number}", record) for number, record in enumerate(found, 1)]
+    return tuple(Document(one_line(one.text("name", None), 64), one.text("text", None)) for one in readers)
 
 
 def _choice(reader: _Reader, name: str, choices: tuple[str, ...]) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from chatterm.backends.backend import Exchange
+from chatterm.backends.documents import names_of
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
@@ -25,6 +26,8 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
         parts.append(" · ".join(facts))
     if info.system:
         parts += ["## System", info.system]
+    if info.documents:
+        parts.append(f"*(begun on documents of the library: {names_of(info.documents)})*")
     for exchange in path:
         asked = [fenced(exchange.user)] if exchange.results else [exchange.user]
         parts += ["## Tools" if exchange.results else "## You", *asked]

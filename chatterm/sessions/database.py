@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from chatterm.backends.backend import Compaction, Exchange, ThinkCache, ThinkMode
 from chatterm.backends.exchange import NO_TOKEN
+from chatterm.sessions.begun_on import begin_on, begun_on, drop_texts, storable
 from chatterm.sessions.called import called_of, called_text
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import SessionInfo
@@ -19,7 +20,7 @@ from chatterm.terminal.sanitize import one_line
 
 PROMPTS = 1000
 """Messages that the composer's history keeps."""
-FIELDS = ("title", "model", "system", "think", "think_cache", "sampling")
+FIELDS = ("title", "model", "system", "think", "think_cache", "sampling", "documents")
 """What of a session may be changed."""
 
 _COLUMNS = (
@@ -65,11 +66,15 @@ class Database:
         now = time()
         row = (*_fields(info), None, info.created or now, info.updated or now)
         self._execute(f"INSERT INTO sessions VALUES ({', '.join('?' * 10)})", (info.id, *row))
+        begin_on(self.connection, info.id, info.documents)
 
     def update(self, session: str, fields: dict[str, Any]) -> None:
         """Change some of FIELDS."""
         for name, value in fields.items():
             assert name in FIELDS
+            if name == "documents":
+                begin_on(self.connection, session, value)
+                continue
             self._execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (_stored(name, value), session))
 
     def retitle(self, session: str, before: str, title: str) -> None:
@@ -83,10 +88,15 @@ class Database:
     def delete(self, session: str) -> None:
         self._execute("DELETE FROM drafts WHERE session = ?", (session,))
         self._execute("DELETE FROM sessions WHERE id = ?", (session,))
+        drop_texts(self.connection)
 
     def info(self, session: str) -> SessionInfo | None:
         row = self._execute(f"{_INFO} WHERE s.id = ? GROUP BY s.id", (session,)).fetchone()
-        return self._counted([_info(row)])[0] if row else None
+        if not row:
+            return None
+        (info,) = self._counted([_info(row)])
+        info.documents = begun_on(self.connection, session)
+        return info
 
     def find(self, text: str) -> list[SessionInfo]:
         """Sessions in whose title or messages every word of `text` occurs, latest first; "" finds all."""
@@ -153,7 +163,7 @@ class Database:
             len(exchange.token_ids),
             json.dumps(exchange.stats),
             _packed(exchange.opening),
-            *map(_storable, (exchange.user, exchange.text, exchange.reasoning)),
+            *map(storable, (exchange.user, exchange.text, exchange.reasoning)),
             _packed(exchange.token_ids),
             exchange.seed,
             exchange.ends_at,
@@ -183,8 +193,8 @@ class Database:
             values = (
                 json.dumps(piece.state),
                 _packed(piece.ids),
-                _storable(piece.text),
-                _storable(piece.reasoning),
+                storable(piece.text),
+                storable(piece.reasoning),
             )
             self._execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (*where, at, *values))
 
@@ -201,7 +211,7 @@ class Database:
                     (
                         _packed(exchange.token_ids),
                         len(exchange.token_ids),
-                        *map(_storable, (exchange.text, exchange.reasoning)),
+                        *map(storable, (exchange.text, exchange.reasoning)),
                         json.dumps(exchange.stats),
                         exchange.thinking_s,
                         exchange.ends_at,
@@ -240,7 +250,7 @@ class Database:
     # --- drafts and prompts ---
 
     def set_draft(self, session: str, text: str) -> None:
-        self._execute("INSERT OR REPLACE INTO drafts VALUES (?, ?)", (session, _storable(text)))
+        self._execute("INSERT OR REPLACE INTO drafts VALUES (?, ?)", (session, storable(text)))
 
     def drafts(self) -> dict[str, str]:
         """By session."""
@@ -253,7 +263,7 @@ class Database:
 
     def add_prompt(self, text: str) -> None:
         """The same prompt again moves to the end."""
-        text = _storable(text)
+        text = storable(text)
         self._execute("DELETE FROM prompts WHERE text = ?", (text,))
         self._execute("INSERT INTO prompts (text) VALUES (?)", (text,))
         self._execute(
@@ -268,13 +278,13 @@ class Database:
 
 
 def _fields(info: SessionInfo) -> list[Any]:
-    return [_stored(name, getattr(info, name)) for name in FIELDS]
+    return [_stored(name, getattr(info, name)) for name in FIELDS if name != "documents"]
 
 
 def _stored(name: str, value: Any) -> Any:
     if name == "sampling":
         return json.dumps(value)
-    return one_line(value, 200) if name == "title" else value if value is None else _storable(value)
+    return one_line(value, 200) if name == "title" else value if value is None else storable(value)
 
 
 def _info(row: Sequence[Any]) -> SessionInfo:
@@ -370,15 +380,6 @@ def _unpacked(data: bytes) -> list[int]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()
-
-
-def _storable(text: str) -> str:
-    """Text that SQLite takes: lone surrogates are no characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode()
-    return text
 
 
 def _escaped(word: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatterm.backends.backend import EngineError, ThinkCache, ThinkMode
+from chatterm.backends.backend import Document, EngineError, ThinkCache, ThinkMode
 
 
 class SessionError(EngineError):
@@ -33,3 +33,5 @@ class SessionInfo:
     messages: int = 0
     """Messages of the person on the branch that is selected: those that opening it shows."""
     branches: int = 0
+    documents: tuple[Document, ...] = ()
+    """What it was begun on; () in a list of sessions."""

@@ -21,13 +21,12 @@ def find_session(name: str | None) -> SessionInfo:
     store = Store.open()
     try:
         sessions = sessions_to_choose_from(store)
+        if name is None and not sessions:
+            raise SessionError("There is no session to continue yet; chatterm run starts one.")
+        found = sessions[0] if name is None else pick(sessions, name)
+        return store.load(found.id)[0]
     finally:
         store.close()
-    if name is not None:
-        return pick(sessions, name)
-    if not sessions:
-        raise SessionError("There is no session to continue yet; chatterm run starts one.")
-    return sessions[0]
 
 
 def resumed(options: ChatOptions, session: SessionInfo, *, think: bool, think_cache: bool) -> ChatOptions:
@@ -38,6 +37,7 @@ def resumed(options: ChatOptions, session: SessionInfo, *, think: bool, think_ca
     return replace(
         options,
         system=session.system if options.system is None else options.system,
+        documents=session.documents,
         think=options.think if think else session.think,
         think_cache=options.think_cache if think_cache else session.think_cache,
         sampling={**session.sampling, **options.sampling},

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from chatterm.sessions.records import SessionError
 from chatterm.terminal.sanitize import one_line
 
-VERSION = 4
+VERSION = 5
 """The format that this program writes (PRAGMA user_version)."""
 LOCK_WAIT = 1.0
 """Seconds to wait for another process that is writing."""
@@ -54,6 +54,21 @@ _MIGRATIONS = (
     """
     ALTER TABLE exchanges ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE exchanges ADD COLUMN compaction TEXT;
+    """,
+    # The library (chatterm/sessions/library.py), and what sessions were begun on (begun_on.py).
+    """
+    CREATE TABLE texts (sha256 TEXT PRIMARY KEY, text TEXT NOT NULL);
+    CREATE TABLE library (
+        name TEXT PRIMARY KEY, source TEXT NOT NULL, sha256 TEXT NOT NULL REFERENCES texts, added REAL NOT NULL
+    );
+    CREATE TABLE counts (
+        sha256 TEXT NOT NULL REFERENCES texts ON DELETE CASCADE, model TEXT NOT NULL, tokens INTEGER NOT NULL,
+        PRIMARY KEY (sha256, model)
+    );
+    CREATE TABLE begun_on (
+        session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, place INTEGER NOT NULL, name TEXT NOT NULL,
+        sha256 TEXT NOT NULL REFERENCES texts, PRIMARY KEY (session, place)
+    );
     """,
 )
 

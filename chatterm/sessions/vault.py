@@ -76,6 +76,8 @@ class Vault:
 
     def write(self, ops: Sequence[Op], *, retry: bool = False) -> None:
         """Write `ops`, all in one transaction. `retry` tries a failed disk again at once if something needs it."""
+        for deleted in [op.deletes for op in ops if op.deletes is not None]:
+            forget(default_folder(), deleted)  # what was computed for it
         needed = retry and (ops or self._memory is not None)
         if self.trouble is not None and self.trouble.passes and (needed or monotonic() >= self.retry_at):
             self._heal()
@@ -125,7 +127,6 @@ class Vault:
         _apply(self._memory, op)
         if op.deletes is not None:
             self._deleted.add(op.deletes)
-            forget(default_folder(), op.deletes)  # what was computed for it
 
     # --- when the disk fails ---
 
@@ -166,7 +167,7 @@ class Vault:
         memory = self._memory
         if memory is None:
             return
-        for info in memory.find(""):
+        for info in filter(None, [memory.info(listed.id) for listed in memory.find("")]):
             if not disk.has(info.id):
                 if info.id in self._unread and not memory.exchanges(info.id):
                     continue  # somebody else has deleted it

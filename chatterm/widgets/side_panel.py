@@ -47,7 +47,8 @@ def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
     elif live.phase == "absent":
         sections.append(wrap([("No model. /model NAME loads one.", "warning")], width))
     else:
-        sections += [_context(live, width), _speed(live, width), _turn(live, width), _memory(live, width)]
+        sections += [_context(live, width), _library(live, width), _read(live, width), _speed(live, width)]
+        sections += [_turn(live, width), _memory(live, width)]
         sections.append(_machine(live, width))
     sections = [section for section in sections if section]
     while height and len(sections) > 2 and sum(len(section) + 1 for section in sections) - 1 > height:
@@ -152,6 +153,31 @@ def _context(live: Live, width: int) -> list[Line]:
     if context_style(share) != "primary":
         lines.append([(f"{counted(max(live.context - live.used, 0), 'token')} left", context_style(share))])
     return lines
+
+
+def _library(live: Live, width: int) -> list[Line]:
+    """What the conversation begins with, and what it saves that others do, too."""
+    if not live.documents:
+        return []
+    lines = [_head("library"), *wrap([(" · ".join(live.documents), "")], width)]
+    if (chunk := live.begun_on) is not None:
+        lines.append(_pair("cached", f"{chunk.present:,} of {chunk.tokens:,}", width))
+        if chunk.branches > 1:
+            saved = f"save {bytes_text(chunk.saved_bytes)}"
+            lines.append(_pair(f"{chunk.branches} branches on it", saved, width))
+    return lines
+
+
+def _read(live: Live, width: int) -> list[Line]:
+    """What is read for conversations to come."""
+    chunk = live.read
+    if chunk is None:
+        return []
+    filled, empty = meter(chunk.present / chunk.tokens, width)
+    left = f" · {left_text(live.left_s)}" if live.left_s is not None and not live.is_warming else ""
+    about = f"{chunk.present:,} of {counted(chunk.tokens, 'token')}{left}"
+    lines: list[Line] = [_head("reading"), [(elided(chunk.name, width), "")]]
+    return [*lines, [(filled, "primary"), (empty, "rule")], *wrap([(about, "muted")], width)]
 
 
 def _memory(live: Live, width: int) -> list[Line]:

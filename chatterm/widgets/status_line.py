@@ -119,6 +119,12 @@ def _figures(live: Live, width: int) -> list[Line]:
         parts.append([(f"caching {live.present:,} of {counted(live.used, 'token')}", "muted")])
         if live.left_s is not None:
             parts.append([(left_text(live.left_s), "muted")])
+    elif (chunk := live.read) is not None:
+        filled, empty = meter(chunk.present / chunk.tokens, 10)
+        about = f"reading {shortened(chunk.name, 16)} {chunk.present:,} of {counted(chunk.tokens, 'token')} "
+        parts.append([(about, "muted"), (filled, "primary"), (empty, "rule")])
+        if live.left_s is not None:
+            parts.append([(left_text(live.left_s), "muted")])
     if live.phase == "reading":
         figures = live.figures
         if figures is not None and figures.prefill_total:

@@ -270,7 +270,7 @@ class Chat(ChatSettings):
                 yield index, part
         finally:
             self._several = None
-            self._idle.pause = self._engine.new_pause()
+            self._idle.begin_pause()
 
     def _prompt_rows(
         self,
@@ -458,8 +458,8 @@ class Chat(ChatSettings):
         """Note how an answer ended that had `given` tokens when it began."""
         sequence.finished.wait()
         self._running = None
-        self._idle.pause = self._engine.new_pause()
         nothing = len(sequence.generated) == given
+        self._idle.begin_pause(sequence.reached if nothing else None)
         if nothing and (sequence.error is not None or len(self.turns) > len(before)):
             return  # nothing was said: a retry that was stopped so early leaves the earlier answer
         ended(turn.answer, sequence, joined(first, sequence))

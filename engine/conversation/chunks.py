@@ -1,6 +1,7 @@
 """What many prompts begin with, computed once and kept in the cache by a name."""
 
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
@@ -9,36 +10,9 @@ from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows
 from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.events import Chunk
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Priority, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One of them, as it stands now. Counts are of tokens."""
-
-    name: str
-    tokens: int
-    pinned: bool
-    """Whether it is evicted late."""
-    present: int
-    """How many of its tokens need not be computed."""
-    shared: int
-    """How many it has in common with the beginning of one that is listed before it."""
-    branches: int
-    """Ends of conversations in the cache that stand on it."""
-    token_bytes: int
-    """What a token takes in the KV cache."""
-
-    @property
-    def bytes(self) -> int:
-        """Memory that its own tokens take: those present and not shared."""
-        return max(self.present - self.shared, 0) * self.token_bytes
-
-    @property
-    def saved_bytes(self) -> int:
-        """Memory that the conversations on it would take more if each had its own."""
-        return max(self.branches - 1, 0) * self.present * self.token_bytes
 
 
 @dataclass(slots=True)
@@ -48,6 +22,10 @@ class _Kept:
     pinned: bool = True
     done: int = 0
     """The most of its tokens that were seen to be computed."""
+
+    @property
+    def is_read(self) -> bool:
+        return self.reading.finished.is_set()
 
 
 class Chunks:
@@ -64,11 +42,14 @@ class Chunks:
         self._loop = loop
         self._lock = Lock()
         self._kept: dict[str, _Kept] = {}
+        self._seen: tuple[Chunk, ...] = ()
+        self._looking = False
 
-    def keep(self, tokens: Items[int], name: str, wait: bool = False) -> None:
-        """Have `tokens` computed while nobody waits for anything else, and pinned under `name` from now on.
+    def keep(self, tokens: Items[int], name: str, wait: bool = False, owner: str | None = None) -> None:
+        """Have `tokens` computed after all other idle work, and pinned under `name` from now on.
 
-        A chunk of that name is dropped. Returns at once unless told to `wait`, and then raises what went wrong. Raises
+        A chunk of that name is dropped. Where there is a tier on disk, `owner` keeps it there, too (see `chunk_owner`).
+        Returns at once unless told to `wait`, and then raises what went wrong. Raises
         EngineError for an empty name, no tokens, or a token that does not exist; ContextFullError for too many.
         """
         if not name.strip():
@@ -78,11 +59,12 @@ class Chunks:
         rows = Rows.of(list(tokens))
         self._engine.check_rows(rows)
         self.drop(name)
-        reading = Sequence(rows, Priority.PERSON if wait else Priority.IDLE)
+        reading = Sequence(rows, Priority.PERSON if wait else Priority.IDLE, is_late=not wait)
         with self._lock:
             self._kept[name] = _Kept(rows, reading)
         self._loop.post(lambda: self._blocks.keep(name, rows.keys))
         self._engine.submit(reading)
+        self._engine.save(owner, rows)
         if wait:
             reading.finished.wait()
             if reading.error is not None:
@@ -110,26 +92,42 @@ class Chunks:
 
     def list(self) -> list[Chunk]:
         """Every chunk, in the order in which they were kept."""
+        return [*self._loop.call(self._standing)]
+
+    def look(self) -> tuple[Chunk, ...]:
+        """The same as of the last look. Returns at once, and has another look taken between two steps."""
+        if self._kept and not self._looking:
+            self._looking = True
+
+            def job() -> None:
+                self._seen, self._looking = self._standing(), False
+
+            with suppress(EngineError):  # it is closed
+                self._loop.post(job)
+        return self._seen if self._kept else ()
+
+    def _standing(self) -> tuple[Chunk, ...]:
+        """On the loop's thread."""
         with self._lock:
             kept = list(self._kept.items())
-        blocks, token_bytes = self._blocks, self._engine.figures().kv_token_bytes
-        standing = self._loop.call(
-            lambda: [(blocks.match(one.rows.keys), blocks.branches(one.rows.keys)) for _, one in kept]
-        )
+        blocks, token_bytes = self._blocks, self._engine.kv_token_bytes
         found: list[Chunk] = []
         before: list[list[int]] = []
-        for (name, one), (present, branches) in zip(kept, standing, strict=True):
-            ids = one.rows.token_ids
+        for name, one in kept:
+            ids, keys = one.rows.token_ids, one.rows.keys
             shared = max((common_prefix(ids, others) for others in before), default=0)
-            found.append(Chunk(name, len(ids), one.pinned, present, shared, branches, token_bytes))
+            present, branches = blocks.match(keys), blocks.branches(keys)
+            found.append(
+                Chunk(name, len(ids), one.pinned, present, shared, branches, token_bytes, one.is_read)
+            )
             before.append(ids)
-        return found
+        return tuple(found)
 
     def progress(self, name: str) -> tuple[int, int] | None:
         """(tokens computed, all of them) while a chunk is read; None once it is, or where there is none."""
         with self._lock:
             kept = self._kept.get(name)
-            if kept is None or kept.reading.finished.is_set():
+            if kept is None or kept.is_read:
                 return None
             kept.done = max(kept.done, kept.reading.computed)  # 0 again at its end
             return kept.done, len(kept.rows)

@@ -8,6 +8,7 @@ from itertools import takewhile
 from threading import Thread
 from typing import Any, Literal
 
+from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows, Said
 from engine.conversation.masked import hide_last, prompt_of, restore
 from engine.conversation.prompt import PromptFormat
@@ -85,8 +86,19 @@ class History:
     def rows(self, turns: Items[Turn]) -> Rows:
         """The rows that the next prompt begins with, whatever is asked."""
         if self.is_rendered(turns):
-            return self._before_next(turns)
+            return self._before_next(turns) if turns else self._beginning()
         return self._rows(turns, self._segments(turns), False)
+
+    def begun_with(self, system: str | None) -> Rows:
+        """The rows that every conversation with this system prompt begins with."""
+        other = History(self._engine, self._format, system, self.policy)
+        other.tools = self.tools
+        return other.rows([])
+
+    def _beginning(self) -> Rows:
+        """What prompts with different first messages have in common."""
+        one, other = (self._rendered(*self._messages([], text), None, True) for text in ("a", "1"))
+        return one.prefix(common_prefix(one.keys, other.keys))
 
     def hide_last(self, turns: Items[Turn]) -> None:
         """Hide what leaves the view after the latest turn, unless turns before it would have to be computed for that.
@@ -178,6 +190,8 @@ class IdleWork:
         self._engine = engine
         self._task = _Task()
         self._reached = 0
+        self._is_short = False
+        """The last answer was stopped in its prompt, of which only so many rows were reached."""
         self.pause = engine.new_pause()
         """The number of the time since the last answer ended."""
 
@@ -186,7 +200,7 @@ class IdleWork:
         """How many rows there are of those that were to be warmed last; None: all, or somebody waits for them."""
         sequence = self._task.sequence
         if sequence is None or self._task.cancelled:
-            return None
+            return self._reached if self._is_short else None
         short = (FinishReason.CANCELLED, FinishReason.CONTEXT_FULL)
         if sequence.finished.is_set() and sequence.error is None and sequence.finish_reason not in short:
             return None
@@ -257,6 +271,12 @@ class IdleWork:
             return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
         return sequence, left
 
+    def begin_pause(self, rows: int | None = None) -> None:
+        """An answer is over: it was stopped when so many rows of its prompt were there; None: all were."""
+        self.pause = self._engine.new_pause()
+        self._is_short = rows is not None
+        self._reached = rows or 0
+
     def stop(self) -> None:
         """End the work within one step. Returns at once."""
         task = self._task
@@ -267,6 +287,7 @@ class IdleWork:
     def _begin(self, task: _Task) -> _Task:
         """From now on this is the work; what was typed before it and is not part of it is forgotten."""
         before, self._task = self._task, task
+        self._is_short = self._is_short and task.sequence is None
         if before.sequence is not None:
             self._engine.supersede(before.sequence, before.rows, before.draft_start, task.rows)
         self._engine.pin(task.rows)
@@ -283,5 +304,6 @@ class IdleWork:
 
     def _follow(self, task: _Task, sequence: Sequence) -> None:
         task.sequence = sequence
+        self._is_short = False
         if task.cancelled:
             sequence.cancelled = True

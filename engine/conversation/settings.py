@@ -54,6 +54,10 @@ class ChatSettings:
     def system(self, system: str | None) -> None:
         self._history.system = system
 
+    def begun_with(self, system: str | None) -> list[int]:
+        """The tokens that every conversation with this system prompt begins with, whatever is said."""
+        return self._history.begun_with(system).token_ids
+
     @property
     def tools(self) -> ToolUse | None:
         """What the model knows of tools; the next message obeys."""

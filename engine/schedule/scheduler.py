@@ -121,6 +121,8 @@ class Scheduler:
     turn: int = 0
     """The furthest one that has begun to be computed: who comes now is behind at most one that waits of each client."""
     tally: Tally = field(default_factory=Tally)
+    idle_turn: Sequence | None = None
+    """Whose idle work the last step did; None: no idle work."""
 
     @property
     def has_work(self) -> bool:
@@ -161,6 +163,11 @@ class Scheduler:
         sequence.error = error
         self.finished.append(sequence)
 
+    def cancel_all(self) -> None:
+        """Nobody waits for anything any more: everything ends with the next step."""
+        for sequence in [*self.waiting, *self.running]:
+            sequence.cancelled = True
+
     def next_step(self) -> Step:
         """Choose the next step; empty when nothing can run. A sequence whose rows cannot be copied ends with that."""
         for sequence in [*self.waiting, *self.running]:
@@ -168,6 +175,7 @@ class Scheduler:
                 self.finish(sequence, FinishReason.CANCELLED)
         level = min((s.priority for s in [*self.waiting, *self.running]), default=Priority.IDLE)
         self._admit(level)
+        self._catch_up(level)
         # Decoding sequences first: a person who reads must not stumble over another's long prompt.
         mine = sorted(
             (s for s in self.running if s.priority is level), key=lambda s: (not self._decodes(s), s.place)
@@ -183,6 +191,24 @@ class Scheduler:
         step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING]
         return step
 
+    def _catch_up(self, level: Priority) -> None:
+        """Idle work whose turn it is again takes what others have computed of its rows meanwhile."""
+        first = min(
+            (s for s in self._idle_work if s.pending and not s.joined), key=lambda s: s.place, default=None
+        )
+        before, self.idle_turn = self.idle_turn, first if level is Priority.IDLE else None
+        if self.idle_turn is None or first is None or first is before or first.generated:
+            return
+        if self.blocks.match(first.rows.keys[:-1]) > first.computed:
+            self.preempt(first)
+            self._admit(level)
+
+    def _comes(self, sequence: Sequence, chunks: list[Chunk]) -> bool:
+        """Whether one of `chunks` belongs to somebody who computes the next row, too: it need not be done twice."""
+        upto = sequence.computed + 1
+        keys = sequence.rows.keys[:upto]
+        return any(chunk.sequence.rows.keys[:upto] == keys for chunk in chunks)
+
     def _add_chunks(self, step: Step, mine: list[Sequence], budget: int) -> None:
         """Give `budget` rows of the step to those without a slot, in their order; prompts beside decoding get fewer."""
         beside = any(self._decodes(sequence) for sequence in mine)
@@ -191,6 +217,8 @@ class Scheduler:
                 continue
             if sequence.pending == 0:  # nothing to generate and everything warm
                 self.finish(sequence, None)
+                continue
+            if sequence.priority is Priority.IDLE and self._comes(sequence, step.chunks):
                 continue
             if self.slots and sequence.pending == 1 and sequence.generated:
                 step.joining.append(sequence)
@@ -360,6 +388,8 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if self.idle_turn is sequence:
+            self.idle_turn = None
         sequence.catch_up()
         if sequence.joined:
             self.leave(sequence)

@@ -70,6 +70,8 @@ class Sequence:
     """The scheduler's number of it."""
     client: Hashable = None
     """Who asks, where one may ask for many at once; None: nobody else asks for this."""
+    is_late: bool = False
+    """Idle work that gives way to other idle work."""
     turn: int = 0
     """Clients take turns: the scheduler's number of this one. Of a client each has another."""
     table: BlockTable | None = None
@@ -124,9 +126,9 @@ class Sequence:
         self.seed = randbits(63) if given is None else given
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> tuple[bool, int, int]:
         """Whose is smaller is served first: who has a sooner turn, and of these, who came first."""
-        return self.turn, self.arrival
+        return self.is_late, self.turn, self.arrival
 
     @property
     def guide(self) -> Guide | ChannelGuide | None:

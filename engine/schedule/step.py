@@ -69,6 +69,10 @@ class EngineStep:
     _launched_at: float = 0.0
     """When the host was done with the last step of a decode runner; 0.0 where that says nothing of the next one."""
     _firsts: int = 0
+    _checked: tuple[list[tuple[Sequence, int, int]], float] | None = None
+    """What came of the guesses of the last step, and when that began."""
+    _waiting: float = 0.0
+    """Since when the device has nothing to do, because there was hope for guesses; 0.0: it has."""
     _guided: list[Sequence] = field(default_factory=list)
     """Constrained sequences in slots whose tokens were just read."""
 
@@ -124,7 +128,9 @@ class EngineStep:
                 self._join(sequence, None)
         # Who joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
-        if launched and not step.chunks and self._check(launched):
+        if not launched or step.chunks:
+            self._checked = None
+        elif self._check(launched):
             self._report_finished()
             return
         launched = [sequence for sequence in launched if sequence.joined]
@@ -132,7 +138,9 @@ class EngineStep:
         follows = decoding is not None and bool(decoding.in_flight)
         if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
-                if decoding.launch(launched):
+                waits = decoding.launch(launched)
+                self._launched(launched)
+                if waits:
                     decoding.read(1, self._took, self._failed)
         # Tokens are told before a chunk is enqueued, which may take the host as long as the device. Those that were
         # drawn behind the last chunk are not waited for before that: the next tokens would be late.
@@ -155,22 +163,36 @@ class EngineStep:
             return False
         self._read(0)
         began, firsts = perf_counter(), decoding.runner.firsts
+        self._settle(began)
         here = [sequence for sequence in launched if sequence.joined]
         spans = speculating.spans(here)
         self._launched_at = 0.0
         if not any(guesses for _, guesses in spans):
-            speculating.waited(launched, perf_counter() - began)
+            self._waiting = began
             return False
         with self._ending(lambda: [*decoding.joined]):
             held = decoding.check_guesses(spans, self._took)
-            for (sequence, guesses), count in zip(spans, held, strict=True):
-                speculating.checked(sequence, len(guesses), count)
+            checked = [(one, len(tokens), count) for (one, tokens), count in zip(spans, held, strict=True)]
+            for one in checked:
+                speculating.checked(*one)
             if decoding.runner.firsts == firsts:
-                checked = [
-                    (one, len(guesses), count) for (one, guesses), count in zip(spans, held, strict=True)
-                ]
-                speculating.saw(checked, perf_counter() - began)
+                self._checked = checked, began
         return True
+
+    def _settle(self, now: float) -> None:
+        """A step that checked guesses took until the device had its next one."""
+        if self._checked is not None and self.speculating is not None:
+            checked, began = self._checked
+            self.speculating.saw(checked, now - began)
+        self._checked = None
+
+    def _launched(self, sequences: list[Sequence]) -> None:
+        """The device has a step again: what it did without one is what guesses cost."""
+        now = perf_counter()
+        self._settle(now)
+        if self._waiting and self.speculating is not None:
+            self.speculating.waited(sequences, now - self._waiting)
+        self._waiting = 0.0
 
     def _time(self, decoding: Decoding, launched: list[Sequence], follows: bool) -> None:
         """Tell what steps take that are launched one behind the other; nobody: something else was computed, too."""

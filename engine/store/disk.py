@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Event, Thread
 from time import perf_counter
 
 import torch
@@ -24,7 +24,7 @@ from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.store import measured
 from engine.store.digests import Digest, after, root
-from engine.store.folder import Folder
+from engine.store.folder import Folder, is_chunk
 
 MOST_WISHES = 32
 """Paths that are remembered to be written."""
@@ -39,6 +39,8 @@ KEPT_WITHIN = 0.1
 """What was measured is written again where it has changed by such a share."""
 AHEAD = 4
 """Groups that are read and not yet copied."""
+CLOSING_S = 1.0
+"""Seconds that an engine which ends goes on writing, at most."""
 
 Post = Callable[[Callable[[], None]], None]
 """Has something done on the loop's thread. Raises EngineError once that has ended."""
@@ -89,6 +91,8 @@ class DiskTier:
         self._opened: Folder | None = None
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
+        self._finished: Event | None = None
+        """Set once nothing can be written any more, where somebody waits for that."""
         self.problem = ""
         """Why it is not used any more, in a line for people."""
         self.costs = Costs()
@@ -111,6 +115,7 @@ class DiskTier:
                 self._wishes.remove(before)
                 wish.done, wish.digest = max((wish.done, wish.digest), (before.done, before.digest))
         self._wishes.append(wish)
+        self._wishes.sort(key=lambda one: is_chunk(one.owner))  # first what conversations then need not write
         self._looked = 0
         del self._wishes[:-MOST_WISHES]
 
@@ -121,6 +126,7 @@ class DiskTier:
     def go_on(self) -> bool:
         """Hand a block to the disk, if there is one to be written. Returns whether there may be another at once."""
         if self._folder is None or self._writing >= WRITING:
+            self._finish()
             return False
         if self.costs.differ(self._kept, KEPT_WITHIN):
             self._keep_costs(self._folder)
@@ -131,7 +137,25 @@ class DiskTier:
         if self._looked < len(self._wishes):
             return True
         self._looked = 0
+        self._finish()
         return False
+
+    def finish(self) -> None:
+        """For another thread: wait until what is to be written is, as far as it is there, or for a second."""
+        finished = Event()
+
+        def ask() -> None:
+            self._finished = finished
+
+        with suppress(EngineError):  # the loop has ended
+            self._post(ask)
+            finished.wait(CLOSING_S)
+
+    def _finish(self) -> None:
+        """Nothing more is handed to the disk now: once it has written what it has, nobody need wait."""
+        is_over = self._folder is None or not self._writing
+        if self._finished is not None and is_over and self._early is None:
+            self._finished.set()
 
     def _keep_costs(self, folder: Folder) -> None:
         costs = self._kept = replace(self.costs)
@@ -201,7 +225,7 @@ class DiskTier:
     ) -> None:
         """Call `then`, on this thread, once what the disk has of `keys` behind what is there was brought back; at once
         where that is nothing, or would take longer than computing it. `until`: as in `wish`; `idle`: as in
-        `BlockManager.reserve`; `wanted` says whether somebody still waits."""
+        `BlockManager.reserve`; `wanted` says whether somebody still waits. What is on its way is not brought twice."""
         is_long = len(keys) >= WORTH_WAITING and self._cache.kv.device.type == "cpu"
         if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
@@ -215,12 +239,18 @@ class DiskTier:
         if not missing:
             then()
             return
+        coming = next((one for one in self._bringing if not one.is_over and missing[0] in one.missing), None)
+        if coming is not None:
+            coming.idle = coming.idle and idle
+            coming.wanted.append(wanted)
+            coming.then.append(lambda: self.bring(keys, until, idle, wanted, then))
+            return
         try:
             table = self._blocks.open(keys[: present * self._size], idle)
         except Exception:  # noqa: BLE001 - whoever computes the prompt meets it again, and says it
             then()
             return
-        bringing = _Bringing(table, keys[:end], idle, wanted, then, missing)
+        bringing = _Bringing(table, keys[:end], idle, [wanted], [then], missing)
         self._bringing.append(bringing)
         if table.length != present * self._size:
             self._end(bringing)
@@ -239,6 +269,10 @@ class DiskTier:
         early, self._early = self._early or [], None
         for ask in early:
             ask()
+
+    def reach(self, keys: Sequence[Key]) -> int:
+        """How many of the first rows of `keys` are there or on disk."""
+        return 0 if self._folder is None else self._missing(self._folder, keys, 0)[2]
 
     def _missing(self, folder: Folder, keys: Sequence[Key], until: int) -> tuple[int, list[Digest], int]:
         """How many full blocks of `keys` are there, here or in host memory; those after them that the disk has; up to
@@ -291,7 +325,7 @@ class DiskTier:
         """Copy what was read into blocks."""
         ahead.release()
         table, size = bringing.table, self._size
-        bringing.is_over = bringing.is_over or not bringing.wanted()
+        bringing.is_over = bringing.is_over or not any(wanted() for wanted in bringing.wanted)
         for payload in read:
             if bringing.is_over:
                 return
@@ -317,7 +351,8 @@ class DiskTier:
         if bringing.rows:
             took = (perf_counter() - bringing.began) / bringing.rows
             self.costs.brought = took if self.costs.brought is None else (took + self.costs.brought) / 2
-        bringing.then()
+        for then in bringing.then:
+            then()
 
     # -- how it is
 
@@ -418,8 +453,9 @@ class _Bringing:
     table: BlockTable
     keys: Sequence[Hashable]
     idle: bool
-    wanted: Callable[[], bool]
-    then: Callable[[], None]
+    wanted: list[Callable[[], bool]]
+    """Whether each of those who wait for it still does."""
+    then: list[Callable[[], None]]
     missing: list[Digest]
     rows: int = 0
     is_over: bool = False

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from engine.store.digests import Digest
@@ -28,6 +29,8 @@ MOST_OPEN = 4
 """Files that are open at once."""
 _LOOKS = 200
 """Blocks after which it is looked at what other processes have written."""
+_CHUNK = "chunk-"
+"""So begin the names of what many conversations begin with."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _SUFFIX = ".kv"
 
@@ -70,8 +73,10 @@ class Folder:
         return digest in self._found
 
     def holds(self, owner: str, digest: Digest) -> bool:
-        """Whether the file of a conversation has a block."""
-        file = self._files.get(self._path(owner))
+        """Whether the file of a conversation has a block, or that of a chunk: there it is for all who begin with it."""
+        file, found = self._files.get(self._path(owner)), self._found.get(digest)
+        if found is not None and is_chunk(found[0].path.name):
+            return True
         return file is not None and digest in file.records
 
     @property
@@ -217,6 +222,16 @@ class Folder:
                 del self._found[digest]
         if file.fd >= 0:
             self._close(file)
+
+
+def chunk_owner(text: str) -> str:
+    """Under which name it is kept what conversations on this text begin with."""
+    return _CHUNK + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def is_chunk(owner: str) -> bool:
+    """Whether that is what many conversations begin with."""
+    return owner.startswith(_CHUNK)
 
 
 def default_folder() -> Path:

@@ -8,6 +8,8 @@ from itertools import chain, repeat
 from typing import Any, Literal
 
 from chatterm.backends.backend import (
+    ContextFullError,
+    Document,
     DraftCost,
     EngineError,
     Exchange,
@@ -29,6 +31,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from engine.cache.block_map import BlockMap
+from engine.events import Chunk
 
 
 @dataclass
@@ -68,6 +71,12 @@ class ScriptedBackend:
     model: str = "scripted"
     info: ModelInfo | None = None
     system: str | None = None
+    documents: tuple[Document, ...] = ()
+    is_remote: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    """Tokens of documents, by name; others cannot be read before they are needed."""
+    chunks: tuple[Chunk, ...] = ()
+    """What `figures` tells of what is kept."""
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -127,6 +136,7 @@ class ScriptedBackend:
             prefill_done=0,
             prefill_total=0,
             warmed=self.warmed,
+            chunks=self.chunks,
         )
 
     def notes(self) -> Sequence[str]:
@@ -166,7 +176,13 @@ class ScriptedBackend:
         if self.load_error is not None:
             raise self.load_error
         self.info = ModelInfo(
-            self.model, "cpu", "float32", self.context_length, self.thinks, calls_tools=self.calls_tools
+            self.model,
+            "cpu",
+            "float32",
+            self.context_length,
+            self.thinks,
+            calls_tools=self.calls_tools,
+            is_remote=self.is_remote,
         )
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
@@ -378,6 +394,18 @@ class ScriptedBackend:
     def set_system(self, system: str | None) -> None:
         self.calls.append(("set_system", system))
         self.system = system
+
+    def set_documents(self, documents: Sequence[Document]) -> None:
+        self.calls.append(("set_documents", tuple(documents)))
+        if sum(self.counts.get(document.name, 0) for document in documents) > self.context_length:
+            raise ContextFullError(
+                "It is too long.", needed=self.context_length + 1, available=self.context_length
+            )
+        self.documents = tuple(documents)
+
+    def read(self, document: Document) -> int | None:
+        self.calls.append(("read", document.name))
+        return self.counts.get(document.name)
 
     def set_think(self, think: ThinkMode) -> None:
         self.calls.append(("set_think", think))

@@ -73,3 +73,25 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     assert backend._chat.history == whole
     backend.close()
     assert store.close()
+
+
+def test_what_the_last_answer_computed_is_there_right_after_quitting(
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
+    backend, store = opened(model), Store.open(tmp_path / "sessions.db")
+    talk = Talk(backend, store)
+    list(talk.ask("a first message of some length"))
+    history = backend._chat.history
+    computed = backend._engine.cached_rows(history)
+    size = backend.figures().block_size
+    backend.close()  # nobody waited for anything
+    store.flush()
+
+    backend = opened(model)
+    Talk(backend, store, talk.session).begin()
+    assert settled(backend) >= computed // size * size > 0
+    backend.close()
+    assert store.close()

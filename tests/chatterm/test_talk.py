@@ -402,3 +402,42 @@ def test_the_command_line(
     store.close()
     assert call(["run", "--inline", "--json"]) == 2
     assert "leave out --json" in capsys.readouterr().err
+
+
+def test_the_library_is_there_without_a_screen(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paper.md").write_text("They are shared.")
+    backend, out, err = (
+        ScriptedBackend([Script("One.")] * 3, counts={"paper": 7}),
+        io.StringIO(),
+        io.StringIO(),
+    )
+    lines = [
+        "/library",
+        "/library add paper.md",
+        "/library add paper.md",
+        "/library open papr",
+        "hello",
+        "/library open paper",
+        "about it",
+        "/library",
+        "/reset",
+        "/library remove paper",
+    ]
+    run(lines, backend, store=store, out=out, err=err, by_hand=True)
+    said = out.getvalue()
+    assert "The library is empty." in said
+    assert "paper is in the library: 7 tokens." in said
+    assert "A conversation on paper begins." in said
+    assert "▸ paper" in said
+    assert "paper is removed" in said
+    assert "with the same text" in err.getvalue()
+    assert "did you mean paper" in err.getvalue()
+    assert backend.documents == ()
+    again = Store.open(store.path)
+    begun = {info.title: again.load(info.id)[0].documents for info in again.find()}
+    assert [document.name for document in begun["about it"]] == ["paper"]
+    assert begun["hello"] == ()
+    again.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import (
     ChatOptions,
+    Document,
     DraftCost,
     EngineError,
     Exchange,
@@ -190,7 +191,7 @@ class RemoteBackend(Chosen):
         return self._answer(before, last, goes_on=True)
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
-        messages = with_user(history(self._system, self._turns), text)
+        messages = with_user(history(self._begins, self._turns), text)
         asked = [
             replace(self._asked(messages), sampling={**self._sampling, "seed": seed})
             for seed in seeds(self._sampling.get("seed"), count)
@@ -203,8 +204,8 @@ class RemoteBackend(Chosen):
 
     def _requested(self, request: Request) -> Asked:
         messages = list(request.messages)
-        if self._system and (not messages or messages[0].role != "system"):
-            messages.insert(0, Message("system", self._system))
+        if (system := self._begins) and (not messages or messages[0].role != "system"):
+            messages.insert(0, Message("system", system))
         sampling = {**self._sampling, **request.sampling}
         constraint = sampling.pop("constraint", None) or self._options.constraint
         asked = replace(self._asked(messages), sampling=sampling, constraint=constraint)
@@ -237,6 +238,13 @@ class RemoteBackend(Chosen):
 
     def set_system(self, system: str | None) -> None:
         self._system = system
+
+    def set_documents(self, documents: Sequence[Document]) -> None:
+        self._documents = tuple(documents)
+
+    def read(self, document: Document) -> int | None:
+        """The server's cache is its own."""
+        return None
 
     def set_think(self, think: ThinkMode) -> None:
         self._think = think
@@ -302,7 +310,7 @@ class RemoteBackend(Chosen):
     ) -> Iterator[TokenEvent]:
         """Answer what `exchange` asks after `path`, or go on with its answer. What came stays, however it ends."""
         asks = Exchange(0, None, exchange.user, results=exchange.results)
-        messages = history(self._system, [*path, asks])
+        messages = history(self._begins, [*path, asks])
         before = None
         if goes_on:
             messages.append(Message("assistant", exchange.text))

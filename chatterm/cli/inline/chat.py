@@ -21,6 +21,7 @@ from chatterm.backends.backend import (
     TokenEvent,
     ToolCall,
 )
+from chatterm.cli.inline.library import library_command
 from chatterm.cli.inline.page import Lines, Page
 from chatterm.cli.inline.tools import InlineTools
 from chatterm.cli.oneshot import MOST_ROUNDS, close_store, start_line, stats_line
@@ -48,7 +49,7 @@ _ENDINGS = {
 
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
-    *("compact", "pin", "preset"),
+    *("compact", "pin", "preset", "library"),
     *("tools", "cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
@@ -169,8 +170,14 @@ class Inline:
             case "tools":
                 for line in self._tools.command(argument, self._backend):
                     self._page.line(line)
+            case "library":
+                width = get_terminal_size((_WIDTH, 0)).columns
+                for line in library_command(argument, self._backend, self._talk, width):
+                    self._page.line(line)
             case "reset":
                 self._tools.leave(self._backend)
+                if self._backend.documents:
+                    self._backend.set_documents(())
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept
                 self._page.line("A new conversation has started." + kept)

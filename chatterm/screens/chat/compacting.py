@@ -2,6 +2,7 @@
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Compaction, EngineError, Exchange
+from chatterm.backends.documents import with_documents
 from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request
 from chatterm.conversation.seen import compacted, summarised
 from chatterm.screens.chat.command_part import CommandPart
@@ -147,4 +148,9 @@ class Compacting(CommandPart):
         screen = self.screen
         info = screen.info
         context = info.context_length if info is not None else 0
-        return Room(self.conversation.path, screen.backend.system or "", screen.backend.used_tokens, context)
+        return Room(
+            self.conversation.path,
+            with_documents(screen.backend.system, screen.backend.documents) or "",
+            screen.backend.used_tokens,
+            context,
+        )

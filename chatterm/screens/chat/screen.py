@@ -222,6 +222,8 @@ class ChatScreen(MessageSelection):
                 self.is_loading, self._progress = False, None
                 collect_rarely()
                 self.actions.know_others()
+                self.actions.stop_reading()
+                self.actions.read_unread()
             case worker.Answered(outcome, index, problem):
                 turn = self.conversation.turn
                 self.conversation.answered(outcome, now, index, problem)
@@ -265,6 +267,12 @@ class ChatScreen(MessageSelection):
                 self.conversation.forget()
                 if self.info is None:
                     return  # that was said already
+            case worker.SetDocuments(documents):
+                self.actions.opened(documents, message)
+                return
+            case worker.Read(document):
+                self.actions.reads(document, None, message)
+                return
             case worker.Aside():
                 self.actions.summary_is_over(is_whole=False, problem=message)
                 return
@@ -283,6 +291,10 @@ class ChatScreen(MessageSelection):
                 self._cost = value
             case worker.Aside():
                 self.actions.summary_is_over(is_whole=bool(value))
+            case worker.SetDocuments(documents):
+                self.actions.opened(documents)
+            case worker.Read(document):
+                self.actions.reads(document, value if isinstance(value, int) else None)
             case worker.MakeTitle() if value is False:
                 self.titling.refused()
             case worker.Catalogue():
@@ -299,17 +311,21 @@ class ChatScreen(MessageSelection):
     def _show_live(self, now: float) -> Live:
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
-        idle = Live(phase, self.wanted_model, self.info, self._progress, title=talk.title)
+        documents = tuple(document.name for document in talk.documents)
+        idle = Live(
+            phase, self.wanted_model, self.info, self._progress, title=talk.title, documents=documents
+        )
         figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
         live = self._watch.see(figures, now)
         self.status.show(live)
         self.panel.show(live)
-        if (preset := Preset.of(self.backend.system, talk.sampling)) != self._preset:
+        if (preset := Preset.of(self.backend.system, talk.sampling, documents)) != self._preset:
             self._preset = preset
             self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
         self.welcome.show(live, preset)
         self._note.show(live, self._cost)
         self.presence.show(live)
+        self.actions.watch_reading(live.figures)
         return live
 
     # --- from the person ---

@@ -6,7 +6,7 @@ from pathlib import Path
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset
-from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.library_actions import LibraryActions
 from chatterm.screens.chat.tooling import Tooling
 from chatterm.sessions.elsewhere import elsewhere
 from chatterm.sessions.records import SessionInfo
@@ -25,16 +25,23 @@ def file_path(text: str) -> Path:
         raise EngineError(f"{text.split('/')[0]} is not a home folder here; write the full path.") from None
 
 
-class SessionActions(CommandPart):
+class SessionActions(LibraryActions):
     tooling: Tooling
 
     def reset(self) -> None:
+        self.begin_anew()
+        kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
+        if documents := self.conversation.documents:
+            self.begin_with(())
+            names = " ".join(document.name for document in documents)
+            kept += f" It begins on no document; /library open {names} begins one that does."
+        self.screen.tell("A new conversation." + kept + self.kept())
+
+    def begin_anew(self) -> None:
         self.screen.back_to_composer()
         self.tooling.leave()
         self.conversation.clear()
         self.transcript.clear()
-        kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
-        self.screen.tell("A new conversation." + kept + self._kept())
 
     def sessions(self, name: str) -> None:
         store = self.screen.keeper.store
@@ -106,6 +113,7 @@ class SessionActions(CommandPart):
         self.use_sampling(info.sampling)
         if info.system != screen.backend.system:
             screen.submit(worker.SetSystem(info.system))
+        self.take_documents(info)
         if info.think != screen.backend.think:
             screen.submit(worker.SetThink(info.think))
         if info.model and info.model != screen.backend.model and not screen.is_loading:
@@ -150,9 +158,10 @@ class SessionActions(CommandPart):
         info, tree = found
         store = self.screen.keeper.store
         session = store.add(info, tree.exchanges, tree.head) if store is not None else None
+        self.take_documents(info)
         self.show_session(session, info, tree, "")
 
-    def _kept(self) -> str:
+    def kept(self) -> str:
         return (
             " The previous one is saved; /sessions opens it." if self.screen.keeper.store is not None else ""
         )

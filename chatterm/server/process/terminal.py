@@ -14,6 +14,7 @@ from msgspec import Raw
 from chatterm.backends.backend import (
     ENGINE_OPTIONS,
     ChatOptions,
+    Document,
     EngineError,
     Exchange,
     OnProgress,
@@ -197,6 +198,10 @@ class Terminal:
                 backend.reset()
             case "set_system":
                 backend.set_system(unpacked(body, str | None))  # type: ignore[arg-type]
+            case "set_documents":
+                backend.set_documents(unpacked(body, list[Document]))
+            case "read":
+                return backend.read(unpacked(body, Document))
             case "know":
                 backend.know(unpacked(body, list[Exchange]))
             case "keep_as":
@@ -387,7 +392,7 @@ _CALLS = frozenset(
             "undo",
         ),
         *("reset", "set_system", "set_think", "set_think_cache", "set_sampling", "settle", "prepare"),
-        *("begin_title", "models", "catalogue", "keep_as", "know"),
+        *("begin_title", "models", "catalogue", "keep_as", "know", "set_documents", "read"),
     }
 )
 _CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})

@@ -101,6 +101,15 @@ def choose_start(shape: AttentionShape, rows: int) -> str:
     return "waited" if shape.small and rows == 1 else "looked up"
 
 
+def padded_parts(count: int, dim: int) -> int:
+    """A power of two from `count` parts on, with which kernels put heads of `dim` numbers together.
+
+    So a thread has two of them or more, however few there are. With one it would round a product and a sum with another
+    thread's at once, and the last bits would depend on how many parts others have.
+    """
+    return max(int(triton.next_power_of_2(count)), 1024 // dim)
+
+
 def attend(
     shape: AttentionShape,
     given: AttentionInput,
@@ -170,7 +179,7 @@ def attend(
         CHUNK=shortest.rows,
         DOUBLINGS=(longest.rows // shortest.rows).bit_length() - 1,
         CHUNKS=chunks,
-        PADDED=triton.next_power_of_2(max(cut.chunks for cut in cuts)),
+        PADDED=padded_parts(max(cut.chunks for cut in cuts), dim),
         PDL=shape.pdl,
         WINDOW=window,
         sinks=given.sinks,

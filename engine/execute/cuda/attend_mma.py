@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
+from engine.execute.cuda.attend import AttentionInput, AttentionShape, padded_parts, rotation
 from engine.execute.cuda.sharing import Sharing
 from engine.execute.cuda.tiles import FEW, Split, most_chunks
 from engine.kernels.triton.attention_mma import parts_kernel
@@ -170,7 +169,7 @@ def attend_mma(
         out,
         *counts,
         **constants,
-        PADDED=triton.next_power_of_2(count),
+        PADDED=padded_parts(count, dim),
         num_warps=4,
         launch_pdl=shape.pdl,
     )

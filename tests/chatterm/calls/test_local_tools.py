@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from chatterm.backends import calling
-from chatterm.backends.backend import ChatOptions, EngineError, Exchange, Tool, ToolCall, ToolResult
+from chatterm.backends.backend import ChatOptions, Document, EngineError, Exchange, Tool, ToolCall, ToolResult
+from chatterm.backends.documents import with_documents
 from chatterm.backends.local import LocalBackend
+from engine.cache.offload import common_prefix
+from engine.conversation.prompt import PromptFormat
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.conftest import Tinies
+from tests.counting import until
+from tests.engine.chat_formats import TEMPLATES, tokenizer_of
 from tests.engine.tiny import TinyEngine, tiny_tokenizer
 from tests.models.checkpoints import tiny_qwen3
 
@@ -254,3 +259,27 @@ def test_results_need_calls(opened: Callable[..., Talk]) -> None:
     talk = opened(FORMATS[0].tokenizer(), tools=(WEATHER,))
     with pytest.raises(EngineError, match="calls no tools"):
         next(talk.backend.tell([ToolResult("weather", "{}", "x")]))
+
+
+@pytest.mark.usefixtures("free")
+def test_documents_are_computed_before_the_first_message_with_tools_too(
+    opened: Callable[..., Talk], format: Format
+) -> None:
+    talk = opened(format.tokenizer(), tools=(WEATHER,))
+    paper = Document("paper", "A paper of some length. " * 20)
+    talk.backend.set_documents([paper])
+    assert talk.backend._chat is not None
+    whole = len(talk.backend._chat.begun_with(paper.text))
+    until(lambda: all(chunk.is_read for chunk in talk.engine.chunks.list()))
+    asked = talk.ask("What is it about?", format.answered("It is short.", "It is long."))
+    assert asked.stats["cached_tokens"] >= whole
+    assert computed(asked) < len(paper.text) / 2
+
+
+def test_every_template_begins_with_the_documents_whatever_is_asked() -> None:
+    system = with_documents("Be brief.", [Document("paper", "A paper of some length. " * 20)])
+    for template in TEMPLATES.values():
+        format = PromptFormat(tokenizer_of("bytes", template))
+        (begins,) = format.segments(system, [], [], generate=False)
+        (asked,) = format.segments(system, ["what is it about?"], [], generate=True)
+        assert 300 < len(begins) <= common_prefix(begins, asked) + 2, template

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import (
     ChatOptions,
+    Document,
     EngineError,
     Exchange,
     FinishReason,
@@ -78,6 +79,23 @@ def last(backend: RemoteBackend) -> Outcome:
 
 
 # --- an answer ---
+
+
+def test_documents_are_sent_behind_the_system_prompt_and_the_beginning_stays_the_same() -> None:
+    with rough(said("One."), said("Two."), said("Three.")) as server, chat(server) as backend:
+        backend.set_system("Be brief.")
+        backend.set_documents([Document("paper", "A text."), Document("notes", "Milk.")])
+        assert backend.read(Document("letter", "Dear all.")) is None, "nothing is kept that we could say"
+        assert (backend.system, len(backend.documents)) == ("Be brief.", 2)
+        for text in ("hello", "more"):
+            list(backend.send(text))
+        first, second = (request.json for request in server.requests[-2:])
+        assert first["messages"][0] == {"role": "system", "content": "Be brief.\n\nA text.\n\nMilk."}
+        assert second["messages"][: len(first["messages"])] == first["messages"]
+        assert first.get("prompt_cache_key") == second.get("prompt_cache_key")
+        backend.set_documents([])
+        list(backend.send("again"))
+        assert server.requests[-1].json["messages"][0]["content"] == "Be brief."
 
 
 def test_an_answer_its_figures_and_the_next_turn() -> None:

@@ -20,6 +20,7 @@ from chatterm.backends.attach import Attached, Stays, attached, greeted
 from chatterm.backends.backend import (
     ENGINE_OPTIONS,
     ChatOptions,
+    Document,
     EngineError,
     Exchange,
     Message,
@@ -462,6 +463,7 @@ def test_wrong_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[
 def test_every_option_of_a_conversation_arrives(served: Served) -> None:
     options = ChatOptions(
         system="s",
+        documents=(Document("paper", "A text."),),
         think="off",
         think_cache="mask",
         sampling={"stop": ("a", "b"), "seed": 3, "logit_bias": {5: 1.5}},

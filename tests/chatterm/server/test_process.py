@@ -17,6 +17,7 @@ from chatterm.backends.attach import attached, greeted
 from chatterm.backends.backend import (
     Backend,
     ChatOptions,
+    Document,
     EngineError,
     Exchange,
     FinishReason,
@@ -71,7 +72,7 @@ def plain(outcome: Outcome | None) -> Outcome | None:
 
 
 def state(backend: Backend) -> tuple[Any, ...]:
-    names = ("info", "used_tokens", "system", "think", "think_cache")
+    names = ("info", "used_tokens", "system", "documents", "think", "think_cache")
     return (*(getattr(backend, name) for name in names), plain(backend.last))
 
 
@@ -113,6 +114,13 @@ STEPS: dict[str, Step] = {
     "unthinking": lambda backend: list(backend.send("Now?")),
     "mask": lambda backend: backend.set_think_cache("mask"),
     "system": lambda backend: backend.set_system("Be long."),
+    "documents": lambda backend: backend.set_documents(
+        [Document("paper", "A text."), Document("notes", "Milk.")]
+    ),
+    "on them": lambda backend: list(backend.send("What is it?")),
+    "too long": lambda backend: refused(lambda: backend.set_documents([Document("book", "word " * 2000)])),
+    "read": lambda backend: backend.read(Document("letter", "Dear all.")),
+    "no documents": lambda backend: backend.set_documents([]),
     "settle": lambda backend: backend.settle(),
     "prepare": lambda backend: backend.prepare("a draf"),
     "path": lambda backend: backend.load_path(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.backends.backend import Document, Exchange, TokenEvent
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
@@ -45,11 +45,15 @@ def check(store: Store, expected: dict[str, Expected]) -> None:
             one.info.title,
             one.info.system,
         )
+        assert info.documents == one.info.documents
         assert found[id].exchanges == info.exchanges == len(tree)
         leaves = sum(not tree.children(exchange.id) for exchange in tree.exchanges)
         counts = (len(tree.path(tree.head)), leaves)  # what is counted is what is shown
         assert (found[id].messages, found[id].branches) == (info.messages, info.branches) == counts
         assert found[id].tokens == sum(len(exchange.token_ids) for exchange in tree.exchanges)
+
+
+DOCUMENTS = [Document(f"document {number}", f"text {number // 2}") for number in range(4)]
 
 
 @given(st.data())
@@ -73,7 +77,8 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
             ] * bool(expected)
             action = data.draw(st.sampled_from(actions))
             if action == "new":
-                info = SessionInfo(model="m", title=f"title {step}")
+                documents = tuple(data.draw(st.lists(st.sampled_from(DOCUMENTS), max_size=3, unique=True)))
+                info = SessionInfo(model="m", title=f"title {step}", documents=documents)
                 expected[store.new(info)] = Expected(info)
             elif action == "lock" and not other.in_transaction:
                 store.flush()

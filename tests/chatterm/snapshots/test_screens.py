@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,21 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from chatterm.app import ChatApp
-from chatterm.backends.backend import EngineError, Exchange, Figures, ModelChoice, Progress, TurnStats
+from chatterm.backends.backend import (
+    Chunk,
+    Document,
+    EngineError,
+    Exchange,
+    Figures,
+    ModelChoice,
+    Progress,
+    TurnStats,
+)
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
 from chatterm.screens.candidates import Candidates
+from chatterm.sessions.library import Entry
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from engine.cache.block_map import BlockMap, BlockState
@@ -275,6 +286,33 @@ async def compared(driver: Driver) -> None:
     await driver.until(lambda: not view._is_running)
 
 
+async def reading(driver: Driver) -> None:
+    """A conversation on two documents, while a third one is read."""
+    backend = driver.app.chat.backend
+    assert isinstance(backend, ScriptedBackend)
+    driver.app.chat.conversation.documents = (Document("sediment", "..."), Document("gauges", "..."))
+    await talk(driver)
+    backend.chunks = (
+        Chunk("sediment, gauges", 1144, True, 1144, 0, 3, 46_080),
+        Chunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
+    )
+
+
+async def library(driver: Driver) -> None:
+    """What there is, and the map of the cache says what is kept of it."""
+    from chatterm.commands.library import library_lines
+
+    entries = [
+        Entry("field-notes", "/home/ada/rivers/notes", "", NOW - 90, 49_900, {}),
+        Entry("gauges", "https://example.org/gauges.html", "", NOW - 7200, 2_600, {"scripted": 640}),
+        Entry("sediment", "/home/ada/papers/sediment.pdf", "", NOW - 260_000, 2_100, {"scripted": 504}),
+    ]
+    await talk(driver)
+    lines = partial(library_lines, entries, ["gauges"], "scripted")
+    driver.app.chat.actions.report("library", "Library", lines)
+    await driver.pilot.pause()
+
+
 SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "welcome": welcome,
     "loading": loading,
@@ -287,6 +325,8 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "stats": lambda driver: command(driver, "/stats"),
     "warming": warming,
     "cache": cache,
+    "reading": reading,
+    "library": library,
     "cache_why": cache_why,
     "models": models,
     "sessions": sessions,
@@ -350,6 +390,7 @@ def test_screen(
     time.tzset()
     gate = threading.Event()
     store = None
+    monkeypatch.setattr("chatterm.commands.library.time", lambda: NOW)
     if name == "sessions":
         clock = [NOW]
         for module in ("store", "database"):

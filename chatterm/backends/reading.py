@@ -1,0 +1,103 @@
+"""Documents as chunks of an engine: computed in idle time, and kept for all conversations that begin with them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from chatterm.backends.documents import Document, names_of, with_documents
+from engine.errors import ContextFullError, EngineError
+from engine.store.folder import chunk_owner
+from models.units import counted
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+MOST_ORDERED = 6
+"""Documents of which another order is looked for: each step of that tokenises those that are left."""
+
+
+class Reading:
+    """What one conversation has an engine read. `tokens` are those that a conversation with this system prompt begins
+    with."""
+
+    def __init__(self, engine: "Engine", tokens: Callable[[str | None], list[int]]) -> None:
+        self._engine = engine
+        self._tokens = tokens
+        self._open = ""
+        """The chunk of the documents that the conversation begins with; "": there are none."""
+        self._ahead: set[str] = set()
+        """Documents that are read for conversations to come."""
+        self.note = ""
+        """What the person should know of their order, or why they are of no use; "" for nothing."""
+
+    def check(self, system: str | None, documents: Sequence[Document]) -> None:
+        """Raises ContextFullError where a conversation on these documents would have no room for a message."""
+        if documents:
+            self._fitting(system, documents)
+
+    def open(self, system: str | None, documents: Sequence[Document]) -> None:
+        """The conversation begins with these from now on: they are read in idle time, and evicted late.
+
+        Raises ContextFullError as `check` does.
+        """
+        chunks, before = self._engine.chunks, self._open
+        self.note, self._open = "", names_of(documents)
+        if before and before != self._open:
+            if (
+                chunks.progress(before) is not None and before not in self._ahead
+            ):  # nobody waits for it any more
+                chunks.drop(before)
+            else:
+                with suppress(EngineError):  # it was dropped
+                    chunks.pin(before, False)
+        if documents:
+            self.note = self._better(system, documents)
+            self._keep(documents, self._fitting(system, documents))
+
+    def read(self, system: str | None, document: Document) -> int:
+        """Have a document read in idle time. Returns how many tokens it has. Raises ContextFullError."""
+        tokens = self._fitting(system, [document])
+        self._ahead.add(document.name)
+        if document.name != self._open:
+            self._keep([document], tokens)
+        return len(tokens) - len(self._tokens(system) if system else [])
+
+    def reached(self) -> int | None:
+        """How many tokens of what the conversation begins with are there, while that is read; else None."""
+        progress = self._engine.chunks.progress(self._open) if self._open else None
+        return None if progress is None else progress[0]
+
+    def _keep(self, documents: Sequence[Document], tokens: Sequence[int]) -> None:
+        self._engine.chunks.keep(tokens, names_of(documents), owner=chunk_owner(documents[-1].text))
+
+    def _fitting(self, system: str | None, documents: Sequence[Document]) -> list[int]:
+        tokens, room = self._tokens(with_documents(system, documents)), self._engine.context_length
+        if len(tokens) >= room:
+            raise ContextFullError(
+                f"{names_of(documents)}: {counted(len(tokens), 'token')} and the context has {room:,}; open less, or "
+                "start with a larger --context.",
+                needed=len(tokens),
+                available=room,
+            )
+        return tokens
+
+    def _better(self, system: str | None, documents: Sequence[Document]) -> str:
+        """An order of which more is kept already, if there is one, in a sentence."""
+        if not 1 < len(documents) <= MOST_ORDERED:
+            return ""
+        kept = self._kept(system, documents)
+        order, left, most = list[Document](), list(documents), 0
+        while left:
+            found = [(self._kept(system, [*order, document]), document) for document in left]
+            reached, following = max(found, key=lambda one: one[0])
+            if reached <= most:
+                break
+            order, most = [*order, following], reached
+            left.remove(following)
+        names = ",".join(document.name for document in [*order, *left])
+        if most - kept < self._engine.block_size:
+            return ""
+        return f"In the order {names}, {counted(most - kept, 'token')} more would be there already."
+
+    def _kept(self, system: str | None, documents: Sequence[Document]) -> int:
+        return self._engine.kept_tokens(self._tokens(with_documents(system, documents)))

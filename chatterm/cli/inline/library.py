@@ -1,0 +1,30 @@
+"""`/library` in a chat without a screen."""
+
+from chatterm.backends.backend import Backend
+from chatterm.backends.documents import names_of
+from chatterm.commands.library import Add, Open, Remove, library_lines, told
+from chatterm.conversation.attachments import working_folder
+from chatterm.conversation.source import keep_document
+from chatterm.conversation.talk import Talk
+from chatterm.markdown.lines import text_of
+from chatterm.sessions.library import Library, size_text
+from models.units import counted
+
+
+def library_command(argument: str, backend: Backend, talk: Talk, width: int) -> list[str]:
+    """Do it; what to say then. Raises EngineError (one line), and has changed nothing then."""
+    library = Library(talk.database)
+    match told(argument):
+        case Add(source, name):
+            entry, document, remark = keep_document(library, source, name, working_folder())
+            tokens = backend.read(document)
+            size = size_text(entry) if tokens is None else counted(tokens, "token")
+            return list(filter(None, [f"{entry.name} is in the library: {size}.", remark]))
+        case Open(names):
+            talk.begin_on(library.find(names))
+            return [f"A conversation on {names_of(backend.documents)} begins."]
+        case Remove(name):
+            return [f"{library.remove(name).name} is removed; conversations that were begun on it keep it."]
+    names_now = [document.name for document in backend.documents]
+    model = backend.info.name if backend.info is not None else ""
+    return [text_of(line).rstrip() for line in library_lines(library.entries(), names_now, model, width)]

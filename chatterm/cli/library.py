@@ -1,0 +1,141 @@
+"""`chatterm library`: list, add, show and remove the documents that conversations may begin with."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatterm.cli.usage import WrongUsage
+from chatterm.terminal.sanitize import one_line, visible
+
+if TYPE_CHECKING:
+    from chatterm.backends.backend import Document
+    from chatterm.sessions.library import Entry
+
+library_app = typer.Typer(
+    help="List, add, show and remove documents that conversations may begin with.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+
+LibraryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[,NAME...]",
+        help="Begin the conversation on these documents, in this order (chatterm library lists them).",
+        show_default=False,
+    ),
+]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="A document of the library.", show_default=False)
+]
+
+
+@library_app.callback()
+def library(context: typer.Context) -> None:
+    """Manage the library. Without a command, list it."""
+    if context.invoked_subcommand is None:
+        list_documents()
+
+
+@library_app.command("list")
+def list_documents() -> None:
+    """List all documents by name: as a table on a terminal, else as tab-separated lines."""
+    from chatterm.sessions.dates import stamp
+    from chatterm.sessions.library import Library
+
+    entries = Library().entries()
+    if not entries:
+        print("The library is empty; chatterm library add FILE fills it.", file=sys.stderr)
+    elif sys.stdout.isatty():
+        _print_table(entries)
+    else:
+        for entry in entries:
+            fields = (entry.name, stamp(entry.added), entry.characters, entry.source)
+            print(*(visible(str(field)) for field in fields), sep="\t")
+
+
+@library_app.command()
+def add(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|FOLDER|URL", help="A text file, a PDF, a folder, or a page.", show_default=False
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NAME", help="What it is called. Default: its file name.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Keep the text of a document. A model reads it in idle time, in the next chat."""
+    from chatterm.conversation.attachments import working_folder
+    from chatterm.conversation.source import keep_document
+    from chatterm.sessions.library import Library, name_for, size_text
+
+    entry, _, remark = keep_document(Library(), source, name or name_for(source), working_folder())
+    print(
+        f"Added: {entry.name} ({size_text(entry)}). A model reads it in idle time of the next chatterm run."
+    )
+    print(f"To begin a conversation on it: chatterm run --library {entry.name}")
+    if remark:
+        print(f"chatterm: {remark}", file=sys.stderr)
+
+
+@library_app.command()
+def show(name: NameArgument) -> None:
+    """Print the text of a document as a model sees it."""
+    from chatterm.sessions.library import Library
+
+    (document,) = Library().find([name])
+    print(visible(document.text))
+
+
+@library_app.command()
+def remove(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Documents of the library.", show_default=False)
+    ],
+) -> None:
+    """Remove documents. Conversations that were begun on them keep them."""
+    from chatterm.sessions.library import Library
+
+    known = Library()
+    known.find(names)  # all of them, or none
+    for name in dict.fromkeys(names):
+        print(f"Removed: {known.remove(name).name}")
+
+
+def documents_of(names: str) -> "tuple[Document, ...]":
+    """What `--library` names. Raises WrongUsage where that is nothing, SessionError for an unknown name."""
+    from chatterm.sessions.library import Library
+
+    given = [name.strip() for name in names.split(",") if name.strip()]
+    if not given:
+        raise WrongUsage("--library needs the name of a document; chatterm library list shows them.")
+    return Library().find(given)
+
+
+def _print_table(entries: "list[Entry]") -> None:
+    from time import time
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from chatterm.sessions.dates import when_text
+    from chatterm.sessions.library import size_text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Name", no_wrap=True)
+    table.add_column("Length", justify="right", no_wrap=True)
+    table.add_column("Added", no_wrap=True)
+    table.add_column("Source", overflow="fold", ratio=1)
+    now = time()
+    for entry in entries:
+        source = Text(one_line(entry.source, 200))
+        table.add_row(Text(entry.name), size_text(entry), when_text(entry.added, now), source)
+    Console().print(table)

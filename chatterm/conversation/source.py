@@ -1,0 +1,67 @@
+"""What becomes a document of the library: a file, a folder or a page, as a message would have it attached."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from chatterm.backends.backend import Document
+from chatterm.conversation.attached_file import read_text
+from chatterm.conversation.attachment_errors import AttachmentError
+from chatterm.conversation.attachments import fenced, located
+from chatterm.sessions.library import Entry, Library
+from chatterm.terminal.sanitize import one_line
+from models.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text that was read."""
+
+    text: str
+    """Each file as its name and a fenced block."""
+    place: str
+    """An absolute path, or an address."""
+    remark: str = ""
+    """What the person should know of it."""
+
+
+def read_source(written: str, folder: Path) -> Source:
+    """A file, a folder or an address as a person wrote it in `folder`; the person means it, wherever it is.
+
+    It waits for the disk or the network. Raises AttachmentError (one line).
+    """
+    if written.startswith(("http://", "https://")):
+        from chatterm.conversation.web_page import page_text
+
+        return Source(fenced(written, page_text(written, may_be_private=True)), written)
+    shown = one_line(written, 200)
+    path = located(folder, written)
+    try:
+        here, is_folder, is_there = path.absolute(), path.is_dir(), path.exists()
+    except (OSError, ValueError):
+        is_there = False
+    if not written or not is_there:
+        raise AttachmentError(f"There is no file or folder {shown!r}; check the path.")
+    if is_folder:
+        from chatterm.conversation.folder import folder_files
+
+        files = folder_files(path, f"{path.resolve().name}/")
+        left = (
+            f"{counted(len(files.left_out), 'file')} left out: no text, or too much."
+            if files.left_out
+            else ""
+        )
+        return Source("\n\n".join(fenced(*file) for file in files.texts.items()), str(here), left)
+    text = read_text(path, here.name)
+    if not text.strip():
+        raise AttachmentError(f"{shown} is empty; there is nothing to keep.")
+    return Source(fenced(here.name, text), str(here))
+
+
+def keep_document(library: Library, written: str, name: str, folder: Path) -> tuple[Entry, Document, str]:
+    """Read a document and put it into the library: its entry, itself, and what the person should know of it.
+
+    Raises AttachmentError and SessionError (one line); then nothing was kept.
+    """
+    found = read_source(written, folder)
+    document = Document(name, found.text)
+    return library.add(document, found.place), document, found.remark

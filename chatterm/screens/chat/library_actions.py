@@ -1,0 +1,171 @@
+"""The command about documents: list, add, begin a conversation on some, remove; and what of them is being read."""
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+
+from chatterm.backends import worker
+from chatterm.backends.backend import Document, EngineError, Figures
+from chatterm.backends.documents import names_of
+from chatterm.commands.library import Add, Open, Remove, library_lines, told
+from chatterm.conversation.attachments import working_folder
+from chatterm.conversation.source import keep_document
+from chatterm.screens.chat.command_part import CommandPart
+from chatterm.sessions.library import Entry, Library, size_text
+from chatterm.sessions.records import SessionError, SessionInfo
+from models.units import counted
+
+
+class LibraryActions(CommandPart):
+    _opening: tuple[Document, ...] | None = None
+    """On these a new conversation begins, once the backend has them."""
+    _wanted: tuple[Document, ...] = ()
+    """These are read one after the other."""
+    _asked = ""
+    """The name of the document that the person added last."""
+    _reading: tuple[Document, int] | None = None
+    """The document that is read, and how many tokens it has."""
+
+    @cached_property
+    def _library(self) -> Library:
+        store = self.screen.keeper.store
+        return Library(store.path if store is not None else None)
+
+    def library(self, text: str) -> None:
+        library = self._library
+        match told(text):
+            case None:
+                self.screen.in_thread(library.entries, self._show_library)
+            case Add(source, name):
+                self.screen.hint("The document is being fetched…", 3.0)
+                self.screen.in_thread(
+                    partial(keep_document, library, source, name, working_folder()), self._document_added
+                )
+            case Open(names):
+                if self.conversation.is_busy:
+                    raise EngineError("An answer is running; Esc stops it.")
+                self.screen.in_thread(partial(library.find, names), self._open_documents)
+            case Remove(name):
+                self.screen.in_thread(partial(library.remove, name), self._document_removed)
+
+    def _show_library(self, entries: list[Entry]) -> None:
+        names = [document.name for document in self.conversation.documents]
+        lines = partial(library_lines, entries, names, self.screen.model_name)
+        self.report("library", "Library", lines)
+
+    def _document_added(self, found: tuple[Entry, Document, str]) -> None:
+        entry, document, remark = found
+        left = f" {remark}" if remark else ""
+        self.screen.say(
+            f"{entry.name} is in the library: {size_text(entry)}.{left} /library open {entry.name} begins a "
+            "conversation on it."
+        )
+        self._asked = entry.name
+        self.read_ahead((document,))
+
+    def _document_removed(self, entry: Entry) -> None:
+        self._wanted = tuple(document for document in self._wanted if document.name != entry.name)
+        self.screen.say(f"{entry.name} is removed; conversations that were begun on it keep it.")
+
+    # --- reading ahead
+
+    def read_unread(self) -> None:
+        """Have read what was added where no model was: in the shell."""
+        if (info := self.screen.info) is not None and not info.is_remote:
+            self.screen.in_thread(partial(_unread, self._library), self.read_ahead)
+
+    def read_ahead(self, documents: Sequence[Document]) -> None:
+        """Have these read in idle time, one after the other, where the model is one of this machine."""
+        if (info := self.screen.info) is None or info.is_remote:
+            return
+        known = {document.name for document in self._wanted}
+        is_reading = bool(self._wanted)
+        self._wanted += tuple(document for document in documents if document.name not in known)
+        if self._wanted and not is_reading:
+            self.screen.submit(worker.Read(self._wanted[0]))
+
+    def reads(self, document: Document, tokens: int | None, problem: str = "") -> None:
+        """The engine reads a document from now on, or cannot."""
+        if tokens is None:
+            if problem and document.name == self._asked:
+                self.screen.say(problem, "error")
+            self._read_next(document)
+        else:
+            self._reading = document, tokens
+
+    def watch_reading(self, figures: Figures | None) -> None:
+        """See whether a document was read to its end."""
+        if self._reading is None or figures is None:
+            return
+        document, tokens = self._reading
+        found = next((chunk for chunk in figures.chunks if document.name in chunk.name.split(", ")), None)
+        if found is None or not found.is_read:
+            return
+        self._reading = None
+        if found.present >= found.tokens:
+            counted_now = partial(self._library.count, document, self.screen.model_name, tokens)
+            self.screen.in_thread(counted_now, lambda _: None)
+            if document.name == self._asked:
+                self.screen.say(f"{document.name} was read: {counted(tokens, 'token')}.")
+        self._read_next(document)
+
+    def _read_next(self, before: Document) -> None:
+        self._wanted = tuple(document for document in self._wanted if document != before)
+        if self._wanted:
+            self.screen.submit(worker.Read(self._wanted[0]))
+
+    def stop_reading(self) -> None:
+        """Another model is loaded."""
+        self._wanted, self._reading = (), None
+
+    # --- what the conversation begins with
+
+    def _open_documents(self, documents: tuple[Document, ...]) -> None:
+        if self.conversation.is_busy:
+            raise EngineError("An answer is running; Esc stops it, then open the documents.")
+        self._opening, self.conversation.is_leaving = documents, True
+        self.screen.submit(worker.SetDocuments(documents))
+
+    def opened(self, documents: tuple[Document, ...], problem: str = "") -> None:
+        """The backend has these, or says why it cannot."""
+        is_new = documents == self._opening
+        if is_new:
+            self._opening, self.conversation.is_leaving = None, False
+        if problem:
+            self.screen.say(problem, "error")
+            if not is_new:  # those of another conversation are none of this one
+                self.begin_with(())
+            return
+        if not is_new:
+            return
+        talk, kept = self.conversation, ""
+        if talk.keeper.session is not None or len(talk.tree):
+            self.begin_anew()
+            kept = self.kept()
+        talk.documents = documents
+        self.screen.tell(f"A conversation on {names_of(documents)} begins.{kept}")
+
+    def take_documents(self, info: SessionInfo) -> None:
+        """A session goes on with those that it was begun on."""
+        if info.documents != self.conversation.documents:
+            self.begin_with(info.documents)
+
+    def begin_with(self, documents: tuple[Document, ...]) -> None:
+        """The conversation begins with these."""
+        self.conversation.documents = documents
+        self.screen.submit(worker.SetDocuments(documents))
+
+    def begin_anew(self) -> None:
+        """What comes next is another conversation."""
+        raise NotImplementedError
+
+    def kept(self) -> str:
+        """Where the one before is, as a sentence; "" where it is nowhere."""
+        raise NotImplementedError
+
+
+def _unread(library: Library) -> tuple[Document, ...]:
+    """Nobody asked for it: what is wrong with the disk is said elsewhere."""
+    try:
+        return library.unread()
+    except SessionError:
+        return ()
