@@ -191,7 +191,8 @@ def at(
         pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
         how: Literal["off", "draft"]
         for how, said in (("off", off), ("draft", on)):
-            watched = Watched(engine._scheduler, pace, drafts=simulated)
+            # Steps without guesses would have what others cost forgotten.
+            watched = Watched(engine._scheduler, pace if how == "draft" else Pace(), drafts=simulated)
             said.append(answer(engine, prompt, len(plain), how, watched))
         if on[-1].tokens != plain:
             sys.exit(f"acceptance {rate}, turn {turn}: the tokens differ")

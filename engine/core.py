@@ -18,7 +18,6 @@ from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
-from engine.execute.runner import Runner
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
 from engine.params import UNRECOMMENDED, SamplingParams
@@ -190,7 +189,9 @@ class EngineCore:
             prefill_done=done,
             prefill_total=total,
             decode=self._decode_name,
-            notes=self._told,
+            notes=sum(
+                (one.notes for one in (self._tuner, self._speculating) if one is not None), self._notes
+            ),
             bandwidth=self._bandwidth,
             host_bytes=self._host_bytes,
             draft_bytes=self._drafts.nbytes if self._drafts is not None else 0,
@@ -216,21 +217,12 @@ class EngineCore:
     @property
     def copied_bytes(self) -> int:
         """Bytes of mapped weights that were copied since they were loaded."""
-        runner: Runner | None = self.__dict__.get("_runner")  # none once closed
-        drafts = self._drafts
-        return 0 if runner is None else runner.copied_bytes + (0 if drafts is None else drafts.copied_bytes)
+        owners = self.__dict__.get("_runner"), self._drafts  # none once closed
+        return sum(owner.copied_bytes for owner in owners if owner is not None)
 
     @property
     def _drafts(self) -> Source | None:
         return self._speculating.drafts if self._speculating is not None else None
-
-    @property
-    def _told(self) -> tuple[str, ...]:
-        """What people should know."""
-        more = self._tuner.notes if self._tuner is not None else ()
-        speculating = self._speculating
-        problem = (speculating.problem,) if speculating is not None and speculating.problem else ()
-        return (*self._notes, *more, *problem)
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
         """Have `seen` called with a picture of the blocks, between two steps. Returns at once.
@@ -265,8 +257,7 @@ class EngineCore:
         if self._host is not None:
             self._host.close()
             self._host = None
-        if self._speculating is not None:
-            self._speculating.drafts = None
+        self._speculating = None
         if self._host_experts is not None:
             self._host_experts.close()
             self._host_experts = None

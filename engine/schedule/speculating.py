@@ -63,7 +63,7 @@ class Speculating:
     texts: Texts = field(default_factory=Texts)
     drafts: Source | None = None
     """A draft model."""
-    problem: str = ""
+    notes: tuple[str, ...] = ()
     """Why there is no draft model any more, in a line."""
     drafting_s: float = 0.0
     """What the draft model took for the guesses of this step."""
@@ -228,7 +228,7 @@ class Speculating:
             return function(self.drafts)
         except Exception as error:  # noqa: BLE001 - whatever it is, answers do without it
             why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
-            self.problem = f"Nothing is drafted any more, because the {self.drafts.told} failed: {why}."
+            self.notes = (f"Nothing is drafted any more, because the {self.drafts.told} failed: {why}.",)
             self.drafts = None
         return None
 

@@ -97,7 +97,7 @@ def test_an_answer_is_the_same_whatever_is_drafted(
         for step, (event, same) in enumerate(zip_longest(one, other)):
             assert event == same, f"seed {seed}, answer {number}, token {step}"
     assert [told(one)[:4] for one in again] == [told(one)[:4] for one in plain], f"seed {seed}"
-    assert speculating.problem == ""
+    assert speculating.notes == ()
     engine._loop.call(drafting(engine).blocks.check)
 
 
@@ -235,7 +235,7 @@ def test_one_whose_output_is_no_number_is_let_go_of(models: tuple[Network, Netwo
         for temperature in (0.0, 1.0):
             speculating.drafts = drafts
             assert len(list(engine.stream([*b"abc"], replace(GREEDY, temperature=temperature, seed=3)))) > 9
-            assert speculating.problem.endswith("failed: its output is not a number.")
+            assert speculating.notes[0].endswith("failed: its output is not a number.")
 
 
 def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
@@ -262,7 +262,7 @@ def test_where_its_cache_is_full_answers_go_on(models: tuple[Network, Network]) 
         speculating = draft(engine)
         events = list(engine.stream([*b"abc"], GREEDY))
         assert len(events) == len(list(engine.stream([*b"abc"], GREEDY)))
-        assert speculating.problem == ""
+        assert speculating.notes == ()
 
 
 def test_a_draft_model_that_does_not_fit_is_left_out() -> None:
