@@ -96,6 +96,8 @@ class Speculating:
             if known is not None and known.hoped.tokens and unit:
                 self.pace.acceptance.saw(known.hoped, 1, 0)
                 known.balance.saw(-seconds / unit / len(sequences))
+                sequence.saved_s -= seconds / len(sequences)
+                known.hoped = NOTHING
 
     def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
         """Have `draw` draw the token after each row of `chunk`, as long as those before it were guessed rightly."""
@@ -236,7 +238,8 @@ class Speculating:
         known, unread = self._known[sequence], sequence.unread
         balance = self.pace.drafts if known.guess.chances else known.balance
         count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated), unread)
-        known.hoped = known.guess if unread and count else NOTHING
+        if unread:
+            known.hoped = known.guess if count else NOTHING
         return known.guess.tokens[unread : unread + (count if unread else self._reserve(sequence, count))]
 
     def _room(self, sequence: Sequence) -> int:
