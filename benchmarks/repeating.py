@@ -101,9 +101,11 @@ def _id(tokenizer: Tokenizer, text: str) -> int:
 
 
 @contextmanager
-def repeating_engine(streams: int = 8, seed: int = 0, draft: int | None = None) -> Iterator[Engine]:
-    """An engine with such a model on the CPU, and as its draft model one of the seed `draft`: it is nearly always right
-    where that is the same one."""
+def repeating_engine(
+    streams: int = 8, seed: int = 0, draft: int | None = None, device: str = "cpu"
+) -> Iterator[Engine]:
+    """An engine with such a model, and as its draft model one of the seed `draft`: it is nearly always right where that
+    is the same one. On a GPU what it computes does not depend on what is beside it."""
     with TemporaryDirectory() as folder:
         path, other = Path(folder) / "repeating", Path(folder) / "draft"
         write_repeating(path, seed=seed)
@@ -111,7 +113,8 @@ def repeating_engine(streams: int = 8, seed: int = 0, draft: int | None = None) 
             write_repeating(other, seed=draft)
         engine = Engine.load(
             str(path),
-            device="cpu",
+            device=device,
+            deterministic=device != "cpu",
             quantize="int8",
             context=2048,
             streams=streams,

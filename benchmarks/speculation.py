@@ -241,7 +241,7 @@ def main() -> None:
     )
     parser.add_argument("--kinds", default="Q4_0:Q4_0", help="of their weights: Q4_0 or Q8_0")
     parser.add_argument("--acceptances", nargs="+", type=float, default=[0.5, 0.6, 0.7, 0.8, 0.9])
-    parser.add_argument("--device", default="cpu", help="of the pairs")
+    parser.add_argument("--device", default="cpu", help="of the pairs, and of random conversations")
     parser.add_argument("--threads", type=int, help="of a CPU, for the pairs")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
@@ -263,7 +263,7 @@ def main() -> None:
         }
         return keep(arguments.json, pairs)
     if arguments.identity and arguments.model is None:
-        with repeating_engine(draft=arguments.draft_seed) as small:
+        with repeating_engine(draft=arguments.draft_seed, device=arguments.device) as small:
             return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
     engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8, draft=arguments.draft)
     with closing(engine):
