@@ -80,13 +80,14 @@ class Speculating:
         guesses = self._guesses([chunk.sequence for chunk in chunks])
         return [replace(chunk, guesses=found) for chunk, found in zip(chunks, guesses, strict=True)]
 
-    def hopes(self, sequences: list[Sequence]) -> bool:
-        """Whether guesses may pay in the next step of these in their slots, some of whose tokens may be unread."""
-        self._begin(sequences)
-        return all(_may_guess_in_slot(sequence) for sequence in sequences) and any(self._guesses(sequences))
-
     def spans(self, sequences: list[Sequence]) -> list[tuple[Sequence, tuple[int, ...]]]:
-        """The same once all tokens are read: each with guesses where they pay, and room for their rows."""
+        """These in their slots, each with guesses where they pay, and room for their rows.
+
+        While tokens are unread it is what may pay, if those are what is guessed of them; there is no room yet.
+        """
+        self._begin(sequences)
+        if not all(_may_guess_in_slot(sequence) for sequence in sequences):
+            return [(sequence, ()) for sequence in sequences]
         return list(zip(sequences, self._guesses(sequences), strict=True))
 
     def waited(self, sequences: list[Sequence], seconds: float) -> None:

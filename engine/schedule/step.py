@@ -159,13 +159,17 @@ class EngineStep:
     def _check(self, launched: list[Sequence]) -> bool:
         """Do a step of these with guesses of what they say, where that pays. False: they are to be launched as ever."""
         speculating, decoding = self.speculating, self.decoding
-        if speculating is None or decoding is None or not speculating.hopes(launched):
+        if speculating is None or decoding is None:
             return False
-        self._read(0)
         began, firsts = perf_counter(), decoding.runner.firsts
+        spans = speculating.spans(launched)
+        if not any(guesses for _, guesses in spans):
+            return False
+        if decoding.in_flight:
+            self._read(0)
+            began = perf_counter()
+            spans = speculating.spans([sequence for sequence in launched if sequence.joined])
         self._settle(began)
-        here = [sequence for sequence in launched if sequence.joined]
-        spans = speculating.spans(here)
         self._launched_at = 0.0
         if not any(guesses for _, guesses in spans):
             self._waiting = began

@@ -85,18 +85,23 @@ class Costs:
     _drafts: dict[int, deque[float]] = field(default_factory=dict)
     """By texts what its latest steps took, in seconds."""
 
+    _sized: list[int] = field(default_factory=list)
+    """How many rows are computed for so many."""
+
     def __post_init__(self) -> None:
         self.ratios = list(self.believed)
+        rows = range(MOST_ROWS + 1)
+        self._sized = [next(size for size in self.sizes if size >= count) for count in rows]
 
     def of(self, rows: int) -> float:
         """Of a step of so many rows."""
-        return self.ratios[self._size(rows) - 1]
+        return self.ratios[self._sized[rows] - 1]
 
     def saw(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
         if not 1 <= rows <= MOST_ROWS:
             return
-        rows = self._size(rows)
+        rows = self._sized[rows]
         if rows == 1:
             self.since, self._plain = 0, self._plain + 1
             self._units.append(seconds)
@@ -108,9 +113,6 @@ class Costs:
             latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
             latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
             self._judge()
-
-    def _size(self, rows: int) -> int:
-        return next(size for size in self.sizes if size >= rows)
 
     def drafted(self, texts: int, seconds: float) -> None:
         """A draft model took so long for a token of each of so many texts."""
@@ -199,17 +201,21 @@ class Acceptance:
 
     def hold(self, guess: Guess) -> list[float]:
         """For each of its tokens, how likely it and all before it are right."""
-        return list(accumulate((self.of(guess, at) for at in range(len(guess.tokens))), mul))
+        count = len(guess.tokens)
+        each = [self.of(guess, at) for at in range(count)] if guess.chances else [self.of(guess)] * count
+        return list(accumulate(each, mul))
 
     def saw(self, guess: Guess, offered: int, held: int) -> None:
         """Of `offered` tokens of a guess the first `held` were right."""
+        rate = 0.0 if guess.chances else self.of(guess)
         for at in range(min(held + 1, offered)):
             if guess.chances:
                 self.drafts[_sureness(guess, at)].saw(at < held)
                 self.drafted.saw(at < held)
             else:
-                rate = self.of(guess)
-                self.rates[_kind(guess)] = rate + ((at < held) - rate) / 16
+                rate += ((at < held) - rate) / 16
+        if not guess.chances:
+            self.rates[_kind(guess)] = rate
 
     def relax(self) -> None:
         """No drafts were worth making."""
