@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -74,6 +74,7 @@ class ScriptedRunner:
     vocab: range
     pace: list[tuple[int, float]]
     clock: Clock
+    checks_guesses: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         from engine.sampling.sampler import Drawn

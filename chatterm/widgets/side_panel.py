@@ -164,7 +164,7 @@ def _library(live: Live, width: int) -> list[Line]:
         lines.append(_pair("cached", f"{chunk.present:,} of {chunk.tokens:,}", width))
         if chunk.branches > 1:
             saved = f"save {bytes_text(chunk.saved_bytes)}"
-            lines.append(_pair(f"{chunk.branches} branches on it", saved, width))
+            lines.append(_pair(f"{counted(chunk.branches, 'branch')} on it", saved, width))
     return lines
 
 

@@ -84,6 +84,8 @@ class EngineStep:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
         self.decoding = Decoding(runner, self.blocks)
         self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave
+        if not runner.checks_guesses:
+            self.speculating = None
 
     @property
     def has_work(self) -> bool:
@@ -186,14 +188,12 @@ class EngineStep:
     def _settle(self, now: float) -> None:
         """A step that checked guesses took until the device had its next one."""
         if self._checked is not None and self.speculating is not None:
-            checked, began = self._checked
-            self.speculating.saw(checked, now - began)
+            self.speculating.saw(self._checked[0], now - self._checked[1])
         self._checked = None
 
     def _launched(self, sequences: list[Sequence]) -> None:
         """The device has a step again: what it did without one is what guesses cost."""
-        now = perf_counter()
-        self._settle(now)
+        self._settle(now := perf_counter())
         if self._waiting and self.speculating is not None:
             self.speculating.waited(sequences, now - self._waiting)
         self._waiting = 0.0

@@ -300,7 +300,7 @@ def test_memory_is_bounded_by_what_is_in_flight(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_nothing_half_written_stays(tmp_path: Path) -> None:
     class Full(io.FileIO):
-        room = 400
+        room = 1000
 
         def write(self, data: Any) -> int:
             if self.tell() + len(data) > self.room:

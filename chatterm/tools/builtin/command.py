@@ -57,10 +57,10 @@ class RunCommand:
         },
     )
 
-    def __init__(self, folder: Path, bwrap: Callable[[], str | None] = sandbox.program) -> None:
-        """`bwrap` says where the sandbox is; None: there is none."""
+    def __init__(self, folder: Path, bwrap: Callable[[], str | None] | None = None) -> None:
+        """`bwrap` says where the sandbox is, or None where there is none; by default `sandbox.program` does."""
         self._folder = folder.resolve()
-        self._bwrap = bwrap
+        self._bwrap = bwrap or sandbox.program
 
     def plan(self, arguments: Mapping[str, Any]) -> Plan:
         given = checked(self.tool, arguments)
