@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -92,6 +92,7 @@ class ClockRunner:
     clock: Clock
     machine: Machine
     capacity: int = 64
+    checks_guesses: ClassVar[bool] = False
     told: dict[Sequence, list[float]] = field(default_factory=dict)
     _unread: deque[tuple[float, list[Sequence]]] = field(default_factory=deque)
 
