@@ -296,6 +296,8 @@ async def reading(driver: Driver) -> None:
         Chunk("sediment, gauges", 1144, True, 1144, 0, 3, 46_080),
         Chunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
     )
+    await driver.shows("field-notes")
+    await driver.pilot.pause()
 
 
 async def library(driver: Driver) -> None:
