@@ -167,9 +167,11 @@ class Speculating:
     def _guesses(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
         """For each the guesses that pay. There is room for their rows, unless tokens before them are unread."""
         rows, tokens, found = len(sequences), float(len(sequences)), list[tuple[int, ...]]()
+        if rows >= MOST_ROWS:
+            return [()] * rows
         for sequence in sequences:
             self._look_up(sequence, MOST_ROWS - rows)
-        if self.drafts is not None and not self.pace.measures and rows < MOST_ROWS:
+        if self.drafts is not None and not self.pace.measures:
             self._draft([sequence for sequence in sequences if not sequence.unread])
         for sequence in sequences:
             guesses = self._guess(sequence, rows, tokens) if rows < MOST_ROWS else ()

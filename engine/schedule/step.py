@@ -23,6 +23,7 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.schedule.speculating import Speculating
+from engine.speculation.pace import MOST_ROWS
 from engine.store.disk import DiskTier
 from models.load import is_out_of_memory
 
@@ -130,9 +131,13 @@ class EngineStep:
                 self._join(sequence, None)
         # Who joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
+        checked = False
         if not launched or step.chunks:
             self._checked = None
-        elif self._check(launched):
+        elif len(launched) < MOST_ROWS:
+            with self._ending(lambda: launched):
+                checked = self._check(launched)
+        if checked:
             self._report_finished()
             return
         launched = [sequence for sequence in launched if sequence.joined]
@@ -152,8 +157,8 @@ class EngineStep:
                 drawn = self._run(step.chunks)
         self._read(int(bool(launched)))
         if self.speculating is not None and decoding is not None:
-            alone = bool(launched) and not step.chunks and not step.joining
-            self._time(decoding, launched if alone else [], follows)
+            alone = len(launched) <= MOST_ROWS and not step.chunks and not step.joining
+            self._time(self.speculating, decoding.runner.firsts, launched if alone else [], follows)
         self._jump_ahead()
         self._draw_all(drawn)
         self._report_finished()
@@ -176,13 +181,12 @@ class EngineStep:
         if not any(guesses for _, guesses in spans):
             self._waiting = began
             return False
-        with self._ending(lambda: [*decoding.joined]):
-            held = decoding.check_guesses(spans, self._took)
-            checked = [(one, len(tokens), count) for (one, tokens), count in zip(spans, held, strict=True)]
-            for one in checked:
-                speculating.checked(*one)
-            if decoding.runner.firsts == firsts:
-                self._checked = checked, began
+        held = decoding.check_guesses(spans, self._took)
+        checked = [(one, len(tokens), count) for (one, tokens), count in zip(spans, held, strict=True)]
+        for one in checked:
+            speculating.checked(*one)
+        if decoding.runner.firsts == firsts:
+            self._checked = checked, began
         return True
 
     def _settle(self, now: float) -> None:
@@ -198,17 +202,11 @@ class EngineStep:
             self.speculating.waited(sequences, now - self._waiting)
         self._waiting = 0.0
 
-    def _time(self, decoding: Decoding, launched: list[Sequence], follows: bool) -> None:
+    def _time(self, speculating: Speculating, firsts: int, launched: list[Sequence], follows: bool) -> None:
         """Tell what steps take that are launched one behind the other; nobody: something else was computed, too."""
-        now, firsts = perf_counter(), decoding.runner.firsts
-        if (
-            launched
-            and follows
-            and self._launched_at
-            and firsts == self._firsts
-            and self.speculating is not None
-        ):
-            self.speculating.saw([(sequence, 0, 0) for sequence in launched], now - self._launched_at)
+        now = perf_counter()
+        if launched and follows and self._launched_at and firsts == self._firsts:
+            speculating.saw([(sequence, 0, 0) for sequence in launched], now - self._launched_at)
         self._launched_at, self._firsts = now if launched else 0.0, firsts
 
     def _read(self, ahead: int) -> None:

@@ -4,34 +4,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from benchmarks.conversations import Eager
 from engine import Engine
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import MOST_ROWS, Balance, Pace
 from engine.speculation.sources import Guess
 from engine.speculation.texts import Text, Texts
-
-
-class Eager(Pace):
-    """Every guess is checked, whatever it costs."""
-
-    @property
-    def measures(self) -> bool:
-        return False
-
-    def drafts_more(
-        self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
-    ) -> bool:
-        return len(guess.tokens) < most
-
-    def best(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
-    ) -> tuple[float, int]:
-        return float(bool(guess.chances)), len(guess.tokens)
-
-    def count(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
-    ) -> int:
-        return max(min(len(guess.tokens) - unread, MOST_ROWS - rows), 0)
 
 
 @dataclass(slots=True)

@@ -103,12 +103,11 @@ def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
     assert 50 < accepted < guessed
 
 
-def test_what_pays_is_found_and_what_never_holds_is_left(engine: Engine) -> None:
+def test_an_answer_is_the_same_where_the_engine_knows_what_pays(engine: Engine) -> None:
     """With the engine's own pace, which knows after some steps what they take."""
     params = SamplingParams(temperature=0.0, max_tokens=400, speculation="auto")
     forget(engine)
-    speculating = engine._engine_step.speculating
-    assert speculating is not None
+    assert engine._engine_step.speculating is not None
     plain = asked(engine, 1, replace(params, speculation="off"))
     events = list(engine.events(plain))
     forget(engine)

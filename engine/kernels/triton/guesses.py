@@ -1,7 +1,6 @@
 """What a step that checks guesses has beside any other: its rows, and who of them may draw.
 
-A row of such a step is the newest token of a sequence, or a guess; a sequence has its rows side by side. The plain
-twins are in `tests/engine/kernels/test_guesses.py`.
+A row of such a step is the newest token of a sequence, or a guess; a sequence has its rows side by side.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
