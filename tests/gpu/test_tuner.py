@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from engine.build import Options, build
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.cuts import numbers
+from engine.execute.cuda.cuts import Cuts, numbers, table_cuts
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.tuner import Tuner, every, machine_identity, model_identity
@@ -93,17 +93,23 @@ def test_the_next_start_uses_what_was_found(
     network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path))
-    other = 1, 4, 2, 2
+    name = "1 to 8 rows: 4096 x 1024"
 
-    def taken(**options: Any) -> tuple[int, ...]:
+    def cuts(**options: Any) -> Cuts:
         pieces = build(network, GPU, torch.bfloat16, Options(context=1024, **options), ())
         assert pieces.decode_runner is not None
         assert isinstance(pieces.decode_runner.program, FusedDecoder)
-        return numbers(pieces.decode_runner.program.cuts.product(1, 4096, 1024, False, None))
+        return pieces.decode_runner.program.cuts
+
+    def taken(**options: Any) -> tuple[int, ...]:
+        return numbers(cuts(**options).product(1, 4096, 1024, False, None))
 
     usual = taken()
+    table = table_cuts(GPU)
+    table.product(1, 4096, 1024, False, None)
+    other = numbers(table.candidates[name][-1])
     assert usual != other
     identity = {**machine_identity(GPU), "model": model_identity(network)}
-    store.keep(identity, Tuning("tiny", {"1 to 8 rows: 4096 x 1024": other}, {"1": (2e-4, 1e-4)}))
+    store.keep(identity, Tuning("tiny", {name: other}, {"1": (2e-4, 1e-4)}))
     assert taken() == other
     assert taken(tuned=False) == taken(deterministic=True) == usual
