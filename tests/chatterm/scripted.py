@@ -190,7 +190,10 @@ class ScriptedBackend:
         if self.on_switch is not None:
             self.on_switch(model)
         self.history.clear()
-        self.model, self.info = model, ModelInfo(model, "cpu", "float32", self.context_length, self.thinks)
+        self.model = model
+        self.info = ModelInfo(
+            model, "cpu", "float32", self.context_length, self.thinks, calls_tools=self.calls_tools
+        )
 
     def send(self, text: str) -> Iterator[TokenEvent]:
         self.calls.append(("send", text))
