@@ -44,11 +44,13 @@ class ChatApp(GuardedApp):
         store: "Store | None" = None,
         session: str | None = None,
         sampling: Mapping[str, Any] | None = None,
+        tools: str = "",
         terminal: Terminal | None = None,
     ) -> None:
         """`store` keeps the conversation (None: nobody does), `session` is the one of it to go on with.
 
-        `sampling` is what was chosen for this chat. Raises SettingsError for a theme that does not exist.
+        `sampling` is what was chosen for this chat, `tools` what `/tools` is to switch on. Raises SettingsError for a
+        theme that does not exist.
         """
         settings = settings or Settings()
         super().__init__(
@@ -57,6 +59,7 @@ class ChatApp(GuardedApp):
         self.worker = Worker(backend)
         self.chat = ChatScreen(backend, self.worker, Keeper(store, session), settings)
         self.chat.conversation.sampling = dict(sampling or {})
+        self.chat.tooling.wanted = tools
 
     def on_mount(self) -> None:
         self.push_screen(self.chat)
@@ -106,6 +109,7 @@ def run_app(
     settings: Settings | None = None,
     session: str | None = None,
     sampling: Mapping[str, Any] | None = None,
+    tools: str = "",
 ) -> int:
     """Chat until the person leaves; the exit code. Raises EngineError for a theme that does not exist.
 
@@ -126,6 +130,7 @@ def run_app(
             store=store,
             session=session,
             sampling=sampling,
+            tools=tools,
             terminal=this_terminal(),
         )
         threading.excepthook = app.thread_failed

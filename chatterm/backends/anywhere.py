@@ -17,6 +17,7 @@ from chatterm.backends.backend import (
     OnProgress,
     Part,
     Progress,
+    reading_text,
 )
 from chatterm.backends.exchange import Outcome
 from chatterm.backends.remote.address import Remote, found
@@ -85,7 +86,7 @@ class Anywhere:
         other = self._other
         if other is None or index == 0:
             return self._now.waiting(index)
-        return self._opening or other.waiting()
+        return self._opening or other.waiting() or reading_text(other.figures())
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
         other = self._made(model, self._chosen())

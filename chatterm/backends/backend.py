@@ -60,6 +60,7 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "TurnStats",
+    "reading_text",
 ]
 
 Attention = Literal["auto", "flash", "triton", "sdpa"]
@@ -393,3 +394,10 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything. The backend is of no use afterwards; closing twice is fine."""
+
+
+def reading_text(figures: Figures | None) -> str:
+    """That the prompt is read, and how far it is, for a narrow place."""
+    if figures is None or not figures.prefill_total:
+        return "reading"
+    return f"reading · {100 * figures.prefill_done // figures.prefill_total}%"

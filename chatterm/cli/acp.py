@@ -66,12 +66,12 @@ def acp(
     if system is not None:
         options.check_utf8(system)
     options.check_model(model)
-    _check_tools(tools)
     chosen = replace(options.engine_options(invocation), system=system, think=think)
     of_preset: set[str] = set()
     if preset is not None:
-        chosen, preset_model, of_preset = options.with_preset(chosen, preset, invocation)
-        model = model or preset_model
+        chosen, stated, of_preset = options.with_preset(chosen, preset, invocation)
+        model, tools = model or stated.model, tools or ",".join(stated.tools or ())
+    _check_tools(tools)
     from chatterm.settings.settings import with_settings
     from models.hub.default import DEFAULT_MODEL
 

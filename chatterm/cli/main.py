@@ -209,12 +209,12 @@ def run(
         inline or parallel or answers > 1 or not (prompt or question)
     ):
         raise WrongUsage("--tools is for one conversation with -p; in the chat, /tools switches tools on.")
-    if allow_changes and tools is None:
-        raise WrongUsage("--allow-changes is about --tools; add --tools NAMES.")
     of_preset: set[str] = set()
     if preset is not None:
-        chosen, preset_model, of_preset = options.with_preset(chosen, preset, invocation)
-        model = model or preset_model
+        chosen, stated, of_preset = options.with_preset(chosen, preset, invocation)
+        model, tools = model or stated.model, tools or ",".join(stated.tools or ()) or None
+    if allow_changes and tools is None:
+        raise WrongUsage("--allow-changes is about --tools; add --tools NAMES.")
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
@@ -283,8 +283,9 @@ def run(
         if inline:
             from chatterm.cli.inline.chat import run_inline
 
+            first = [f"/tools {tools}", *prompts] if tools is not None else prompts
             code = run_inline(
-                backend, first=prompts, stats=stats, sampling=chosen_sampling, settings=preferences, **resume
+                backend, first=first, stats=stats, sampling=chosen_sampling, settings=preferences, **resume
             )
             raise typer.Exit(code)
         if not prompts:
@@ -295,7 +296,14 @@ def run(
             if save:
                 preferences = replace(preferences, sessions=SessionSettings(save=True))
             raise typer.Exit(
-                run_app(backend, theme=theme, settings=preferences, sampling=chosen_sampling, **resume)
+                run_app(
+                    backend,
+                    theme=theme,
+                    settings=preferences,
+                    sampling=chosen_sampling,
+                    tools=tools or "",
+                    **resume,
+                )
             )
         if parallel or answers > 1:
             from chatterm.cli.parallel import answer_all

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chatterm.backends.attach import Attached
     from chatterm.backends.backend import Backend, ChatOptions
     from chatterm.backends.remote.address import Remote
+    from chatterm.settings.presets import SavedPreset
     from chatterm.settings.settings import Settings
 
 MODEL = (
@@ -57,7 +58,7 @@ Preset = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Model, system prompt and sampling of this preset (/preset lists them).",
+        help="Model, system prompt, tools and sampling of this preset (/preset lists them).",
         show_default=False,
     ),
 ]
@@ -331,8 +332,8 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
 
 def with_preset(
     chosen: "ChatOptions", name: str, invocation: typer.Context
-) -> "tuple[ChatOptions, str | None, set[str]]":
-    """`chosen` with what the preset states and the command line does not; its model, and the fields it decides.
+) -> "tuple[ChatOptions, SavedPreset, set[str]]":
+    """`chosen` with what the preset states and the command line does not; the preset, and the fields it decides.
 
     Raises SettingsError.
     """
@@ -344,7 +345,7 @@ def with_preset(
         k: v for k, v in stated.items() if v is not None and not is_given(invocation, k)
     }
     sampling = {**preset.sampling, **chosen.sampling}
-    return replace(chosen, **fields, sampling=sampling), preset.model, set(fields)
+    return replace(chosen, **fields, sampling=sampling), preset, set(fields)
 
 
 @contextmanager

@@ -34,9 +34,7 @@ class Unasked:
             changing = [name for name in found if box.planner(name).effect in _CHANGES]
             if changing and not may_change:
                 self.close()
-                raise WrongUsage(
-                    f"{word} may change things; add --allow-changes, or leave it out of --tools."
-                )
+                raise WrongUsage(f"{word} may change things; add --allow-changes, or leave it out.")
             box.on |= set(found)
 
     def results(self, calls: list[ToolCall], say: Callable[[str], None]) -> list[ToolResult]:

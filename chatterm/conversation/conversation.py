@@ -288,7 +288,8 @@ class Conversation(Branching):
             self._fail(turn, now)
 
     def _fail(self, turn: Turn, now: float) -> None:
-        if turn.has_begun or turn.is_resumed or turn.exchange.results:
+        is_left = turn.is_dropped and not turn.is_retry  # there is nobody to give the message back to
+        if turn.has_begun or turn.is_resumed or turn.exchange.results or is_left:
             self._held.forget()  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
@@ -299,6 +300,8 @@ class Conversation(Branching):
         else:
             self._withdraw(turn)
             if not turn.is_retry:
+                while self.waiting:  # they may be about what was refused
+                    self.take_back()
                 self._view.give_back(turn.prompt.text)
 
     def _withdraw(self, turn: Turn) -> None:

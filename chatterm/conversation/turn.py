@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backends.backend import Backend, Exchange, Figures, FinishReason, Outcome, TokenEvent, TurnStats
+from chatterm.backends.backend import (
+    Backend,
+    Exchange,
+    Figures,
+    FinishReason,
+    Outcome,
+    TokenEvent,
+    TurnStats,
+    reading_text,
+)
 from chatterm.backends.worker import Token
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import Live, Speedometer, rate_text, seconds_text
@@ -60,7 +69,8 @@ class Turn:
         """It was taken off the screen while it ran."""
         self.is_undone = False
         """It shall be taken back as soon as it has stopped."""
-        self.waiting = ""
+        self.doing = "reading"
+        """What it does before its first token, in few words."""
         """What it waits for before it begins, as in Backend."""
         self._thought_s = answer.thinking_s
         self._stats_before = dict(exchange.stats)
@@ -137,7 +147,8 @@ class Turn:
 
     def tick(self, now: float, figures: Figures | None, waiting: str = "") -> bool:
         """Move what moves by itself; whether anything did. `waiting` is as in Backend."""
-        answer, self.waiting = self.answer, waiting
+        answer = self.answer
+        self.doing = waiting or reading_text(figures)
         if answer.is_thinking and self._thinking_since is not None:
             answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""

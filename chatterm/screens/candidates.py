@@ -308,13 +308,14 @@ class Candidates(Canvas):
 
     def _head(self, turn: Turn, width: int, *, with_text: bool) -> Line:
         """Its number, what it is doing, and of one that is not open how it begins."""
-        number = f"{self._number(turn)}  "
+        number, state = f"{self._number(turn)}  ", _state(turn)
         names = labels(other.exchange.model for other in self._all)
         if len(names) > 1:  # several models are compared
-            state = _state(turn)
-            room = max(width - cells(number) - cells(state) - 2, 8)
-            number += f"{elided(names.get(turn.exchange.model, ''), room)}  "
-        state = elided(_state(turn), max(width - cells(number), 1))
+            name, room = names.get(turn.exchange.model, ""), width - cells(number) - 2
+            if cells(name) + cells(state) > room:
+                state = _state(turn, is_short=True)
+            number += f"{elided(name, max(room - cells(state), 8))}  "
+        state = elided(state, max(width - cells(number), 1))
         line: Line = [(number, "accent"), (state, "muted")]
         room = width - line_cells(line) - 2
         if with_text and room > 8:
@@ -323,19 +324,19 @@ class Candidates(Canvas):
         return line
 
 
-def _state(turn: Turn) -> str:
-    """What a candidate is doing, or has come to."""
+def _state(turn: Turn, *, is_short: bool = False) -> str:
+    """What a candidate is doing, or has come to; a short one does not tell how long it has thought."""
     count = counted(turn.speed.count, "token")
     reason = turn.exchange.finish_reason
     if reason is not None:
         end = "failed" if turn.problem else _ENDS.get(reason, "")
-        thought = turn.answer.thinking_tokens
+        thought = 0 if is_short else turn.answer.thinking_tokens
         return " · ".join(part for part in (count, end, f"{thought:,} thinking" if thought else "") if part)
     sign = SPINNER[int((monotonic() - turn.started) * 10) % len(SPINNER)]
     if turn.is_stopping:
         return f"{sign} stopping"
     if not turn.has_begun:
-        return f"{sign} {turn.waiting or 'reading'}"
+        return f"{sign} {turn.doing}"
     return f"{sign} thinking, {count}" if turn.answer.is_thinking else f"{sign} {count}"
 
 

@@ -1,4 +1,4 @@
-"""Presets: a model, a system prompt and sampling under one name, each in a TOML file beside the settings."""
+"""Presets: a model, a system prompt, tools and sampling under one name, each in a TOML file beside the settings."""
 
 import re
 import tomllib
@@ -19,6 +19,7 @@ from chatterm.terminal.sanitize import one_line
 WORDS = ("save", "replace")
 """What `/preset` understands before a name."""
 _NAME = re.compile(r"[\w][\w.-]{0,63}")
+_TOOL = re.compile(r"[\w.:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class SavedPreset:
     model: str | None = None
     system: str | None = None
     think: ThinkMode | None = None
+    tools: tuple[str, ...] | None = None
+    """What `/tools` calls them; none at all switches them off."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,7 +69,8 @@ def parse_preset(source: str, path: Path) -> SavedPreset:
         lines = statement_lines(source, keys) or (0, 0)
         raise SettingsError(f"{path}, line {lines[0] + 1}: {problem}")
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in sampling.items()}
-    return SavedPreset(tables.get("model"), tables.get("system"), tables.get("think"), values)
+    tools = tuple(tables["tools"]) if "tools" in tables else None
+    return SavedPreset(tables.get("model"), tables.get("system"), tables.get("think"), tools, values)
 
 
 def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[str, ...], str]]:
@@ -82,6 +86,9 @@ def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[s
             found.append(((name,), f"{name} is {one_line(repr(value), 60)}; it must be text in quotes."))
     if "think" in tables and (problem := problem_with("model", "think", tables["think"])):
         found.append((("think",), problem))
+    tools = tables.get("tools", [])
+    if not isinstance(tools, list) or not all(isinstance(w, str) and _TOOL.fullmatch(w) for w in tools):
+        found.append((("tools",), 'tools is a list of what /tools calls them: tools = ["read", "search"].'))
     names = [part.name for part in fields(SamplingSettings)]
     for name, value in sampling.items():
         problem = problem_with("sampling", name, value) if name in names else _unknown(name, names)
@@ -105,7 +112,7 @@ def save_preset(name: str, preset: SavedPreset, *, replace: bool = False) -> Pat
         raise SettingsError(f"There is a preset {name} already; /preset replace {name} writes over it.")
     lines = [
         f"{key} = {toml_value(value)}"
-        for key in ("model", "system", "think")
+        for key in ("model", "system", "think", "tools")
         if (value := getattr(preset, key)) is not None
     ]
     if preset.sampling:

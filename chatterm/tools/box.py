@@ -66,6 +66,18 @@ class Box:
             raise EngineError(f"There is no tool {one_line(word, 40)!r}; there are: {known}, all.")
         return names
 
+    def said(self) -> tuple[str, ...]:
+        """What is on, in as few words as there are for it."""
+        left, words = set(self.on), list[str]()
+        for word in (*GROUPS, *sorted({name.split("__")[0] for name in left if "__" in name})):
+            names = {
+                name for name in self.names if name in GROUPS.get(word, ()) or name.startswith(f"{word}__")
+            }
+            if names and names <= left:
+                words.append(word)
+                left -= names
+        return (*words, *(name for name in self.names if name in left))
+
     def switch(self, text: str) -> str:
         """Do what `/tools TEXT` asks for; what is on then, for a person. Raises EngineError."""
         way = text.split()[0]

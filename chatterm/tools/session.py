@@ -52,7 +52,7 @@ class ToolSession:
     def to_start(self, text: str) -> list[str]:
         """The servers that `/tools TEXT` names and that do not run yet. Raises EngineError as `server_names`."""
         known = self.box.known | self.without_tools
-        unknown = [word for word in words_of(text) if word not in known]
+        unknown = [word.split("__")[0] for word in words_of(text) if word not in known]
         if not unknown or text.split()[0] == "off":
             return []
         names = self.server_names()

@@ -155,4 +155,4 @@ async def driven(
             backend.load_gate.set()
         assert app.worker.close(), "the worker did not end"
     if not failing:
-        assert app.unforeseen == []
+        assert app.unforeseen == [], app.unforeseen

@@ -106,6 +106,8 @@ class ScriptedBackend:
     """What a running answer waits for."""
     warmed: int | None = None
     """What `figures` tells of idle work."""
+    prefill: tuple[int, int] = (0, 0)
+    """What `figures` tells of a prompt: tokens that are read, of how many."""
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -133,8 +135,8 @@ class ScriptedBackend:
             blocks_free=200,
             blocks_cached=20,
             blocks_held=36,
-            prefill_done=0,
-            prefill_total=0,
+            prefill_done=self.prefill[0],
+            prefill_total=self.prefill[1],
             warmed=self.warmed,
             chunks=self.chunks,
         )
@@ -190,7 +192,10 @@ class ScriptedBackend:
         if self.on_switch is not None:
             self.on_switch(model)
         self.history.clear()
-        self.model, self.info = model, ModelInfo(model, "cpu", "float32", self.context_length, self.thinks)
+        self.model = model
+        self.info = ModelInfo(
+            model, "cpu", "float32", self.context_length, self.thinks, calls_tools=self.calls_tools
+        )
 
     def send(self, text: str) -> Iterator[TokenEvent]:
         self.calls.append(("send", text))

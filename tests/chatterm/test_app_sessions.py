@@ -3,10 +3,12 @@
 import json
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from chatterm.backends.backend import EngineError, TokenEvent
 from chatterm.screens.sessions import SessionList
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
@@ -31,6 +33,46 @@ def latest(store: Store) -> str:
     info = store.latest()
     assert info is not None
     return info.id
+
+
+class Refusing(ScriptedBackend):
+    """Refuses every message, once the gate is open."""
+
+    gate = threading.Event()
+
+    def send(self, text: str) -> Iterator[TokenEvent]:
+        self.calls.append(("send", text))
+        while not self.gate.wait(0.005):
+            pass
+        raise EngineError("The server has gone.")
+
+
+async def test_messages_that_wait_come_back_with_the_one_that_was_refused(store: Store) -> None:
+    backend = Refusing()
+    backend.gate = threading.Event()
+    async with driven(backend, store=store) as driver:
+        for text in "abc":
+            await driver.send(text, wait=False)
+        backend.gate.set()
+        await driver.until(lambda: driver.composer.text)
+        await driver.idle()
+        assert driver.composer.text == "a\nb\nc"
+        assert [call for call in backend.calls if call[0] == "send"] == [("send", "a")]
+
+
+async def test_a_message_that_is_refused_after_its_conversation_was_left_is_kept(store: Store) -> None:
+    backend = Refusing()
+    backend.gate = threading.Event()
+    async with driven(backend, store=store) as driver:
+        await driver.send("left behind", wait=False)
+        await driver.until(lambda: ("send", "left behind") in backend.calls)
+        await driver.send("/reset", wait=False)
+        backend.gate.set()
+        await driver.idle()
+        assert driver.composer.text == ""
+    (exchange,) = store.load(latest(store))[1].exchanges
+    assert (exchange.user, exchange.text, exchange.finish_reason) == ("left behind", "", "cancelled")
+    store.close()
 
 
 async def test_what_was_said_is_there_after_the_program_ended(store: Store) -> None:

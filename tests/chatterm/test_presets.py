@@ -35,9 +35,10 @@ def test_what_is_saved_is_what_is_loaded(
     model: str, system: str, think: str, heat: float, stop: list[str]
 ) -> None:
     sampling = {"temperature": heat, "top_k": 3} | ({"stop": tuple(stop)} if stop else {})
-    preset = SavedPreset(model, system, think, sampling)  # type: ignore[arg-type]
-    save_preset("mine", preset, replace=True)
-    assert load_preset("mine") == preset
+    for tools in (None, (), ("read", "search", "files")):
+        preset = SavedPreset(model, system, think, tools, sampling)  # type: ignore[arg-type]
+        save_preset("mine", preset, replace=True)
+        assert load_preset("mine") == preset
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,8 @@ def test_what_is_saved_is_what_is_loaded(
         ("[sampling]\ntop_p = 7", "line 2: top_p"),
         ("sampling = 1", "[sampling]"),
         ("think = 'maybe'", '"auto", "on", "off"'),
+        ("tools = 'read'", "line 1: tools is a list"),
+        ("think = 'on'\ntools = ['a b']", "line 2: tools is a list"),
         ("= 1", "not TOML"),
     ],
 )
@@ -76,13 +79,51 @@ async def test_a_preset_is_saved_listed_and_switched_to(folder: Path) -> None:
         assert driver.questions == ["hello"]
         await driver.send("/preset save mine")
         await driver.until(lambda: preset_names() == ["mine", "terse"])
-        assert load_preset("mine") == SavedPreset("other", "Be terse.", "auto", {"top_k": 7})
+        assert load_preset("mine") == SavedPreset("other", "Be terse.", "auto", None, {"top_k": 7})
         await driver.send("/preset save mine")
         await driver.until(lambda: any("/preset replace mine" in text for text in driver.errors))
         await driver.send("/preset tersse")
         await driver.until(lambda: any("did you mean terse?" in text for text in driver.errors))
         await driver.send("/preset", wait=False)
         await driver.shows("top_k 7")
+
+
+async def test_tools_of_a_preset_are_switched_on_and_saved(folder: Path) -> None:
+    (folder / "presets" / "reader.toml").write_text('tools = ["read", "patch_file"]\n')
+    (folder / "presets" / "bare.toml").write_text("tools = []\n")
+    (folder / "presets" / "wrong.toml").write_text('tools = ["reed"]\n')
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        box = driver.app.chat.tooling.session.box
+
+        async def use(name: str, *on: str) -> None:
+            await driver.send(f"/preset {name}")
+            await driver.until(lambda: backend.calls[-1] == ("set_tools", on))
+            await driver.idle()
+            assert box.on == set(on)
+
+        await use("reader", "read_file", "list_folder", "patch_file")
+        assert "Each call asks you first" in driver.notices[-1]
+        await driver.send("/preset save mine")
+        await driver.until(lambda: "mine" in preset_names())
+        assert load_preset("mine").tools == ("read", "patch_file")
+        await use("bare")
+        await use("mine", "read_file", "list_folder", "patch_file")
+        await driver.send("/preset wrong")
+        await driver.until(lambda: any("There is no tool 'reed'" in text for text in driver.errors))
+
+
+async def test_tools_of_a_preset_wait_for_its_model(folder: Path) -> None:
+    """What the present model knows does not count."""
+    (folder / "presets" / "caller.toml").write_text('model = "caller"\ntools = ["search"]\n')
+    backend = ScriptedBackend(calls_tools=False)
+    backend.on_switch = lambda _: setattr(backend, "calls_tools", True)
+    async with driven(backend) as driver:
+        await driver.send("/tools search")
+        assert "knows no tools" in driver.errors[-1]
+        await driver.send("/preset caller", wait=False)
+        await driver.until(lambda: ("set_tools", ("search",)) in backend.calls)
+        assert ("switch", "caller") in backend.calls
 
 
 def test_a_preset_on_the_command_line(
@@ -102,6 +143,20 @@ def test_a_preset_on_the_command_line(
     assert call(["run", "--preset", "terse", "--seed", "5", "-p", "hello"]) == 0
     (model, options), *_ = made
     assert (model, options.system, dict(options.sampling)) == ("m", "Be terse.", {"top_k": 7, "seed": 5})
+    (folder / "presets" / "reader.toml").write_text('model = "m"\ntools = ["read"]\n')
+    (folder / "presets" / "writer.toml").write_text('model = "m"\ntools = ["write"]\n')
+    backend = ScriptedBackend([Script("yes")])
+    monkeypatch.setattr("chatterm.backends.local.LocalBackend", lambda *_: backend)
+    assert call(["run", "--preset", "reader", "-p", "hello"]) == 0
+    assert ("set_tools", ("read_file", "list_folder")) in backend.calls
+    assert call(["run", "--preset", "reader", "--tools", "search", "-p", "hello"]) == 0
+    assert backend.calls[-2:] == [("set_tools", ("search",)), ("send", "hello")]
+    capsys.readouterr()
+    assert call(["run", "--preset", "writer", "-p", "hello"]) == 2
+    assert "write may change things; add --allow-changes" in capsys.readouterr().err
+    assert call(["run", "--preset", "writer", "--allow-changes", "-p", "hello"]) == 0
+    assert call(["run", "--preset", "writer", "--inline", "-p", "hello"]) == 0
+    assert "The model may ask to use: write_file, patch_file." in capsys.readouterr().out
     assert call(["run", "--preset", "nothing", "-p", "hello"]) == 1
     assert "There is no preset" in capsys.readouterr().err
 

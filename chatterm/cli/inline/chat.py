@@ -260,9 +260,13 @@ class Inline:
         if not argument:
             self._page.line(f"Presets: {', '.join(preset_names()) or 'none yet'}.")
             return
-        if model := use_preset(argument, self._backend, self._talk, self._settings.sampling):
-            self._model(model)
+        preset = use_preset(argument, self._backend, self._talk, self._settings.sampling)
+        if preset.model not in (None, self._backend.model):
+            self._model(preset.model or "")
         self._page.line(f"The preset {argument} applies from the next message on.")
+        if preset.tools is not None:
+            for line in self._tools.command(" ".join(preset.tools) or "off", self._backend):
+                self._page.line(line)
 
     def _compact(self, argument: str) -> None:
         if not argument:

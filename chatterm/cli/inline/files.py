@@ -5,7 +5,7 @@ from chatterm.cli.inline.tools import InlineTools
 from chatterm.commands.registry import server_prompt
 from chatterm.conversation.attachments import attach, working_folder
 from chatterm.conversation.talk import Talk
-from chatterm.settings.presets import load_preset
+from chatterm.settings.presets import SavedPreset, load_preset
 from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
 from chatterm.settings.settings import SamplingSettings
 
@@ -19,8 +19,8 @@ def prompt_message(name: str, argument: str, tools: InlineTools) -> str:
     return "\n\n".join([attached.message, *attached.blocks])
 
 
-def use_preset(name: str, backend: Backend, talk: Talk, settings: SamplingSettings) -> str | None:
-    """The conversation goes on with what the preset states; the model to switch to, if it states another.
+def use_preset(name: str, backend: Backend, talk: Talk, settings: SamplingSettings) -> SavedPreset:
+    """The conversation goes on with what the preset states, but for its model and tools.
 
     Raises SettingsError (one line).
     """
@@ -35,4 +35,4 @@ def use_preset(name: str, backend: Backend, talk: Talk, settings: SamplingSettin
         talk.sampling = dict(preset.sampling)
         backend.set_sampling({**settings.given(), **preset.sampling})
         talk.update(sampling=talk.sampling)
-    return preset.model if preset.model != backend.model else None
+    return preset

@@ -10,6 +10,7 @@ from chatterm.commands.sampling import value_text
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line, wrap
 from chatterm.screens.chat.command_part import LOADING, CommandPart
+from chatterm.screens.chat.tooling import Tooling
 from chatterm.screens.look import LookApp
 from chatterm.settings.reading import load_settings
 from chatterm.settings.settings import Settings
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Preferences(CommandPart):
+    tooling: Tooling
+
     # --- of this conversation ---
 
     def system(self, text: str) -> None:
@@ -94,7 +97,8 @@ class Preferences(CommandPart):
         from chatterm.settings.presets import SavedPreset
 
         backend = self.screen.backend
-        return SavedPreset(backend.model, backend.system, backend.think, dict(self.conversation.sampling))
+        sampling = dict(self.conversation.sampling)
+        return SavedPreset(backend.model, backend.system, backend.think, self.tooling.said, sampling)
 
     def _use_preset(self, name: str, preset: "SavedPreset") -> None:
         """What it states holds for this conversation from the next message on."""
@@ -114,6 +118,12 @@ class Preferences(CommandPart):
         if other_model:
             screen.switch_model(preset.model or "")
         screen.say(f"The preset {name} applies from the next message on.")
+        if preset.tools is not None:
+            wanted = " ".join(preset.tools) or "off"
+            if screen.is_loading:
+                self.tooling.wanted = wanted
+            else:
+                self._run("tools", wanted)
 
     # --- of the person ---
 
@@ -181,6 +191,7 @@ def _preset_lines(names: list[str], width: int) -> list[Line]:
             lines += wrap([(f"{name}  ", "accent"), (str(error), "error")], width)
             continue
         parts = [part for part in (found.model, f"thinking {found.think}" if found.think else "") if part]
+        parts += [f"tools {', '.join(found.tools) or 'off'}"] if found.tools is not None else []
         parts += [f"{key} {value_text(value)}" for key, value in found.sampling.items()]
         parts += [one_line(found.system, 80)] if found.system else []
         lines += wrap([(f"{name}  ", "accent"), (" · ".join(parts), "")], width)

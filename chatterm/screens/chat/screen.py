@@ -227,6 +227,9 @@ class ChatScreen(MessageSelection):
                 self.actions.know_others()
                 self.actions.stop_reading()
                 self.actions.read_unread()
+                if wanted := self.tooling.wanted:
+                    self.tooling.wanted = ""
+                    self.attempt(partial(self.actions.tools, wanted))
             case worker.Answered(outcome, index, problem):
                 turn = self.conversation.turn
                 self.conversation.answered(outcome, now, index, problem)

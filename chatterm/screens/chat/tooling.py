@@ -31,6 +31,8 @@ class Tooling(ScreenPart):
         self._session: ToolSession | None = None
         self._running: Running | None = None
         self._is_stopped = False
+        self.wanted = ""
+        """What is to be switched on once there is a model."""
 
     @property
     def session(self) -> ToolSession:
@@ -49,6 +51,11 @@ class Tooling(ScreenPart):
         if threading.current_thread() is threading.main_thread():
             return self.session
         return self.screen.app.call_from_thread(lambda: self.session)
+
+    @property
+    def said(self) -> tuple[str, ...] | None:
+        """What is on, in words; None for nothing."""
+        return (self._session.box.said() or None) if self._session is not None else None
 
     def offer(self) -> None:
         """The model may use what is on, from the next message on."""

@@ -5,9 +5,11 @@ The SDK's transport reads an answer that is one JSON text until it ends, however
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.pipes import MOST_LINE
@@ -67,6 +69,10 @@ async def web_of(server: Server) -> "AsyncIterator[TransportStreams]":
         is_endless = response.request.method == "GET" and kind.startswith("text/event-stream")
         if not is_endless and isinstance(response.stream, AsyncByteStream):
             response.stream = _bounded(response.stream, MOST_BODY, give_up)
+            is_forgotten = response.status_code == 404 and "mcp-session-id" in response.request.headers
+            if response.status_code >= 400 and not is_forgotten:
+                response.stream = _telling(response.stream, response.status_code)
+                response.headers["content-type"] = "application/json"
 
     # What is small when it is sent may be large when it is unpacked.
     headers = {"Accept-Encoding": "identity", **server.headers}
@@ -101,3 +107,39 @@ def _bounded(
             await stream.aclose()
 
     return Bounded()
+
+
+def _telling(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
+    """The body of an answer that is an error of HTTP: an error of MCP as it is, else one with the number of HTTP's,
+    which the SDK would keep to itself."""
+    from httpx2 import AsyncByteStream
+
+    class Telling(AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            body = b"".join([chunk async for chunk in stream])
+            yield body if _is_error(body) else json.dumps(_error(code)).encode()
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Telling()
+
+
+def _is_error(body: bytes) -> bool:
+    """Whether it is one of JSON-RPC."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    error = told.get("error") if isinstance(told, dict) else None
+    return isinstance(error, dict) and type(error.get("code")) is int and type(error.get("message")) is str
+
+
+def _error(code: int) -> dict[str, Any]:
+    """An error of JSON-RPC that says which one of HTTP it was, with the number that the SDK has for it."""
+    try:
+        phrase = f" {HTTPStatus(code).phrase}"
+    except ValueError:
+        phrase = ""
+    number = -32601 if code == 404 else -32603
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": number, "message": f"it answered {code}{phrase}"}}

@@ -1,5 +1,6 @@
 """The chat screen with models of servers: the picker, switching, comparing, and what goes wrong."""
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -201,6 +202,27 @@ async def test_a_comparison_shows_how_far_the_other_model_is_and_can_be_stopped_
         await driver.pilot.press("1")
         await driver.idle()
         assert driver.answers == ["From here."]
+
+
+async def test_a_comparison_shows_how_far_each_prompt_is_read() -> None:
+    gate = threading.Event()
+    here = Here([Script("First."), Script("From here.", gate=gate)])
+    other = Here([Script("From the other.", gate=gate)])
+    async with driven(anywhere("scripted", here, others={"other": other}), (80, 24)) as driver:
+        await driver.send("Hi")
+        here.prefill, other.prefill = (500, 2_000), (1_250, 2_000)
+        await driver.send("/compare other", wait=False)
+        await driver.until(
+            lambda: re.search(r"1  scripted  \S reading · 25% +│ 2  other  \S reading · 62%", driver.text())
+        )
+        other.prefill = (0, 0)
+        await driver.until(
+            lambda: re.search(r"1  scripted  \S reading · 25% +│ 2  other  \S reading\n", driver.text())
+        )
+        gate.set()
+        await driver.until(lambda: driver.app.chat.conversation.turn is None)
+        await driver.pilot.press("1")
+        await driver.idle()
 
 
 async def test_stopping_a_comparison_stops_both() -> None:

@@ -211,6 +211,32 @@ def test_one_that_refuses_says_what_it_needs() -> None:
         assert why(servers) == "web refuses the key in its headers: 403; it was ended."
 
 
+@pytest.mark.parametrize(
+    ("handler", "line"),
+    [
+        (status(500), "it answered 500 Internal Server Error"),
+        (document({"detail": "slow down"}, 429), "it answered 429 Too Many Requests"),
+        (reply(b"<html>", 503, content_type="text/html"), "it answered 503 Service Unavailable"),
+        (document({"error": "gone"}, 599), "it answered 599"),
+        (document([{"error": {}}], 400), "it answered 400 Bad Request"),
+        (
+            document({"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": "no city"}}, 400),
+            "no city",
+        ),
+    ],
+)
+def test_an_error_of_http_is_told_with_its_number(handler: Handler, line: str) -> None:
+    with asked(serving(handler)) as (servers, _):
+        assert why(servers) == f"web: {line}."
+    with asked(serving(handler, method="initialize")) as (servers, _):
+        assert why(servers) == f"web could not be started: {line}."
+
+
+def test_a_place_where_nothing_is_says_so() -> None:
+    with asked(status(404)) as (servers, _):
+        assert why(servers) == "web could not be started: it answered 404 Not Found."
+
+
 def test_one_that_trickles_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
