@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -56,7 +57,7 @@ TALE = (
 ) * 3
 SMOLLM2_TOKEN = 2 * 30 * 3 * 64 * 2
 """Bytes of KV: keys and values of 30 layers, 3 heads of 64 numbers of 2 bytes."""
-TOLD = 50
+TOLD = 10
 """After so many conversations it is told what was compared."""
 CHAT = "What makes a good morning? Tell me at length."
 TASKS = {
@@ -213,10 +214,13 @@ def weigh(count: int) -> None:
     )
 
 
-def compare_tokens(engine: Engine, count: int, first: int, words: list[str]) -> None:
-    """Play so many random conversations and tell what was compared so far, now and then."""
+def compare_tokens(engine: Engine, count: int, first: int, words: list[str], seconds: float) -> None:
+    """Play so many random conversations, or as many as there is time for, and tell now and then what was compared."""
+    print(f"{engine.figures().decode}; {engine.figures().speculation}", flush=True)
     began, checked = perf_counter(), Checked()
     for start in range(0, count, TOLD):
+        if perf_counter() - began > seconds:
+            break
         checked += identical(engine, min(TOLD, count - start), first + start, words)
         print(
             f"{min(start + TOLD, count)} conversations, {checked.tokens:,} tokens: 0 differ. {checked.guessed:,} "
@@ -243,6 +247,7 @@ def main() -> None:
     )
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument("--seconds", type=float, default=inf, help="begin no more of them after so many")
     parser.add_argument(
         "--draft-seed",
         type=int,
@@ -279,12 +284,14 @@ def main() -> None:
         return keep(arguments.json, pairs)
     if arguments.identity and arguments.model is None:
         with repeating_engine(draft=arguments.draft_seed, device=arguments.device) as small:
-            return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
+            return compare_tokens(
+                small, arguments.identity, arguments.seed, SENTENCE.split(), arguments.seconds
+            )
     engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8, draft=arguments.draft)
     with closing(engine):
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:
-            return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split())
+            return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split(), arguments.seconds)
         found = compare(
             engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds, arguments.temperature
         )
