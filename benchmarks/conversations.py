@@ -65,6 +65,11 @@ class Checked:
     guessed: int = 0
     accepted: int = 0
 
+    def __add__(self, other: "Checked") -> "Checked":
+        return Checked(
+            self.tokens + other.tokens, self.guessed + other.guessed, self.accepted + other.accepted
+        )
+
 
 @dataclass(slots=True)
 class Outcome:

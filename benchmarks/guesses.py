@@ -1,25 +1,34 @@
 """Steps that check guesses on a GPU, at the shapes of Qwen3 with random weights: speculation off beside on, in turns.
 
     python -m benchmarks.guesses --shapes 8B,0.6B --formats bf16,q4_0 --json benchmarks/results/guesses.json
+    python -m benchmarks.guesses --chances --replay benchmarks/results/worth.json      as guesses held in real answers
+    python -m benchmarks.guesses --chances --copy 16,64      weights that copy the prompt, but for a token in so many
 
 Random weights say nothing that could be guessed, so acceptance is **simulated**: the answer is known from a run without
 guesses, and each guess of a row is right with the given chance; from the first wrong one on all are wrong. All else is
 as it is: steps and what they cost, how many tokens are guessed, when there are none. "never" are guesses that never
-hold; "none": there is nothing to guess. The tokens are compared, too.
+hold; "none": there is nothing to guess. With `--replay` as many are right at each token as suffix matching had right
+in the answers of a real model (`benchmarks.speculation --worth`). With `--copy` nothing is simulated: suffix matching
+finds what the weights (bf16, and an embedding apart from the head) make the answer say. The tokens are compared, too.
 """
 
+import json
 import statistics
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
+from benchmarks.copying import copied, teach
 from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.machine import Record, describe
 from benchmarks.options import names, numbers, parse, parser_of
+from benchmarks.replayed import Replayed, Worth, partly
 from benchmarks.shapes import SHAPES, random_engine, random_model, random_prompt
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
@@ -27,6 +36,7 @@ from engine.schedule.speculating import Speculating
 from engine.speculation.pace import Acceptance
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text, Texts
+from models.network import Network
 
 DTYPE = torch.bfloat16
 
@@ -47,7 +57,7 @@ class Known(Texts):
         right = 0
         while right < len(coming) and self.random.random() < self.chance:
             right += 1
-        return Guess((*coming[:right], *((token + 1) % 100 for token in coming[right:])), 32)
+        return partly(coming, right, 32)
 
 
 def answer(
@@ -72,8 +82,19 @@ def answer(
     return said, stats.decode_tokens_per_s, len(said) / (len(said) - stats.accepted_tokens)
 
 
-def measure(shape: str, kind: str, contexts: list[int], chances: list[float], turns: int) -> dict[str, Any]:
-    """Off and on in turns at each context and chance; prints and returns the medians."""
+def named(chance: float) -> str:
+    return "none" if chance < 0 else "never" if chance == 0 else f"{chance}"
+
+
+def measure(
+    shape: str,
+    kind: str,
+    contexts: list[int],
+    chances: list[float],
+    replay: dict[str, list[Worth]],
+    turns: int,
+) -> dict[str, Any]:
+    """Off and on in turns at each context and chance, and as guesses held elsewhere; prints and returns the medians."""
     device, spec, most = torch.device("cuda"), SHAPES[shape], max(contexts) + 600
     make = (
         partial(random_model, spec, DTYPE, device, most)
@@ -85,32 +106,75 @@ def measure(shape: str, kind: str, contexts: list[int], chances: list[float], tu
         for context in contexts:
             prompt = random_prompt(spec, context, 1)
             plain, _, _ = answer(engine, prompt, 500, None)
-            known = Known(answer=[*prompt, *plain])
-            for chance in [0.95, *chances]:  # the first is thrown away: steps are recorded
-                known.chance = None if chance < 0 else chance
-                pairs = []
-                for turn in range(turns):
-                    known.random = Random(turn)
-                    off = answer(engine, prompt, 500, None)
-                    on = answer(engine, prompt, 500, known)
-                    if on[0] != off[0]:
-                        sys.exit(f"{shape} {kind}, context {context}, chance {chance}: the tokens differ")
-                    pairs.append((off[1], on[1], on[2]))
-                rates = [statistics.median(pair[part] for pair in pairs) for part in range(3)]
-                speculating = engine._engine_step.speculating
-                assert speculating is not None
-                costs = [round(speculating.pace.costs.of(rows), 2) for rows in (2, 4, 8)]
-                name = "none" if chance < 0 else "never" if chance == 0 else f"{chance}"
-                print(
-                    f"{shape:6}{kind:7}{context:7,} {name:>6}: off {rates[0]:7.1f}, on {rates[1]:7.1f} tok/s, "
-                    f"{rates[1] / rates[0]:5.2f}x, {rates[2]:.2f} tokens a step; 2, 4, 8 rows cost {costs}",
-                    flush=True,
-                )
-                found[f"{context}, {name}"] = {
-                    "off": rates[0], "on": rates[1], "ratio": rates[1] / rates[0], "tokens a step": rates[2],
-                    "cost of 2, 4, 8 rows": costs,
-                }  # fmt: skip
+            whole = [*prompt, *plain]
+
+            def drawn(chance: float, turn: int, whole: list[int] = whole) -> Texts:
+                return Known(answer=whole, chance=None if chance < 0 else chance, random=Random(turn))
+
+            def replayed(name: str, turn: int, whole: list[int] = whole, start: int = context) -> Texts:
+                return Replayed(answer=whole, prompt=start, worth=replay[name])
+
+            compare(engine, prompt, plain, partial(drawn, 0.95), 1)  # thrown away: steps are recorded
+            texts = [(named(chance), len(plain), partial(drawn, chance)) for chance in chances]
+            texts += [(f"as {name}", len(replay[name]), partial(replayed, name)) for name in replay]
+            for name, count, make_texts in texts:
+                figures = compare(engine, prompt, plain[:count], make_texts, turns)
+                found[f"{context}, {name}"] = tell(f"{shape:6}{kind:7}{context:7,} {name}", figures)
     return found
+
+
+def measure_copies(
+    shape: str, contexts: list[int], every: list[int], turns: int, device: torch.device
+) -> dict[str, Any]:
+    """Off and on in turns where the weights copy the prompt, but for a token in so many; prints and returns the
+    medians."""
+    spec, most = replace(SHAPES[shape], tied=False), max(contexts) + 600
+    found: dict[str, Any] = {}
+    for context in contexts:
+        for changes in every:
+            prompt, expected = copied(spec.vocab_size, context, 500, changes, 1)
+
+            def make(text: list[int] = [*prompt[-1:], *expected]) -> Network:  # noqa: B006 - nobody changes it
+                network = random_model(spec, DTYPE, device, most)
+                teach(network, text)
+                return network
+
+            with random_engine(spec, device=device, dtype=DTYPE, context=most, make=make) as (engine, _):
+                answer(engine, prompt, len(expected), Texts())  # steps are recorded
+                figures = compare(engine, prompt, expected, lambda turn: Texts(), turns)
+            name = f"{shape:6}bf16   {context:7,} one in {changes} is changed"
+            found[f"{context}, one in {changes}"] = tell(name, figures)
+    return found
+
+
+def compare(
+    engine: Engine, prompt: list[int], expected: list[int], make_texts: Callable[[int], Texts], turns: int
+) -> dict[str, Any]:
+    """Off and on in turns: the medians. Ends the program where an answer is not what is expected."""
+    pairs = []
+    for turn in range(turns):
+        off = answer(engine, prompt, len(expected), None)
+        on = answer(engine, prompt, len(expected), make_texts(turn))
+        if not on[0] == off[0] == expected:
+            sys.exit(f"context {len(prompt)}, turn {turn}: the tokens differ")
+        pairs.append((off[1], on[1], on[2]))
+    off_rate, on_rate, a_step = (statistics.median(pair[part] for pair in pairs) for part in range(3))
+    speculating = engine._engine_step.speculating
+    assert speculating is not None
+    costs = [round(speculating.pace.costs.of(rows), 2) for rows in (2, 4, 8)]
+    return {
+        "off": off_rate, "on": on_rate, "ratio": on_rate / off_rate, "tokens a step": a_step,
+        "cost of 2, 4, 8 rows": costs,
+    }  # fmt: skip
+
+
+def tell(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    print(
+        f"{name:>30}: off {figures['off']:7.1f}, on {figures['on']:7.1f} tok/s, {figures['ratio']:5.2f}x, "
+        f"{figures['tokens a step']:.2f} tokens a step; 2, 4, 8 rows cost {figures['cost of 2, 4, 8 rows']}",
+        flush=True,
+    )
+    return figures
 
 
 def main() -> None:
@@ -118,13 +182,25 @@ def main() -> None:
     parser.add_argument("--shapes", type=names, default=["8B"])
     parser.add_argument("--formats", type=names, default=["bf16", "q4_0"])
     parser.add_argument("--contexts", type=numbers, default=[512])
-    parser.add_argument("--chances", nargs="+", type=float, default=[-1, 0.0, 0.5, 0.7, 0.8, 0.9, 0.97])
+    parser.add_argument("--chances", nargs="*", type=float, default=[-1, 0.0, 0.5, 0.7, 0.8, 0.9, 0.97])
+    parser.add_argument("--replay", type=Path, help="what guesses were worth in real answers")
+    parser.add_argument(
+        "--copy", type=numbers, default=[], help="copy the prompt, but for a token in so many"
+    )
     arguments = parse(parser, (), tuple(FORMATS))
-    record = Record(arguments.json, describe(torch.device("cuda")), arguments.merge)
+    replay = {}
+    if arguments.replay is not None:
+        read = json.loads(arguments.replay.read_text(encoding="utf-8"))
+        replay = {name: [Worth(*one) for one in found] for name, found in read.items()}
+    contexts, turns, device = arguments.contexts, arguments.repeats, torch.device(arguments.device)
+    record = Record(arguments.json, describe(device), arguments.merge)
     for shape in arguments.shapes:
-        for kind in arguments.formats:
-            found = measure(shape, kind, arguments.contexts, arguments.chances, arguments.repeats)
+        for kind in arguments.formats if arguments.chances or replay else ():
+            found = measure(shape, kind, contexts, arguments.chances, replay, turns)
             record.add(found, "guesses", f"{shape} {kind}")
+        if arguments.copy:
+            found = measure_copies(shape, contexts, arguments.copy, turns, device)
+            record.add(found, "copies", shape)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ _STEERING = (
     ("x", "<|im_end|>", 1.0),
 )
 """Which mark follows what, how surely."""
-_LOUDNESS = 0.03
-"""Deviation of the embedding: the layers add about as much to it."""
+_LOUDNESS = 0.03 / 64
+"""Deviation of the embedding, by the width of the layers: they add about as much to it."""
 _SURENESS = 0.4
 """Of the head: a letter's logit where it follows, for a row of the size 1."""
 
@@ -55,7 +55,7 @@ def _tokenizer() -> Tokenizer:
     return made
 
 
-def write_repeating(folder: Path, hidden: int = 64, seed: int = 0) -> None:
+def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: int = 0) -> None:
     """Write the checkpoint."""
     from safetensors.torch import load_file, save_file
 
@@ -66,7 +66,7 @@ def write_repeating(folder: Path, hidden: int = 64, seed: int = 0) -> None:
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=hidden,
         max_positions=8192,
-        attention=Attention(4, 2, 16, head_norm=Norm(), rope=Rope(1e6)),
+        attention=Attention(4, 2, head_dim, head_norm=Norm(), rope=Rope(1e6)),
         feed_forward=FeedForward(2 * hidden),
         norm=Norm(),
         tied=False,
@@ -84,7 +84,8 @@ def write_repeating(folder: Path, hidden: int = 64, seed: int = 0) -> None:
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
     generator = torch.Generator().manual_seed(seed)
     rows = torch.nn.functional.normalize(torch.randn(spec.vocab_size, hidden, generator=generator))
-    tensors["model.embed_tokens.weight"] = (rows * _LOUDNESS * hidden**0.5).bfloat16()
+    loud = _LOUDNESS * (hidden * spec.attention.heads * head_dim) ** 0.5
+    tensors["model.embed_tokens.weight"] = (rows * loud * hidden**0.5).bfloat16()
     follows = torch.zeros(spec.vocab_size, spec.vocab_size)
     for first, second in zip(SENTENCE, SENTENCE[1:] + SENTENCE[0], strict=True):
         follows[_id(tokenizer, second), _id(tokenizer, first)] = 1.0
@@ -105,17 +106,20 @@ def repeating_engine(
     streams: int = 8, seed: int = 0, draft: int | None = None, device: str = "cpu"
 ) -> Iterator[Engine]:
     """An engine with such a model, and as its draft model one of the seed `draft`: it is nearly always right where that
-    is the same one. On a GPU what it computes does not depend on what is beside it."""
+    is the same one. On a GPU it has heads that the fused kernels know, and what it computes does not depend on what is
+    beside it."""
+    on_cpu = device == "cpu"
+    sizes = {} if on_cpu else {"hidden": 320, "head_dim": 128}
     with TemporaryDirectory() as folder:
         path, other = Path(folder) / "repeating", Path(folder) / "draft"
-        write_repeating(path, seed=seed)
+        write_repeating(path, seed=seed, **sizes)
         if draft is not None:
-            write_repeating(other, seed=draft)
+            write_repeating(other, seed=draft, **sizes)
         engine = Engine.load(
             str(path),
             device=device,
-            deterministic=device != "cpu",
-            quantize="int8",
+            deterministic=not on_cpu,
+            quantize="int8" if on_cpu else "auto",
             context=2048,
             streams=streams,
             draft=None if draft is None else str(other),

@@ -20,17 +20,19 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
 
-from benchmarks.conversations import identical
+from benchmarks.conversations import Checked, identical
 from benchmarks.drafts import measure_pair
 from benchmarks.repeating import SENTENCE, repeating_engine
+from benchmarks.replayed import worth
 from engine import Engine
 from engine.schedule.scheduler import Chunk
-from engine.schedule.sequence import Sequence
+from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS
 from engine.speculation.texts import Texts, from_elsewhere
@@ -55,6 +57,8 @@ TALE = (
 ) * 3
 SMOLLM2_TOKEN = 2 * 30 * 3 * 64 * 2
 """Bytes of KV: keys and values of 30 layers, 3 heads of 64 numbers of 2 bytes."""
+TOLD = 10
+"""After so many conversations it is told what was compared."""
 CHAT = "What makes a good morning? Tell me at length."
 TASKS = {
     "editing": f"Write this file again, with state renamed to known:\n```python\n{FILE}\n```",
@@ -74,6 +78,8 @@ class Watched(Speculating):
     """Rows and seconds of those of this answer."""
     looking: list[float] = field(default_factory=list)
     """Seconds that finding guesses took before each."""
+    text: list[int] = field(default_factory=list)
+    """All tokens of this answer and of what came before it."""
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
         began = perf_counter()
@@ -84,6 +90,11 @@ class Watched(Speculating):
     def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
         self.steps.append((sum(1 + guesses for _, guesses, _ in checked), seconds))
         Speculating.saw(self, checked, seconds)
+
+    def ended(self, sequence: Sequence) -> None:
+        if sequence.priority is Priority.PERSON:
+            self.text = list(sequence.rows.token_ids)
+        Speculating.ended(self, sequence)
 
 
 def forget(engine: Engine, rows: bool) -> None:
@@ -119,6 +130,7 @@ def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows
         "right": stats.accepted_tokens / max(stats.guessed_tokens, 1),
         "a step": stats.generated_tokens / max(stats.generated_tokens - stats.accepted_tokens, 1),
         "steps": watched.steps,
+        "text": watched.text,
         "looking": statistics.median(watched.looking) * len(watched.looking),
     }
 
@@ -165,6 +177,7 @@ def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperat
         rows = {rows: cost / costs[1] for rows, cost in sorted(costs.items())}
         found[name] = {
             "off": off, "on": on, "ratio": ratio, "by steps": by_steps, "cost of rows": rows, "ttft": first,
+            "worth": worth(pairs[0]["auto"]["text"], len(pairs[0]["auto"]["text"]) - len(pairs[0]["auto"]["tokens"])),
         }  # fmt: skip
     return found
 
@@ -201,14 +214,19 @@ def weigh(count: int) -> None:
     )
 
 
-def compare_tokens(engine: Engine, count: int, first: int, words: list[str]) -> None:
-    """Play so many random conversations and tell what was compared."""
-    began = perf_counter()
-    found = identical(engine, count, first, words)
-    print(
-        f"{count} conversations, {found.tokens:,} tokens: 0 differ. {found.guessed:,} guesses were checked, "
-        f"{found.accepted:,} accepted; {perf_counter() - began:.0f} s"
-    )
+def compare_tokens(engine: Engine, count: int, first: int, words: list[str], seconds: float) -> None:
+    """Play so many random conversations, or as many as there is time for, and tell now and then what was compared."""
+    print(f"{engine.figures().decode}; {engine.figures().speculation}", flush=True)
+    began, checked = perf_counter(), Checked()
+    for start in range(0, count, TOLD):
+        if perf_counter() - began > seconds:
+            break
+        checked += identical(engine, min(TOLD, count - start), first + start, words)
+        print(
+            f"{min(start + TOLD, count)} conversations, {checked.tokens:,} tokens: 0 differ. {checked.guessed:,} "
+            f"guesses were checked, {checked.accepted:,} accepted; {perf_counter() - began:.0f} s",
+            flush=True,
+        )
 
 
 def keep(path: Path | None, found: dict[str, Any]) -> None:
@@ -229,6 +247,7 @@ def main() -> None:
     )
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument("--seconds", type=float, default=inf, help="begin no more of them after so many")
     parser.add_argument(
         "--draft-seed",
         type=int,
@@ -244,6 +263,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of the pairs, and of random conversations")
     parser.add_argument("--threads", type=int, help="of a CPU, for the pairs")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--worth", type=Path, help="write here how many guesses held at each token")
     arguments = parser.parse_args()
     if arguments.index:
         return weigh(arguments.index)
@@ -264,15 +284,20 @@ def main() -> None:
         return keep(arguments.json, pairs)
     if arguments.identity and arguments.model is None:
         with repeating_engine(draft=arguments.draft_seed, device=arguments.device) as small:
-            return compare_tokens(small, arguments.identity, arguments.seed, SENTENCE.split())
+            return compare_tokens(
+                small, arguments.identity, arguments.seed, SENTENCE.split(), arguments.seconds
+            )
     engine = Engine.load(arguments.model or "smollm2", device="cpu", streams=8, draft=arguments.draft)
     with closing(engine):
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:
-            return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split())
+            return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split(), arguments.seconds)
         found = compare(
             engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds, arguments.temperature
         )
+        held = {name: figures.pop("worth") for name, figures in found.items()}
+        if arguments.worth is not None:
+            arguments.worth.write_text(json.dumps(held) + "\n", encoding="utf-8")
         keep(arguments.json, found)
     return None
 

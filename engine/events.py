@@ -1,7 +1,7 @@
 """What a stream yields, and the figures of a turn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ class TokenEvent:
     """Of the token, as `SamplingParams.logprobs` says; None where nobody asked."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens there and their log-probabilities, the likeliest first."""
+    guessed: bool = field(default=False, compare=False)
+    """Speculation had it right: the token is the one that it would have been."""
 
 
 class Cause(IntEnum):

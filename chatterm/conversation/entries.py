@@ -197,14 +197,15 @@ class AnswerEntry(Entry):
         self._tree_row = 0
         """Where its first line is in the latest layout."""
 
-    def add(self, text: str, *, reasoning: bool) -> None:
+    def add(self, text: str, *, reasoning: bool, guessed: bool = False) -> None:
+        """Go on with a text, which speculation may have `guessed`."""
         if not reasoning:
             self.source.append(text)
             self.tree = None
         document = self.thinking if reasoning else self.body
         text = visible(text)
         # A model often begins with line breaks; they are not part of what it says.
-        document.append(text.lstrip("\n") if document.is_empty else text)
+        document.append(text.lstrip("\n") if document.is_empty else text, guessed=guessed)
         self.changed()
 
     @property

@@ -113,7 +113,7 @@ class Turn:
     def take(self, tokens: Sequence[Token]) -> list[TokenEvent]:
         """Tokens that have arrived, oldest first; what of them is new in the exchange."""
         answer = self.answer
-        pieces: list[tuple[bool, list[str]]] = []
+        pieces: list[tuple[tuple[bool, bool], list[str]]] = []
         for token in tokens:
             self.speed.add(token.time)
             reasoning = token.event.kind == "reasoning"
@@ -127,11 +127,11 @@ class Turn:
             if self._is_calling:
                 self._called += len(token.event.text)
                 continue
-            if not pieces or pieces[-1][0] != reasoning:
-                pieces.append((reasoning, []))
+            if not pieces or pieces[-1][0] != (reasoning, token.event.guessed):
+                pieces.append(((reasoning, token.event.guessed), []))
             pieces[-1][1].append(token.event.text)
-        for reasoning, texts in pieces:
-            answer.add("".join(texts), reasoning=reasoning)
+        for (reasoning, guessed), texts in pieces:
+            answer.add("".join(texts), reasoning=reasoning, guessed=guessed)
         events = [token.event for token in tokens]
         self.exchange.add(events)
         return events

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -11,6 +12,7 @@ from chatterm.markdown.inline import inline_runs
 from chatterm.markdown.lines import Line, Run, cells, chop, elided, padded, styled, wrap
 from chatterm.markdown.literal import is_definition, use_literals
 from chatterm.markdown.table import table_lines
+from chatterm.markdown.tint import GUESSED, marked
 
 _COPY = "copy "
 _BULLETS = "•◦▪"
@@ -100,8 +102,9 @@ def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
     lines: list[Line] = []
     if labelled:
         lines.append(_label(token.info.strip(), width))
-    for line in highlight(token.content.rstrip("\n"), language):
-        lines += [[(" ", "code pad"), *part] for part in chop(line, width - 2)]
+    shown = highlight(token.content.rstrip("\n"), language)
+    for line, marks in zip_longest(shown, token.meta.get(GUESSED, ())[: len(shown)], fillvalue=()):
+        lines += [[(" ", "code pad"), *part] for part in chop(marked(line, marks), width - 2)]
     return [padded(line, width, "code pad") for line in lines]
 
 

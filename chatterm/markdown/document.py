@@ -13,6 +13,7 @@ from markdown_it.token import Token
 from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.lines import FixedLine
 from chatterm.markdown.literal import is_definition
+from chatterm.markdown.tint import Marks, mark, within
 
 _LONGEST_TAIL = 2048
 """Characters that may be laid out again with every addition."""
@@ -24,6 +25,25 @@ class _Part:
     source: str
     continued: bool
     """It goes on from the part before: no empty line between them."""
+    guessed: Marks = ()
+    """What of it was guessed."""
+
+    def more(self, text: str, guessed: bool) -> "_Part":
+        start, marks = len(self.source), self.guessed
+        if guessed and text:
+            before = marks[-1] if marks and marks[-1][1] == start else (start, start)
+            marks = (*(marks[:-1] if before[1] > before[0] else marks), (before[0], start + len(text)))
+        return _Part(self.source + text, self.continued, marks)
+
+    def divided(
+        self, cut: int, closing: str = "", opening: str = "", continued: bool = False
+    ) -> "tuple[_Part, _Part]":
+        """What is before `cut` with something behind it, and the rest with something before it."""
+        head, rest = self.source[:cut], self.source[cut:]
+        shift = len(opening)
+        marks = tuple((first + shift, last + shift) for first, last in within(self.guessed, cut, rest))
+        before = _Part(head + closing, self.continued, within(self.guessed, 0, head))
+        return before, _Part(opening + rest, continued, marks)
 
 
 class Document:
@@ -45,8 +65,8 @@ class Document:
     def is_empty(self) -> bool:
         return not self._parts and not self._tail.source.strip()
 
-    def append(self, text: str) -> None:
-        self._tail = _Part(self._tail.source + text, self._tail.continued)
+    def append(self, text: str, *, guessed: bool = False) -> None:
+        self._tail = self._tail.more(text, guessed)
         self._stale = True
 
     def lines(self, width: int) -> list[FixedLine]:
@@ -65,6 +85,8 @@ class Document:
         return self._lines
 
     def _add(self, part: _Part, tokens: list[Token]) -> None:
+        if part.guessed:
+            mark(tokens, part.source, part.guessed)
         lines = token_lines(tokens, self._width, continued=part.continued)
         if self._lines and lines and not part.continued:
             self._lines.append(())
@@ -78,14 +100,12 @@ class Document:
             tokens = parser().parse(tail.source)
             cut = _closed(tail.source, tokens)
             if cut:
-                self._parts.append(_Part(tail.source[:cut], tail.continued))
-                self._tail = _Part(tail.source[cut:], continued=False)
+                head, self._tail = tail.divided(cut)
             elif len(tail.source) > _LONGEST_TAIL:
-                head, rest = _halves(tail.source, tokens)
-                self._parts.append(_Part(head, tail.continued))
-                self._tail = _Part(rest, continued=True)
+                head, self._tail = tail.divided(*_middle(tail.source, tokens), continued=True)
             else:
                 return tokens
+            self._parts.append(head)
 
 
 def _closed(source: str, tokens: list[Token]) -> int:
@@ -106,18 +126,18 @@ def _closed(source: str, tokens: list[Token]) -> int:
     return sum(len(line) + 1 for line in source.split("\n")[: starts[-1]])
 
 
-def _halves(source: str, tokens: list[Token]) -> tuple[str, str]:
-    """Cut one endless block in two that look like one."""
+def _middle(source: str, tokens: list[Token]) -> tuple[int, str, str]:
+    """Where to cut one endless block in two that look like one, what closes the first and what opens the second."""
     kind, markup = next(((t.type, t.markup) for t in tokens), ("", ""))
     newline = source.rfind("\n", 0, _LONGEST_TAIL) + 1
     lines = source.split("\n", 2)
     if kind == "fence" and newline > len(lines[0]) + 1:
-        return source[:newline] + markup, f"{lines[0]}\n{source[newline:]}"
+        return newline, markup, f"{lines[0]}\n"
     if kind == "table_open" and newline > len(lines[0]) + len(lines[1]) + 2:
-        return source[:newline], f"{lines[0]}\n{lines[1]}\n{source[newline:]}"
+        return newline, "", f"{lines[0]}\n{lines[1]}\n"
     if kind in ("bullet_list_open", "ordered_list_open"):
         items = [match.start() for match in _ITEM.finditer(source, 1, _LONGEST_TAIL)]
         if items:
-            return source[: items[-1]], source[items[-1] :]
+            return items[-1], "", ""
     space = max(newline, source.rfind(" ", 0, _LONGEST_TAIL) + 1) or _LONGEST_TAIL
-    return source[:space], source[space:]
+    return space, "", ""

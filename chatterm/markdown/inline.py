@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from markdown_it.token import Token
 
 from chatterm.markdown.lines import Run
+from chatterm.markdown.tint import GUESSED, marked
 
 _STYLES = {"strong": "strong", "em": "em", "s": "strike", "link": "link"}
 
@@ -22,9 +23,10 @@ def inline_runs(tokens: Sequence[Token]) -> list[Run]:
         kind = token.type.removesuffix("_open").removesuffix("_close")
         style = " ".join(styles)
         if token.type in ("text", "formula"):
-            runs.append((token.content, style))
+            runs += marked([(token.content, style)], token.meta.get(GUESSED, ()))
         elif token.type == "code_inline":
-            runs.append((token.content, f"{style} code-inline".strip()))
+            shown = [(token.content, f"{style} code-inline".strip())]
+            runs += marked(shown, token.meta.get(GUESSED, ()))
         elif token.type == "softbreak":
             runs.append((" ", style))
         elif token.type == "hardbreak":
@@ -38,8 +40,8 @@ def inline_runs(tokens: Sequence[Token]) -> list[Run]:
         elif token.type == "link_close":
             styles.pop()
             address, start = links.pop()
-            shown = "".join(text for text, _ in runs[start:])
-            if address and shown not in (address, address.removeprefix("mailto:")):
+            text = "".join(text for text, _ in runs[start:])
+            if address and text not in (address, address.removeprefix("mailto:")):
                 runs.append((f" ({address})", " ".join([*styles, "address"])))
         elif token.nesting == 1:
             styles.append(_STYLES.get(kind, kind))

@@ -71,7 +71,7 @@ def wrap(runs: Iterable[Run], width: int) -> list[Line]:
             column, space = 0, []
             continue
         if word[0][0].isspace():
-            space = word
+            space += word
             continue
         size, gap = line_cells(word), line_cells(space)
         if column and column + gap + size > width:

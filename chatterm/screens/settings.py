@@ -25,7 +25,7 @@ from chatterm.settings.text import Known, known_settings, parsed, table_docs
 from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 
-_AT_ONCE = {"screen.theme", "screen.panel", "screen.thinking", "composer.prepare_drafts"}
+_AT_ONCE = {"screen.theme", "screen.panel", "screen.thinking", "screen.tint", "composer.prepare_drafts"}
 _NAME = 20
 """Columns of a setting's name."""
 

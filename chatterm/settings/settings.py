@@ -31,6 +31,8 @@ class ScreenSettings:
     """The stats panel beside the conversation; auto shows it if the terminal is wide enough."""
     thinking: ThinkDisplay = "live"
     """The thinking of a reasoning model: shown live and then collapsed to one line, always open, or always closed."""
+    tint: bool = False
+    """Tint what speculation guessed of the answers of this run: text that took no step of its own."""
     glyphs: Glyphs = "auto"
     """Draw lines and bars in Unicode or in plain ASCII; auto goes by the locale and the terminal."""
     notify: Notify = "bell"

@@ -17,7 +17,7 @@ masks. So nobody waits here either.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 
 from torch import Tensor
 
@@ -123,10 +123,11 @@ class Decoding:
         assert not self.in_flight
         assert self.undrawn is None
         drawn = self.runner.check(spans)
-        for sequence, tokens in drawn:
-            for token in tokens:
+        for (sequence, tokens), (_, guesses) in zip(drawn, spans, strict=True):
+            for token, guess in zip(tokens, chain(guesses, repeat(-1)), strict=False):
                 if not sequence.joined:
                     break
+                sequence.expected = guess
                 sequence.unread = 1  # the row of the newest token was computed, and its number is known
                 self._commit(sequence)
                 sequence.unread = 0

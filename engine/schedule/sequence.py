@@ -104,6 +104,8 @@ class Sequence:
     """How many of them were there before: the sequence goes on with an answer."""
     told: int = 1
     """How many tokens the last draw gave: the one drawn, and those that a constraint forces after it."""
+    expected: int = -1
+    """The token that is guessed to be drawn next; -1: nobody does."""
     guessed: int = 0
     """Tokens that were guessed of the answer,"""
     accepted: int = 0

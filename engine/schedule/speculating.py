@@ -103,12 +103,13 @@ class Speculating:
     def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
         """Have `draw` draw the token after each row of `chunk`, as long as those before it were guessed rightly."""
         sequence, guesses = chunk.sequence, chunk.guesses
+        held, sequence.expected = 0, next(iter(guesses), -1)
         draw(sequence, logits[0])
-        held = 0
         while held < len(guesses) and _comes(sequence, guesses[held]):
             self.scheduler.commit(sequence, sequence.computed, 1)
             held += 1
             if sequence.pending == 0:
+                sequence.expected = guesses[held] if held < len(guesses) else -1
                 draw(sequence, logits[held])
         if guesses and sequence.table is not None:
             self.scheduler.blocks.trim(sequence.table)

@@ -447,6 +447,9 @@ class EngineStep:
                 reason = FinishReason.CONTEXT_FULL
             if reason is not None:
                 event = replace(event, text=event.text + output.flush())
+        if token_id == sequence.expected:
+            event = replace(event, guessed=True)
+        sequence.expected = -1
         if drawn.logprob is not None:
             event = replace(event, logprob=drawn.logprob, top=drawn.top)
         sequence.events.put(event)

@@ -50,6 +50,8 @@ class Script:
     """Nothing is said before this is set (or the answer is stopped)."""
     gate_after: int = 0
     """Tokens said before the gate."""
+    guessed: range = range(0)
+    """The tokens that speculation had right."""
     cached: int = 0
     prompt: int = 10
     calls: tuple[ToolCall, ...] = ()
@@ -342,7 +344,7 @@ class ScriptedBackend:
             thought = len(ids) if kind == "reasoning" else thought
             stats = self._stats(script, count, reasoning_count, begun)
             self.last = Outcome(said["answer"], said["reasoning"], None, stats, ids)
-            yield TokenEvent(piece, number, kind)
+            yield TokenEvent(piece, number, kind, guessed=number in script.guessed)
         calls = script.calls if reason is FinishReason.EOS else ()
         for call in calls:
             ids.append(len(ids))

@@ -173,6 +173,74 @@ def test_chopping_loses_nothing(text: str, width: int) -> None:
     assert len(wrap([(text, "")], width)) <= len(text) + 1
 
 
+GUESSES = st.lists(
+    st.tuples(
+        st.text(alphabet=st.sampled_from(" \n\t*_`#>-|[]()!1.)abc漢👩\u200d\u0301&;"), max_size=90),
+        st.booleans(),
+    )
+)
+
+
+@given(GUESSES, st.integers(40, 60))
+@settings(max_examples=100, deadline=None)
+def test_what_was_guessed_changes_nothing_but_its_style(pieces: list[tuple[str, bool]], width: int) -> None:
+    plain, tinted = Document(), Document()
+    for text, guessed in pieces:
+        plain.append(text)
+        tinted.append(text, guessed=guessed)
+    shown = tinted.lines(width)
+    assert [text_of(line) for line in shown] == [text_of(line) for line in plain.lines(width)]
+    styles = {style for line in shown for _, style in line}
+    assert any(guessed for _, guessed in pieces) or not any("guessed" in style for style in styles)
+
+
+def test_what_was_guessed_is_found_in_what_is_shown() -> None:
+    document = Document()
+    pieces = (
+        "See **wor",
+        "ld** and `co",
+        "de`.\n\n- a li",
+        "st\n\n```py\nx = 1\n\ty",
+        " = 2\n```\n\n| a | a |\n|---|---|\n| o |",
+        " o |",
+    )
+    for number, text in enumerate(pieces):
+        document.append(text, guessed=number % 2 == 1)
+    shown = [(text, "guessed" in style.split()) for line in document.lines(60) for text, style in line]
+    for pair in (
+        ("wor", False),
+        ("ld", True),
+        (" and ", True),
+        ("co", True),
+        ("de", False),
+        ("a li", False),
+        ("st", True),
+        ("x", True),
+        ("    ", True),
+        ("o", False),
+        ("o", True),
+    ):
+        shown = shown[shown.index(pair) + 1 :]
+
+
+def test_what_was_guessed_stays_marked_where_an_endless_block_is_cut() -> None:
+    for opening, word, closing in (
+        ("", "word ", ""),
+        ("```\n", "word\n", "```"),
+        ("| a |\n|---|\n", "| word |\n", ""),
+    ):
+        document = Document(opening)
+        for number in range(1500):
+            document.append(word, guessed=number % 3 == 0)
+        document.append(closing)
+        runs = [run for line in document.lines(60) for run in line]
+        counts = [
+            sum(text.count("word") for text, style in runs if ("guessed" in style) is wanted)
+            for wanted in (True, False)
+        ]
+        assert counts == [500, 1000]
+
+
 _PIECES = (
     "- ",
     "> ",

@@ -334,6 +334,8 @@ def test_most_guesses_of_one_who_knows_hold_and_some_do_not(engine: Engine) -> N
     assert found == expected
     stats = sequence.stats()
     assert 10 < stats.accepted_tokens < stats.guessed_tokens
+    assert sum(event.guessed for event in found) == stats.accepted_tokens
+    assert not any(event.guessed for event in expected)
     assert told(sequence)[:4] == told(plain)[:4]
 
 

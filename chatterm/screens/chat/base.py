@@ -93,6 +93,7 @@ class ChatBase(Screen[None]):
         self.hint_until = 0.0
         self.wanted_model = one_line(backend.model, limit=200)
         self.panel_wanted = settings.screen.panel_wanted
+        self.set_class(settings.screen.tint, "-tinted")
 
     def show_panel(self, wanted: bool | None) -> None:
         self.panel_wanted = wanted

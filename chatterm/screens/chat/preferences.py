@@ -173,6 +173,8 @@ class Preferences(CommandPart):
                 screen.show_panel(settings.screen.panel_wanted)
             case "screen", "thinking":
                 self.show_thinking(settings.screen.thinking_open)
+            case "screen", "tint":
+                screen.set_class(settings.screen.tint, "-tinted")
             case "sampling", _:
                 self.use_sampling(self.conversation.sampling)
 

@@ -154,6 +154,14 @@ async def answering(driver: Driver) -> None:
     await driver.shows("dissolved")
 
 
+async def tinted(driver: Driver) -> None:
+    """Switched on when the answer is there."""
+    await talk(driver)
+    settings = driver.app.chat.settings
+    wanted = replace(settings, screen=replace(settings.screen, tint=True))
+    driver.app.chat.actions.apply(wanted, "screen", "tint")
+
+
 async def completion(driver: Driver) -> None:
     await talk(driver)
     await driver.types("/")
@@ -344,6 +352,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "conversation": talk,
     "answering": answering,
     "nearly_full": nearly_full,
+    "tinted": tinted,
     "picture": picture,
     "completion": completion,
     "selected": selected,
@@ -367,7 +376,8 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
 def backend_for(name: str, gate: threading.Event) -> ScriptedBackend:
     stops = {"gate": gate, "gate_after": 100} if name == "answering" else {}
     answer = "A staff gauge: one reads the level of the water on it." if name == "picture" else ANSWER
-    script = Script(answer, THOUGHT, cached=1144, prompt=1216, **stops)
+    guessed = range(30, 140) if name == "tinted" else range(0)
+    script = Script(answer, THOUGHT, cached=1144, prompt=1216, guessed=guessed, **stops)
     backend = Still(
         [script], thinks=True, map=blocks(), context_length=1480 if name == "nearly_full" else 8192
     )

@@ -1,0 +1,55 @@
+"""What suffix matching was worth in a real answer, token by token: to be replayed where the weights are random."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.speculation.pace import MOST_ROWS
+from engine.speculation.sources import NOTHING, Guess
+from engine.speculation.texts import Text, Texts
+
+
+class Worth(NamedTuple):
+    """Of the guess before one token."""
+
+    guessed: int
+    held: int
+    length: int
+    agreed: bool
+
+
+def worth(tokens: Sequence[int], prompt: int) -> list[Worth]:
+    """Of the guesses before each token after the first `prompt`, which are those of the prompt."""
+    texts = Texts()
+    text, found = texts.take(None, tokens[:prompt]), list[Worth]()
+    for at in range(prompt, len(tokens)):
+        guess = texts.guess(text, 2 * MOST_ROWS)
+        pairs = enumerate(zip(guess.tokens, tokens[at:], strict=False))
+        end = min(len(guess.tokens), len(tokens) - at)
+        held = next((place for place, (token, said) in pairs if token != said), end)
+        found.append(Worth(len(guess.tokens), held, guess.length, guess.agreed))
+        text.go_on(tokens[at : at + 1])
+    return found
+
+
+def partly(coming: Sequence[int], right: int, length: int, agreed: bool = True) -> Guess:
+    """Of the tokens that come the first `right` are guessed, and others for the rest."""
+    return Guess((*coming[:right], *((token + 1) % 100 for token in coming[right:])), length, agreed)
+
+
+@dataclass(slots=True)
+class Replayed(Texts):
+    """Guesses hold in an answer with random weights as they held in another one."""
+
+    answer: list[int] = field(default_factory=list)
+    """The prompt, too."""
+    prompt: int = 0
+    worth: list[Worth] = field(default_factory=list)
+
+    def guess(self, text: Text, most: int) -> Guess:
+        at = len(text.path)
+        if not self.prompt <= at < self.prompt + len(self.worth):
+            return NOTHING
+        one = self.worth[at - self.prompt]
+        coming = self.answer[at : at + min(one.guessed, most)]
+        return partly(coming, one.held, one.length, one.agreed) if coming else NOTHING
