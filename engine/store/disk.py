@@ -370,6 +370,10 @@ class DiskTier:
 
     # -- how it is
 
+    def taken(self, owner: str) -> int:
+        """Bytes of the file of a conversation."""
+        return self._folder.taken(owner) if self._folder is not None else 0
+
     def figures(self) -> DiskFigures:
         """What it holds, and what bringing it back costs."""
         folder = self._folder

@@ -80,6 +80,11 @@ class Folder:
             return True
         return file is not None and digest in file.records
 
+    def taken(self, owner: str) -> int:
+        """Bytes of the blocks of a conversation."""
+        file = self._files.get(self._path(owner))
+        return file.end if file is not None else 0
+
     @property
     def costs(self) -> Path:
         """Where it is kept what was measured."""

@@ -307,6 +307,17 @@ def test_a_cache_without_room_takes_what_fits(tmp_path: Path) -> None:
         engine.check()
 
 
+def test_a_chunk_says_what_it_takes_on_disk(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        engine.chunks.keep(PROMPT, "paper", wait=True, owner="chunk-paper")
+        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        engine.chunks.keep(PROMPT[:5], "nowhere", wait=True)
+        on_disk_now = [chunk.disk_bytes for chunk in engine.chunks.list()]
+    assert on_disk_now == [next(store.rglob("chunk-paper.kv")).stat().st_size, 0]
+    assert on_disk_now[0] > len(PROMPT) * 100
+
+
 # -- the files
 
 
