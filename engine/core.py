@@ -383,6 +383,10 @@ class EngineCore:
         is_idle = sequence.priority is Priority.IDLE
         return disk.bring(rows.keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
 
+    def taken_on_disk(self, owner: str) -> int:
+        """Bytes that a conversation takes in the tier on disk. For the loop's thread."""
+        return disk.taken(owner) if (disk := self._engine_step.disk) is not None else 0
+
     def save(self, owner: str | None, rows: Rows) -> None:
         """Have what is cached of `rows` written to disk in idle time, where there is a tier on disk, among what the
         conversation `owner` has there (letters, digits, - and _; None: nothing is). Returns at once."""

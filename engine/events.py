@@ -223,6 +223,8 @@ class Chunk:
     """What a token takes in the KV cache."""
     is_read: bool = True
     """False while it is computed in idle time."""
+    disk_bytes: int = 0
+    """What it takes on disk, in a file of its own; conversations that begin with it do not have it in theirs."""
 
     @property
     def bytes(self) -> int:

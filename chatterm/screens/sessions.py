@@ -9,18 +9,17 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.geometry import Size
 from textual.message import Message
 from textual.widgets import Input
 
-from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
+from chatterm.markdown.lines import Line, cells, elided, padded, styled
+from chatterm.screens.notes import Choices, Note
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.titles import extent_text, given_title, messages_text
 from chatterm.terminal.sanitize import one_line
-from chatterm.widgets.canvas import Canvas
 from models.units import counted
 
 _PAUSE = 0.05
@@ -43,7 +42,6 @@ class SessionPicker(Picker):
     DEFAULT_CSS = """
     SessionPicker > Vertical { max-width: 110; }
     SessionPicker SessionList { height: auto; }
-    SessionPicker Note { height: auto; }
     SessionPicker #session-preview { margin-top: 1; height: 2; }
     SessionPicker #session-note { display: none; margin-top: 1; }
     SessionPicker #session-foot { margin-top: 1; }
@@ -243,72 +241,6 @@ class SessionPicker(Picker):
             self._asking = None
             self._input.focus()
             self._show_mode()
-
-
-class Note(Canvas):
-    """A text of as many lines as it takes."""
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self._runs: Line = []
-
-    def show(self, runs: Line) -> None:
-        self._runs = runs
-        self.refresh(layout=True)
-
-    def build(self, width: int) -> list[Line]:
-        return wrap(self._runs, width)
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self.build(width))
-
-
-class Choices(Note):
-    """What can be done: parts that can be clicked, with a dot between them where they share a line."""
-
-    class Chosen(Message):
-        """A part was clicked."""
-
-        def __init__(self, action: str) -> None:
-            super().__init__()
-            self.action = action
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self._parts: tuple[tuple[str, str], ...] = ()
-
-    def offer(self, *parts: tuple[str, str]) -> None:
-        """Texts, and the action of each; "" for a text that only says something."""
-        self._parts = parts
-        self.refresh(layout=True)
-
-    def _rows(self, width: int) -> list[list[tuple[int, str, str]]]:
-        """Lines of (column, text, action)."""
-        rows: list[list[tuple[int, str, str]]] = [[]]
-        column = 0
-        for text, action in self._parts:
-            if rows[-1] and column + 3 + cells(text) > width:
-                rows.append([])
-            column = column + 3 if rows[-1] else 0
-            rows[-1].append((column, elided(text, width), action))
-            column += cells(text)
-        return rows
-
-    def build(self, width: int) -> list[Line]:
-        lines: list[Line] = []
-        for row in self._rows(width):
-            lines.append([])
-            for _, text, action in row:
-                lines[-1] += [(" · ", "muted")] if lines[-1] else []
-                lines[-1].append((text, "muted" if action else "warning"))
-        return lines
-
-    def on_click(self, event: events.Click) -> None:
-        rows = self._rows(self.size.width)
-        for column, text, action in rows[event.y] if event.y < len(rows) else ():
-            if action and column <= event.x < column + cells(text):
-                event.stop()
-                self.post_message(self.Chosen(action))
 
 
 class SessionList(PickerList):

@@ -19,6 +19,8 @@ from engine.schedule.sequence import Priority, Sequence
 class _Kept:
     rows: Rows
     reading: Sequence
+    owner: str | None
+    """Whose file on disk has it."""
     pinned: bool = True
     done: int = 0
     """The most of its tokens that were seen to be computed."""
@@ -61,7 +63,7 @@ class Chunks:
         self.drop(name)
         reading = Sequence(rows, Priority.PERSON if wait else Priority.IDLE, is_late=not wait)
         with self._lock:
-            self._kept[name] = _Kept(rows, reading)
+            self._kept[name] = _Kept(rows, reading, owner)
         self._loop.post(lambda: self._blocks.keep(name, rows.keys))
         self._engine.submit(reading)
         self._engine.save(owner, rows)
@@ -117,9 +119,9 @@ class Chunks:
             ids, keys = one.rows.token_ids, one.rows.keys
             shared = max((common_prefix(ids, others) for others in before), default=0)
             present, branches = blocks.match(keys), blocks.branches(keys)
-            found.append(
-                Chunk(name, len(ids), one.pinned, present, shared, branches, token_bytes, one.is_read)
-            )
+            on_disk = self._engine.taken_on_disk(one.owner) if one.owner is not None else 0
+            about = len(ids), one.pinned, present, shared, branches, token_bytes, one.is_read, on_disk
+            found.append(Chunk(name, *about))
             before.append(ids)
         return tuple(found)
 

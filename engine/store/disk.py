@@ -5,12 +5,12 @@ goes wrong ends the tier and nothing else: what is not there is computed.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import BoundedSemaphore, Event, Thread
+from threading import Event, Thread
 from time import perf_counter
 
 import torch
@@ -23,22 +23,20 @@ from engine.cache.prefix_index import Block, Key
 from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.store import measured
+from engine.store.buffers import Buffers
 from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder, is_chunk
+from models.weights.staging import Slot
 
 MOST_WISHES = 32
 """Paths that are remembered to be written."""
 WRITING = 2
 """Blocks that are handed to the disk and not written yet."""
-GROUP_BYTES = 4 * 1024**2
-"""Blocks are brought back in groups of so many bytes at least."""
 WORTH_WAITING = 1024
 """Rows of a prompt for which a CPU takes longer than it takes to look at the folder: some 20 ms where the files are
 cached, as those of weights are that were just read."""
 KEPT_WITHIN = 0.1
 """What was measured is written again where it has changed by such a share."""
-AHEAD = 4
-"""Groups that are read and not yet copied."""
 CLOSING_S = 1.0
 """Seconds that an engine which ends goes on writing, at most."""
 
@@ -76,6 +74,8 @@ class DiskTier:
         self._cache = cache
         self._blocks = blocks
         self._post = post
+        self._nbytes = cache.kv[:, :, : blocks.block_size].nbytes
+        self._buffers = Buffers(self._nbytes, cache.kv.device)
         self._root = b""
         self._folder: Folder | None = None
         """None until it was looked at, and once it is of no use."""
@@ -174,9 +174,11 @@ class DiskTier:
             if block.is_gone:
                 return False
             digest = self._digest(block, wish.digest or self._root)
+            has = folder.holds(owner, digest)
+            if not has and not self._hand_over(folder, owner, digest, block, self._size):
+                return False
             wish.done, wish.digest = wish.done + 1, digest
-            if not folder.holds(owner, digest):
-                self._hand_over(folder, owner, digest, block, self._size)
+            if not has:
                 return True
         if wish.done < len(wish.keys) // self._size:
             return False
@@ -188,26 +190,48 @@ class DiskTier:
             block = self._blocks.every[held[-1]]
             if block.keys[: len(tail)] != tail:
                 return False
-            if not folder.holds(owner, digest):
-                self._hand_over(folder, owner, digest, block, len(tail))
+            if not folder.holds(owner, digest) and not self._hand_over(
+                folder, owner, digest, block, len(tail)
+            ):
+                return False
         self._wishes.remove(wish)
         return bool(tail)
 
-    def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, rows: int) -> None:
-        """Have so many rows of a block written."""
-        self._writing += 1
-        self._tasks.put(partial(self._write, folder, owner, digest, self._payload(block, rows), rows))
-
-    def _write(self, folder: Folder, owner: str, digest: Digest, payload: Tensor, rows: int) -> None:
+    def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, count: int) -> bool:
+        """Have the first `count` rows of a block written, and zeros behind them, where anybody's may be. False where
+        there is no memory for that now."""
+        slot = self._buffers.take_now()
+        if slot is None:
+            return False
+        rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
+        held = self._in(slot, 0, rows)
         try:
-            wrote = folder.append(owner, digest, payload.numpy().tobytes())
+            # Put together on a GPU, they cross the bus as one.
+            whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
+            whole.copy_(rows)[:, :, count:] = 0
+            if whole is not held:
+                held.copy_(whole, non_blocking=True)
+        except RuntimeError:  # the device has no room for that
+            self._buffers.give(slot)
+            return False
+        slot.note_copy(rows.device)
+        self._writing += 1
+        self._tasks.put(partial(self._write, folder, owner, digest, slot, count))
+        return True
+
+    def _write(self, folder: Folder, owner: str, digest: Digest, slot: Slot, count: int) -> None:
+        try:
+            slot.wait()
+            wrote = folder.append(owner, digest, slot.view[: self._nbytes])
         except OSError as error:
             self._fail(f"cannot be written ({error.strerror or error})")
             return
+        finally:
+            self._buffers.give(slot)
 
         def told() -> None:
             self._writing -= 1
-            self.written += rows if wrote else 0
+            self.written += count if wrote else 0
             if not wrote:
                 self.forget(owner)
 
@@ -299,48 +323,38 @@ class DiskTier:
 
     def _read(self, folder: Folder, bringing: "_Bringing") -> None:
         """On the disk's thread: group by group, no more ahead than is copied soon."""
-        ahead = BoundedSemaphore(AHEAD)
-        each = max(GROUP_BYTES // self._nbytes, 1)
-        with suppress(EngineError):  # nobody is there any more
-            for first in range(0, len(bringing.missing), each):
-                group = bringing.missing[first : first + each]
-                read: list[Tensor] = []
-                for digest in group:
-                    payload = torch.empty(self._nbytes, dtype=torch.uint8)
-                    try:
-                        if not folder.read(digest, _bytes_of(payload)):
-                            break
-                    except OSError as error:
-                        self._fail(f"cannot be read ({error.strerror or error})")
+        with suppress(EngineError), closing(self._buffers.read(folder, bringing.missing)) as groups:
+            try:
+                for slot, count in groups:
+                    self._post(partial(self._take, bringing, slot, count))
+                    if bringing.is_over:
                         break
-                    read.append(payload)
-                ahead.acquire()
-                self._post(lambda read=read: self._take(bringing, read, ahead))  # type: ignore[misc]
-                if len(read) < len(group) or bringing.is_over:
-                    break
+            except OSError as error:
+                self._fail(f"cannot be read ({error.strerror or error})")
             folder.touch(bringing.missing[0])
             self._post(lambda: self._end(bringing))
 
-    def _take(self, bringing: "_Bringing", read: list[Tensor], ahead: BoundedSemaphore) -> None:
-        """Copy what was read into blocks."""
-        ahead.release()
+    def _take(self, bringing: "_Bringing", slot: Slot, count: int) -> None:
+        """Copy the first blocks of a buffer into the cache."""
         table, size = bringing.table, self._size
         bringing.is_over = bringing.is_over or not any(wanted() for wanted in bringing.wanted)
-        for payload in read:
+        for place in range(count):
             if bringing.is_over:
-                return
-            count = min(size, len(bringing.keys) - table.length)
+                break
+            rows = min(size, len(bringing.keys) - table.length)
             try:
-                self._blocks.reserve(table, count, bringing.idle)
+                self._blocks.reserve(table, rows, bringing.idle)
+                at = table.blocks[table.length // size] * size
+                target = self._cache.kv[:, :, at : at + size]
+                target.copy_(self._in(slot, place, target), non_blocking=True)
             except Exception:  # noqa: BLE001 - no room, or a copy that failed: the rest is computed
                 bringing.is_over = True
-                return
-            at = table.blocks[table.length // size] * size
-            rows = self._cache.kv[:, :, at : at + size]
-            rows.copy_(payload.view(rows.dtype).view(rows.shape), non_blocking=False)
-            self._blocks.commit(table, bringing.keys[table.length : table.length + count])
-            self.restored += count
-            bringing.rows += count
+                break
+            self._blocks.commit(table, bringing.keys[table.length : table.length + rows])
+            self.restored += rows
+            bringing.rows += rows
+        slot.note_copy(self._cache.kv.device)
+        self._buffers.give(slot)
 
     def _end(self, bringing: "_Bringing") -> None:
         if bringing not in self._bringing:
@@ -355,6 +369,10 @@ class DiskTier:
             then()
 
     # -- how it is
+
+    def taken(self, owner: str) -> int:
+        """Bytes of the file of a conversation."""
+        return self._folder.taken(owner) if self._folder is not None else 0
 
     def figures(self) -> DiskFigures:
         """What it holds, and what bringing it back costs."""
@@ -382,10 +400,10 @@ class DiskTier:
     def _size(self) -> int:
         return self._blocks.block_size
 
-    @property
-    def _nbytes(self) -> int:
-        """Bytes of a block."""
-        return self._cache.kv[:, :, : self._size].nbytes
+    def _in(self, slot: Slot, place: int, like: Tensor) -> Tensor:
+        """A block in a buffer, as rows of the shape and dtype of `like`."""
+        data = slot.memory[place * self._nbytes : (place + 1) * self._nbytes]
+        return data.view(like.dtype).view(like.shape)
 
     def _digest(self, block: Block, parent: Digest) -> Digest:
         found = self._names.get(block.name)
@@ -395,14 +413,6 @@ class DiskTier:
             found = self._names[block.name] = after(parent, block.keys)
         return found
 
-    def _payload(self, block: Block, count: int) -> Tensor:
-        """The bytes of a block, uint8 in host memory; zeros behind its first `count` rows, which may be anybody's."""
-        rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
-        rows = rows.clone(memory_format=torch.contiguous_format).cpu()
-        if count < self._size:
-            rows[:, :, count:] = 0
-        return rows.view(torch.uint8).flatten()
-
     def _begin(
         self, folder: Path, fingerprint: Callable[[], Mapping[str, str]], most_bytes: int | None
     ) -> None:
@@ -410,8 +420,12 @@ class DiskTier:
         try:
             start = root(fingerprint())
             found = Folder(folder, start.hex()[:24], most_bytes)
+            self._buffers.open()
         except OSError as error:
             self._fail(f"cannot be used ({error.strerror or error})")
+            return
+        except RuntimeError:
+            self._fail("cannot be used (the system gives no memory, or no thread)")
             return
         self._opened = found
         known = measured.kept(found.costs)
@@ -444,6 +458,7 @@ class DiskTier:
             task()
         if self._opened is not None:
             self._opened.close()
+        self._buffers.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -460,8 +475,3 @@ class _Bringing:
     rows: int = 0
     is_over: bool = False
     began: float = field(default_factory=perf_counter)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor uint8 [n] in host memory."""
-    return memoryview(tensor.numpy())  # type: ignore[arg-type]

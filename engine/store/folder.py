@@ -12,14 +12,15 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 from engine.store.digests import Digest
-from engine.store.records import Record, packed, read, scan
+from engine.store.readers import Readers
+from engine.store.records import Record, header, read, scan
 
 DEFAULT_SHARE = 0.1
 """Of the free space, where nobody says how much may be taken,"""
@@ -79,6 +80,11 @@ class Folder:
             return True
         return file is not None and digest in file.records
 
+    def taken(self, owner: str) -> int:
+        """Bytes of the blocks of a conversation."""
+        file = self._files.get(self._path(owner))
+        return file.end if file is not None else 0
+
     @property
     def costs(self) -> Path:
         """Where it is kept what was measured."""
@@ -89,19 +95,25 @@ class Folder:
         """Bytes of all files of all fingerprints."""
         return sum(size for _, size, _ in _files(self._root))
 
-    def read(self, digest: Digest, into: memoryview) -> bool:
-        """Read a block. False where there is none that is whole; it is not looked for again. Raises OSError."""
+    def read(self, digest: Digest, into: memoryview, readers: Readers) -> Callable[[], bool]:
+        """Begin to read a block. What is returned is to be called once, on this thread: it waits, and says False where
+        there is none that is whole; that is not looked for again. Both raise OSError."""
         found = self._found.get(digest)
         if found is None:
-            return False
+            return lambda: False
         file, record = found
-        if self._opened(file) and read(file.fd, record, into):
-            return True
-        del self._found[digest]
-        file.records.pop(digest, None)
-        return False
+        is_read = read(file.fd, record, into, readers) if self._opened(file) else lambda: False
 
-    def append(self, owner: str, digest: Digest, payload: bytes) -> bool:
+        def is_whole() -> bool:
+            if is_read():
+                return True
+            self._found.pop(digest, None)
+            file.records.pop(digest, None)
+            return False
+
+        return is_whole
+
+    def append(self, owner: str, digest: Digest, payload: memoryview) -> bool:
         """Write a block behind those of a conversation. False where another process writes that file, or the cap has
         no room for it. Raises OSError; then nothing was written that is ever read."""
         path = self._path(owner)
@@ -112,23 +124,24 @@ class Folder:
         file = file or self._known(path)
         if not self._opened(file, creates=True) or not (file.is_ours or self._lock(file)):
             return False
-        record = packed(digest, payload)
-        if not self._make_room(len(record), path):
+        head = header(digest, payload)
+        offset = file.end + len(head)
+        if not self._make_room(len(head) + len(payload), path):
             return False
-        done = 0
         try:
-            while done < len(record):
-                done += os.pwrite(file.fd, record[done:], file.end + done)
+            for start, part in ((file.end, memoryview(head)), (offset, payload)):
+                done = 0
+                while done < len(part):
+                    done += os.pwrite(file.fd, part[done:], start + done)
         except OSError:
             with suppress(OSError):
                 os.ftruncate(file.fd, file.end)
             raise
-        offset = file.end + len(record) - len(payload)
         at = next(scan(file.fd, file.end), None)
         if at is None or (at.digest, at.offset) != (digest, offset):
             raise OSError("what was written cannot be read again")
         file.end = at.end
-        self._taken += len(record)
+        self._taken += len(head) + len(payload)
         file.records[digest] = at
         self._found[digest] = file, at
         return True

@@ -2,23 +2,30 @@
 
     magic 4 | check of the payload 4 | size of the payload 8 | digest 32 | check of these 4 | payload
 
-Little-endian; checks are CRC-32. A reader goes from header to header and stops at the first that is not one: what a
-crash left half written is at the end, and is cut off before more is appended. Files are read and not mapped: a disk
-that fails in the middle is then an error, where a mapping would end the process.
+Little-endian; checks are CRC-32, that of a payload over those of its pieces, which are read side by side. A reader goes
+from header to header and stops at the first that is not one: what a crash left half written is at the end, and is cut
+off before more is appended. Files are read and not mapped: a disk that fails in the middle is then an error, where a
+mapping would end the process.
 """
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from zlib import crc32
 
-_MAGIC = b"CKV1"
+from engine.store.readers import Readers
+
+_MAGIC = b"CKV2"
 _HEAD = struct.Struct("<4sIQ32s")
 _CHECK = struct.Struct("<I")
 HEADER = _HEAD.size + _CHECK.size
 LARGEST = 1 << 32
 """Bytes of a payload; a header that says more is none."""
+PIECE = 1 << 20
+"""Bytes of a payload that one thread reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +53,45 @@ def scan(fd: int, start: int = 0) -> Iterator[Record]:
         start = record.end
 
 
-def packed(digest: bytes, payload: bytes) -> bytes:
-    """A record as it is appended."""
-    head = _HEAD.pack(_MAGIC, crc32(payload), len(payload), digest)
-    return head + _CHECK.pack(crc32(head)) + payload
+def header(digest: bytes, payload: memoryview) -> bytes:
+    """What is written before a payload."""
+    checks = [crc32(payload[at : at + PIECE]) for at in range(0, len(payload), PIECE)]
+    head = _HEAD.pack(_MAGIC, _joined(checks), len(payload), digest)
+    return head + _CHECK.pack(crc32(head))
 
 
-def read(fd: int, record: Record, into: memoryview) -> bool:
-    """Read the payload of a record. False where it is not what was written or not as long as `into`. Raises OSError."""
+def read(fd: int, record: Record, into: memoryview, readers: Readers) -> Callable[[], bool]:
+    """Begin to read the payload of a record. What is returned is to be called once: it waits, and says False where that
+    is not what was written or not as long as `into`, or raises OSError. The file may be closed before."""
     if len(into) != record.size:
-        return False
+        return lambda: False
+    own = os.dup(fd)
+    pieces: list[Future[int | None]] = []
+    for at in range(0, record.size, PIECE):
+        pieces.append(readers.submit(partial(_piece, own, into[at : at + PIECE], record.offset + at)))
+
+    def is_whole() -> bool:
+        wait(pieces)  # also where one fails: nobody writes to `into` any more
+        os.close(own)
+        checks = [check for piece in pieces if (check := piece.result()) is not None]
+        return len(checks) == len(pieces) and _joined(checks) == record.check
+
+    return is_whole
+
+
+def _piece(fd: int, into: memoryview, offset: int) -> int | None:
+    """Read a part of a payload; its check, None where the file ends before."""
     done = 0
-    while done < record.size:
-        got = os.preadv(fd, [into[done:]], record.offset + done)
+    while done < len(into):
+        got = os.preadv(fd, [into[done:]], offset + done)
         if not got:
-            return False
+            return None
         done += got
-    return crc32(into) == record.check
+    return crc32(into)
+
+
+def _joined(checks: list[int]) -> int:
+    return crc32(b"".join(map(_CHECK.pack, checks)))
 
 
 def _header(data: bytes, at: int) -> Record | None:

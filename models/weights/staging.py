@@ -59,9 +59,12 @@ class Staging:
         the device. `report` is told the bytes of each piece that is on its way; what it raises ends the transfer.
         Raises ModelError when a file cannot be read or has become shorter.
         """
-        with _slots(self, device) as slots, ThreadPoolExecutor(self.readers, "weights") as readers:
+        with (
+            slots_of(self.pieces, self.piece_bytes, device) as slots,
+            ThreadPoolExecutor(self.readers, "weights") as readers,
+        ):
             free = cycle(slots)
-            reading: deque[tuple[_Piece, _Slot, Future[None]]] = deque()
+            reading: deque[tuple[_Piece, Slot, Future[None]]] = deque()
             try:
                 for piece in _pieces(transfers, self.piece_bytes):
                     # One fewer than there are slots: from the last one delivered the device still copies.
@@ -116,27 +119,32 @@ class _Piece:
                 extent.finish(target)
 
 
-class _Slot:
-    """A buffer, and when the device will have copied what was in it."""
+class Slot:
+    """A buffer, uint8 [n] in host memory, and when the device will have copied what is in it, or to it."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
         self.view = memory.numpy().data
         self.copied: torch.cuda.Event | None = None
 
+    def note_copy(self, device: torch.device) -> None:
+        """Copies from it or to it were enqueued."""
+        if device.type == "cuda":
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copied.record()
+
     def wait(self) -> None:
+        """Until they are done."""
         if self.copied is not None:
             self.copied.synchronize()
             self.copied = None
 
 
-def _deliver(piece: _Piece, slot: _Slot, read: Future[None], device: torch.device) -> int:
+def _deliver(piece: _Piece, slot: Slot, read: Future[None], device: torch.device) -> int:
     """Wait for a piece and enqueue its copy. Returns its bytes."""
     read.result()
     piece.copy(slot.memory[: piece.nbytes])
-    if device.type == "cuda":
-        slot.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        slot.copied.record()
+    slot.note_copy(device)
     return piece.nbytes
 
 
@@ -149,14 +157,15 @@ def _pieces(transfers: Iterable[tuple[Extent, Tensor]], most: int) -> Iterator[_
 
 
 @contextmanager
-def _slots(staging: Staging, device: torch.device) -> Iterator[list[_Slot]]:
-    size = -(-staging.piece_bytes // 64) * 64  # every slot begins where any dtype may
-    memory = torch.empty(staging.pieces * size, dtype=torch.uint8)
+def slots_of(count: int, nbytes: int, device: torch.device) -> Iterator[list[Slot]]:
+    """So many buffers of `nbytes` and up to 63 more, pinned beside a GPU. Nobody may copy any more when it ends."""
+    size = -(-nbytes // 64) * 64  # every slot begins where any dtype may
+    memory = torch.empty(count * size, dtype=torch.uint8)
     pinned = device.type == "cuda" and pin(memory)
     try:
-        yield [_Slot(memory[n * size : (n + 1) * size]) for n in range(staging.pieces)]
+        yield [Slot(memory[n * size : (n + 1) * size]) for n in range(count)]
     finally:
-        # torch's own pinned memory would stay in its cache after the load, whatever became of it.
+        # torch's own pinned memory would stay in its cache, whatever became of it.
         if pinned:
             torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 

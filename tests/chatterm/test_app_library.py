@@ -11,7 +11,9 @@ from chatterm.commands.library import Add, Open, Remove, library_lines, suggeste
 from chatterm.commands.registry import choice_completions, path_start
 from chatterm.conversation.cache_map import cache_lines
 from chatterm.markdown.lines import line_cells, text_of
+from chatterm.screens.library import LibraryList, LibraryPicker, about_text, entry_line
 from chatterm.sessions.library import Entry, Library
+from chatterm.sessions.records import SessionError
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -298,6 +300,130 @@ def test_the_list_fits_any_width(width: int) -> None:
     text = "".join(map(text_of, lines))
     assert "\x1b" not in text
     assert "10,000 tokens" in " ".join(text.split())
+
+
+# -- the picker
+
+
+async def picker(driver: Driver) -> LibraryPicker:
+    await driver.send("/library")
+    await driver.shows("Type to search")
+    screen = driver.app.screen
+    assert isinstance(screen, LibraryPicker)
+    return screen
+
+
+def names_in(screen: LibraryPicker) -> list[str]:
+    return [entry.name for entry in screen.query_one(LibraryList).entries]
+
+
+async def test_several_are_chosen_in_an_order(store: Store) -> None:
+    backend = a_backend()
+    async with driven(backend, store=store, size=(140, 45)) as driver:
+        await added(driver)
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen) == ["notes", "paper"])
+        await driver.pilot.press("tab", "tab", "down", "tab", "up", "tab")
+        await driver.shows("begins a conversation on paper, notes")
+        await driver.pilot.press("enter")
+        await driver.until(lambda: [one.name for one in backend.documents] == ["paper", "notes"])
+        await driver.shows("A conversation on paper, notes begins.")
+
+
+async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: Store) -> None:
+    backend = a_backend()
+    async with driven(backend, store=store) as driver:
+        await added(driver)
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen))
+        await driver.pilot.press(*"nowhere")
+        await driver.shows("No matches.")
+        await driver.pilot.press("enter", "tab", "ctrl+d", "escape")
+        await driver.until(lambda: driver.app.screen is not screen)
+        assert backend.documents == ()
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen))
+        await driver.pilot.press(*"PAPER.MD")
+        await driver.until(lambda: names_in(screen) == ["paper"])
+        await driver.pilot.press("enter")
+        await driver.until(lambda: [one.name for one in backend.documents] == ["paper"])
+
+
+async def test_a_click_begins_on_one(store: Store) -> None:
+    backend = a_backend()
+    async with driven(backend, store=store) as driver:
+        await added(driver)
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen))
+        await driver.pilot.click(LibraryList, offset=(6, 1))
+        await driver.until(lambda: [one.name for one in backend.documents] == ["paper"])
+
+
+async def test_removing_asks_first(store: Store) -> None:
+    async with driven(a_backend(), store=store) as driver:
+        await added(driver)
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen))
+        await driver.pilot.press("ctrl+d")
+        await driver.shows("Remove notes?")
+        await driver.pilot.press("n")
+        await driver.shows("Ctrl+D removes")
+        assert Library().names() == ["notes", "paper"]
+        await driver.pilot.press("ctrl+d", "y")
+        await driver.until(lambda: names_in(screen) == ["paper"])
+        assert Library().names() == ["paper"]
+        await driver.pilot.press("ctrl+d", "y")
+        await driver.shows("The library is empty")
+        await driver.pilot.press("ctrl+d", "enter", "escape")
+
+
+async def test_what_another_process_adds_is_shown_and_read(store: Store) -> None:
+    backend = a_backend(chunks=(chunk("paper", 4, is_read=False), chunk("notes", 5, 5, branches=3)))
+    async with driven(backend, store=store, size=(140, 45)) as driver:
+        screen = await picker(driver)
+        await driver.shows("The library is empty")
+        Library().add(Document("paper", "text"), "here")
+        await driver.shows("33%")
+        await driver.until(lambda: ("read", "paper") in backend.calls)
+        Library().add(Document("notes", "other text"), "there")
+        await driver.until(lambda: names_in(screen) == ["notes", "paper"])
+        backend.chunks = (chunk("paper", 12), chunk("notes", 5, 5, branches=3))
+        await driver.shows("saves 10 kB")
+        await driver.until(
+            lambda: [e.tokens for e in Library().entries()] == [{"scripted": 5}, {"scripted": 12}]
+        )
+        assert [call for call in backend.calls if call[0] == "read"] == [("read", "paper"), ("read", "notes")]
+
+
+async def test_a_library_that_cannot_be_read_is_one_line(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(library: Library) -> list[Entry]:
+        raise SessionError("The disk says no.")
+
+    async with driven(a_backend(), store=store) as driver:
+        monkeypatch.setattr(Library, "entries", fails)
+        await picker(driver)
+        await driver.shows("The disk says no.")
+        await driver.pilot.press("enter", "tab", "down", "ctrl+d", "escape")
+
+
+@pytest.mark.parametrize("width", [14, 40, 69, 116])
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        chunk("paper", 0),
+        chunk("paper", 5, is_read=False),
+        chunk("notes, paper", 12, branches=9_999_999),
+    ],
+)
+def test_a_line_of_the_picker_fits_any_width(width: int, found: Chunk | None) -> None:
+    for name in ("paper", "大" * 32):
+        entry = Entry(name, "/home/me", "0", 1.0, 40_000_000, {"tiny": 3})
+        line = entry_line(entry, found, "tiny", "1 ", width, 2e9)
+        assert line_cells(line) <= width
+    assert "\n" not in about_text(entry, found, "tiny")
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -22,8 +22,9 @@ from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from engine.store import disk, measured, records
-from engine.store.disk import DiskTier
 from engine.store.folder import Folder, forget
+from engine.store.readers import Readers
+from tests.engine.keeping import eventually, is_saved, keep, saved
 from tests.engine.tiny import TinyEngine, say, tiny_engine
 from tests.models.checkpoints import files_of
 from tests.models.families import MistralConfig, tiny
@@ -42,23 +43,8 @@ def on_disk(
     **options: Any,
 ) -> Iterator[TinyEngine]:
     """An engine with a tier on disk, which has begun, or begins when it is `late`."""
-
-    def facts() -> dict[str, str]:
-        assert late is None or late.wait(10)
-        return {"all": fingerprint}
-
     with tiny_engine(model, **options) as engine:
-
-        def begin() -> None:
-            engine._disk = engine._engine_step.disk = DiskTier(
-                store, most, engine._cache, engine._blocks, engine._loop.post, facts
-            )
-
-        engine._loop.call(begin)
-        done = Event()
-        engine._disk._tasks.put(done.set)
-        assert late is not None or done.wait(10)
-        engine._loop.call(lambda: None)  # what it said of that is heard
+        keep(engine, store, fingerprint, most, late)
         yield engine
 
 
@@ -67,24 +53,6 @@ def answer(engine: TinyEngine, prompt: list[int], params: SamplingParams = GREED
     sequence = engine.start(Rows.of(prompt), params)
     found = [event.token_id for event in engine.events(sequence)]
     return found, sequence.stats().prefilled_tokens
-
-
-def saved(engine: TinyEngine, owner: str, tokens: list[int]) -> None:
-    """Wait until the full blocks of `tokens` are written."""
-    engine.save(owner, Rows.of(tokens))
-    assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
-
-
-def is_saved(engine: TinyEngine) -> bool:
-    return not engine._disk._wishes and not engine._disk._writing
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    for _ in range(1000):
-        if true():
-            return True
-        sleep(0.005)
-    return False
 
 
 def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
@@ -339,16 +307,30 @@ def test_a_cache_without_room_takes_what_fits(tmp_path: Path) -> None:
         engine.check()
 
 
+def test_a_chunk_says_what_it_takes_on_disk(tmp_path: Path) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        engine.chunks.keep(PROMPT, "paper", wait=True, owner="chunk-paper")
+        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        engine.chunks.keep(PROMPT[:5], "nowhere", wait=True)
+        on_disk_now = [chunk.disk_bytes for chunk in engine.chunks.list()]
+    assert on_disk_now == [next(store.rglob("chunk-paper.kv")).stat().st_size, 0]
+    assert on_disk_now[0] > len(PROMPT) * 100
+
+
 # -- the files
 
 
-def block(number: int, size: int = 50) -> tuple[bytes, bytes]:
-    return number.to_bytes(32, "little"), bytes((number * 7 + at) % 256 for at in range(size))
+def block(number: int, size: int = 50) -> tuple[bytes, memoryview]:
+    return number.to_bytes(32, "little"), memoryview(bytes((number * 7 + at) % 256 for at in range(size)))
+
+
+READERS = Readers(2)
 
 
 def read(folder: Folder, digest: bytes, size: int = 50) -> bytes | None:
     into = bytearray(size)
-    return bytes(into) if folder.read(digest, memoryview(into)) else None
+    return bytes(into) if folder.read(digest, memoryview(into), READERS)() else None
 
 
 def test_every_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
@@ -403,7 +385,8 @@ def test_what_a_crash_leaves_is_cut_off_and_the_rest_is_there(data: st.DataObjec
 
 
 def test_the_conversation_that_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    one = len(records.packed(*block(0)))
+    digest, payload = block(0)
+    one = len(records.header(digest, payload)) + len(payload)
     folder = Folder(tmp_path, "f", 4 * one)
     for number, owner in enumerate(("a", "b", "c", "d")):
         assert folder.append(owner, *block(number))

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Chunk, EngineError, ModelChoice
+from chatterm.backends.backend import EngineError, ModelChoice
 from chatterm.commands.reports import help_lines
 from chatterm.screens.chat.code_actions import CodeActions
 from chatterm.screens.chat.command_part import LOADING
@@ -55,11 +55,7 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
         else:
             from chatterm.screens.cache import CacheScreen
 
-            self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks, self._chunks))
-
-    def _chunks(self) -> Sequence[Chunk]:
-        figures = self.screen.backend.figures()
-        return figures.chunks if figures is not None else ()
+            self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks, self.chunks))
 
     def _explain_cache(self) -> None:
         from chatterm.conversation.cache_why import TITLE, explained, why_lines

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Document, EngineError, Figures
+from chatterm.backends.backend import Chunk, Document, EngineError, Figures
 from chatterm.backends.documents import names_of
-from chatterm.commands.library import Add, Open, Remove, library_lines, told
+from chatterm.commands.library import Add, Open, Remove, told
 from chatterm.conversation.attachments import working_folder
 from chatterm.conversation.source import keep_document
 from chatterm.screens.chat.command_part import CommandPart
@@ -34,7 +34,7 @@ class LibraryActions(CommandPart):
         library = self._library
         match told(text):
             case None:
-                self.screen.in_thread(library.entries, self._show_library)
+                self._pick()
             case Add(source, name):
                 self.screen.hint("The document is being fetched…", 3.0)
                 self.screen.in_thread(
@@ -47,10 +47,30 @@ class LibraryActions(CommandPart):
             case Remove(name):
                 self.screen.in_thread(partial(library.remove, name), self._document_removed)
 
-    def _show_library(self, entries: list[Entry]) -> None:
-        names = [document.name for document in self.conversation.documents]
-        lines = partial(library_lines, entries, names, self.screen.model_name)
-        self.report("library", "Library", lines)
+    def _pick(self) -> None:
+        from chatterm.screens.library import LibraryPicker
+
+        def picked(names: str | None) -> None:
+            if names is not None:
+                self._run("library", f"open {names}")
+
+        screen, opened = self.screen, [document.name for document in self.conversation.documents]
+        screen.app.push_screen(
+            LibraryPicker(
+                self._library,
+                opened,
+                screen.model_name,
+                self.chunks,
+                self.read_unread,  # another process may have added some
+                self._document_removed,
+            ),
+            picked,
+        )
+
+    def chunks(self) -> Sequence[Chunk]:
+        """What the engine has of documents."""
+        figures = self.screen.backend.figures()
+        return figures.chunks if figures is not None else ()
 
     def _document_added(self, found: tuple[Entry, Document, str]) -> None:
         entry, document, remark = found

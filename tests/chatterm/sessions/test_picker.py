@@ -7,7 +7,8 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from chatterm.screens.sessions import Choices, Note, SessionList, SessionPicker
+from chatterm.screens.notes import Choices, Note
+from chatterm.screens.sessions import SessionList, SessionPicker
 from chatterm.sessions.store import Store
 from chatterm.settings.themes import STYLESHEET, load_theme
 from tests.chatterm.driving import LOOKS

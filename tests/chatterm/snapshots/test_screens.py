@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -309,18 +308,24 @@ async def reading(driver: Driver) -> None:
 
 
 async def library(driver: Driver) -> None:
-    """What there is, and the map of the cache says what is kept of it."""
-    from chatterm.commands.library import library_lines
-
+    """What there is; one is being read, two conversations stand on another, two are chosen in an order."""
     entries = [
         Entry("field-notes", "/home/ada/rivers/notes", "", NOW - 90, 49_900, {}),
         Entry("gauges", "https://example.org/gauges.html", "", NOW - 7200, 2_600, {"scripted": 640}),
         Entry("sediment", "/home/ada/papers/sediment.pdf", "", NOW - 260_000, 2_100, {"scripted": 504}),
     ]
+    driver.app.chat.conversation.documents = (Document("gauges", "..."),)
     await talk(driver)
-    lines = partial(library_lines, entries, ["gauges"], "scripted")
-    driver.app.chat.actions.report("library", "Library", lines)
-    await driver.pilot.pause()
+    driver.app.chat.actions._library.entries = lambda: entries
+    driver.app.chat.backend.chunks = (
+        Chunk("gauges", 640, True, 640, 0, 3, 46_080, disk_bytes=30_000_000),
+        Chunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
+    )
+    await command(driver, "/library")
+    await driver.shows("37%")
+    await driver.pilot.press("down", "down", "tab", "up", "tab")
+    await driver.shows("begins a conversation on sediment, gauges")
+    driver.app.screen.query_one(Input).cursor_blink = False
 
 
 async def picture(driver: Driver) -> None:
@@ -427,7 +432,7 @@ def test_screen(
     time.tzset()
     gate = threading.Event()
     store = None
-    monkeypatch.setattr("chatterm.commands.library.time", lambda: NOW)
+    monkeypatch.setattr("chatterm.screens.library.time", lambda: NOW)
     if name == "picture":
         gauge(tmp_path / "gauge.png")
         monkeypatch.chdir(tmp_path)

@@ -1,0 +1,64 @@
+"""An engine with a tier on disk, over anything that tests have for weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from time import sleep
+
+from engine.cache.rows import Rows
+from engine.engine import Engine
+from engine.params import SamplingParams
+from engine.store.disk import DiskTier
+from tests.engine.tiny import TinyEngine
+
+
+def keep(
+    engine: Engine,
+    store: Path,
+    fingerprint: str = "as it is",
+    most: int | None = 10**9,
+    late: Event | None = None,
+) -> DiskTier:
+    """Have an engine keep blocks in `store`, which it has looked at then, or looks at when it is `late`."""
+
+    def facts() -> dict[str, str]:
+        assert late is None or late.wait(10)
+        return {"all": fingerprint}
+
+    def begin() -> DiskTier:
+        tier = DiskTier(store, most, engine._cache, engine._blocks, engine._loop.post, facts)
+        engine._disk = engine._engine_step.disk = tier
+        return tier
+
+    tier = engine._loop.call(begin)
+    done = Event()
+    tier._tasks.put(done.set)
+    assert late is not None or done.wait(10)
+    engine._loop.call(lambda: None)  # what it said of that is heard
+    return tier
+
+
+def answer(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[tuple[int, float]], int]:
+    """The tokens of an answer with their log-probabilities, and how many of its prompt's were computed."""
+    sequence = engine.start(Rows.of(prompt), params)
+    found = [(event.token_id, event.logprob or 0.0) for event in engine.events(sequence)]
+    return found, sequence.stats().prefilled_tokens
+
+
+def saved(engine: Engine, owner: str, tokens: list[int]) -> None:
+    """Wait until the full blocks of `tokens` are written."""
+    engine.save(owner, Rows.of(tokens))
+    assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+
+
+def is_saved(engine: Engine | TinyEngine) -> bool:
+    assert engine._disk is not None
+    return not engine._disk._wishes and not engine._disk._writing
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    for _ in range(1000):
+        if true():
+            return True
+        sleep(0.005)
+    return False
