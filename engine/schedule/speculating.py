@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import sample
+from engine.schedule.jumping import is_to_jump, permitted
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
@@ -86,7 +87,8 @@ class Speculating:
         While tokens are unread it is what may pay, if those are what is guessed of them; there is no room yet.
         """
         self._begin(sequences)
-        if not all(_may_guess_in_slot(sequence) for sequence in sequences):
+        together = len(sequences)
+        if not all(_may_guess_in_slot(sequence, together) for sequence in sequences):
             return [(sequence, ()) for sequence in sequences]
         return list(zip(sequences, self._guesses(sequences), strict=True))
 
@@ -170,7 +172,7 @@ class Speculating:
         if rows >= MOST_ROWS:
             return [()] * rows
         for sequence in sequences:
-            self._look_up(sequence, MOST_ROWS - rows)
+            self._look_up(sequence, MOST_ROWS - rows, rows)
         if self.drafts is not None and not self.pace.measures:
             self._draft([sequence for sequence in sequences if not sequence.unread])
         for sequence in sequences:
@@ -181,8 +183,8 @@ class Speculating:
             found.append(guesses)
         return found
 
-    def _look_up(self, sequence: Sequence, most: int) -> None:
-        """The guess that the texts give of what comes after all known tokens."""
+    def _look_up(self, sequence: Sequence, most: int, together: int) -> None:
+        """The guess that the texts give of what comes after all known tokens, one of so many sequences."""
         known, params = self._known.get(sequence), sequence.params
         if known is None:
             text = self.texts.take(sequence.client, sequence.rows.token_ids)
@@ -191,7 +193,7 @@ class Speculating:
         known.guess, known.drafting_s = NOTHING, 0.0
         most = min(sequence.unread + most, self._room(sequence))
         if most > 0 and params is not None and params.speculation != "draft":
-            known.guess = self.texts.guess(known.text, most)
+            known.guess = _cut(sequence, self.texts.guess(known.text, most), together)
 
     def _draft(self, sequences: list[Sequence]) -> None:
         """Have the draft model guess where the texts are not as sure as that is believed to be worth."""
@@ -219,7 +221,7 @@ class Speculating:
         guesses = self._try(lambda drafts: drafts.guess(asked, goes_on, self.drafted)) or []
         reading_s = perf_counter() - began - self.drafting_s
         for sequence, guess, before in zip(answers, guesses, least, strict=False):
-            known = self._known[sequence]
+            known, guess = self._known[sequence], _cut(sequence, guess, rows)
             known.drafting_s = self.drafting_s / len(asked)
             sequence.saved_s -= reading_s / len(asked)
             if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
@@ -300,9 +302,19 @@ def _may_guess(chunk: Chunk) -> bool:
     return chunk.count == 1 and chunk.samples and chunk.sequence.decodes and _wants_guesses(chunk.sequence)
 
 
-def _may_guess_in_slot(sequence: Sequence) -> bool:
-    """The same of a sequence in a slot, which has no constraint: masks are of one token a step there."""
-    return sequence.guide is None and not sequence.known and _wants_guesses(sequence)
+def _may_guess_in_slot(sequence: Sequence, together: int) -> bool:
+    """The same of a sequence in a slot, one of so many."""
+    if sequence.known or not _wants_guesses(sequence):
+        return False
+    return sequence.guide is None or not is_to_jump(sequence, together)
+
+
+def _cut(sequence: Sequence, guess: Guess, together: int) -> Guess:
+    """What of a guess may follow all known tokens in a slot, by the constraint of the answer."""
+    if sequence.guide is None or not sequence.joined:
+        return guess  # elsewhere each token is drawn by the host, which knows the constraint
+    count = permitted(sequence, guess.tokens, together)
+    return guess._replace(tokens=guess.tokens[:count], chances=guess.chances[:count])
 
 
 def _wants_guesses(sequence: Sequence) -> bool:

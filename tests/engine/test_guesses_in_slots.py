@@ -1,16 +1,18 @@
 """Guesses where sequences decode in slots: what is hoped for while tokens are unread, and what that costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from engine.params import SamplingParams
-from engine.schedule.sequence import Sequence
+from engine.cache.rows import Rows
+from engine.params import Constraint, SamplingParams
+from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS, Pace
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text
-from tests.engine.schedule_world import World
+from tests.engine.schedule_world import World, output
 from tests.engine.speculation import Oracle
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=30, speculation="auto")
@@ -63,3 +65,40 @@ def test_who_is_right_has_many_tokens_a_step_and_a_hope_that_fails_costs_what_wa
     else:
         assert sequence.accepted > 15
         assert not waits
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_guesses_of_an_answer_that_has_to_match_something_change_nothing(jumps: bool) -> None:
+    """What is forced is computed as a prompt, which has other bits: at the same places with guesses and without."""
+    said, guided = list[list[int]](), 0
+    for guesses in (False, True):
+        for seed in range(12):
+            world = World(1, 16, 0, ends=True, guesses=guesses)
+            world.engine_step.jumps = jumps
+            params = SamplingParams(
+                temperature=1.0, seed=seed, max_tokens=30, constraint=Constraint("regex", ".")
+            )
+            if guesses:
+                assert world.oracle is not None
+                world.oracle.answers[seed] = [1, 2, 3, seed, *said[seed]]
+            sequence = asked(world, [1, 2, 3, seed], params, guesses)
+            for _ in range(200):
+                world.step()
+            assert sequence.finished.is_set()
+            assert sequence.error is None
+            if guesses:
+                assert sequence.generated == said[seed], f"seed {seed}"
+                assert world.engine_step.decoding is not None
+                runner: Any = world.engine_step.decoding.runner
+                guided += runner.guided
+            else:
+                said.append(sequence.generated)
+    assert guided > 20
+
+
+def asked(world: World, prompt: list[int], params: SamplingParams, guesses: bool) -> Sequence:
+    """As `World.arrive`, whatever the answer will be."""
+    params = replace(params, speculation="auto" if guesses else "off")
+    sequence = Sequence(Rows.of(prompt), Priority.PERSON, params, output(params))
+    world.scheduler.add(sequence)
+    return sequence

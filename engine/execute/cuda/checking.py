@@ -27,7 +27,8 @@ class ChecksGuesses(Protocol):
     """A decode program that can do it."""
 
     def check(self, given: StepInput, alone: StepInput, rows: int, limit: int) -> Tensor:
-        """As `DecodeProgram.run`, with another `StepInput`, where rows of one sequence may follow each other.
+        """As `DecodeProgram.run`, with another `StepInput`, where rows of one sequence may follow each other; logits
+        always in the same memory.
 
         By `alone` each is the only one, in a block of its own.
         """
@@ -56,6 +57,8 @@ class Checking:
         self._rows = step_input(blocks, active, token)
         self._alone = step_input(1, active, token)
         self._chosen = torch.full((FEW, FEW), -1, dtype=torch.int32, device=device)
+        self._logits: dict[int, Tensor] = {}
+        """By how many rows: always the same memory, as steps may be recordings."""
 
     def plan(self, spans: Items[tuple[int, Items[int]]]) -> None:
         """The next step is of these slots, with the newest token of each and guesses of what follows it."""
@@ -68,10 +71,15 @@ class Checking:
                 row += 1
         self._plan.send()
 
-    @torch.inference_mode()
     def run(self, rows: int, limit: int, draw: Draw) -> None:
         """Enqueue what was planned: `rows` rows (a count of a graph), none of which lies at `limit` or beyond."""
-        from engine.kernels.triton.guesses import follow_kernel, spread_kernel
+        self.compute(rows, limit)
+        self.draw(rows, draw)
+
+    @torch.inference_mode()
+    def compute(self, rows: int, limit: int) -> None:
+        """Enqueue what gives the logits of its rows."""
+        from engine.kernels.triton.guesses import spread_kernel
 
         given, to, alone = self._slots.given, self._rows, self._alone
         spread_kernel[(rows,)](
@@ -89,7 +97,15 @@ class Checking:
             BLOCK=self._block_size,
             PART=PART,
         )
-        logits = self._program.check(to, alone, rows, limit)
+        self._logits[rows] = self._program.check(to, alone, rows, limit)
+
+    @torch.inference_mode()
+    def draw(self, rows: int, draw: Draw) -> None:
+        """Enqueue the draws from the logits that were computed last, with the masks of rows (`row_words`)."""
+        from engine.kernels.triton.guesses import follow_kernel
+
+        given, logits = self._slots.given, self._logits[rows]
         for place in range(rows):
             follow_kernel[(1,)](*self._plan.parts, given.token, self._chosen, place, ROWS=FEW, num_warps=1)
-            self._sampler.sample(logits, self._chosen[place, :rows], given.counters, draw, overlaps=False)
+            chosen = self._chosen[place, :rows]
+            self._sampler.sample(logits, chosen, given.counters, draw, overlaps=False, by_row=True)

@@ -10,24 +10,21 @@ sequence, the one after is thrown away.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
-from engine.cache.rows import Rows
 from engine.execute.cuda.checking import Checking
 from engine.execute.cuda.cuts import Cuts
+from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.sharing import LEAST, KVShape, choose_sharing, share
+from engine.execute.cuda.sharing import LEAST, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
@@ -39,51 +36,6 @@ ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
 """Rows of a step. Rows that no sequence has cost next to nothing, and every size is a graph of its own."""
 USUAL_CONTEXT = 2560
 """Graphs of many rows are recorded ahead up to this context."""
-
-
-class DecodeProgram(Protocol):
-    """One token of each sequence through the model, wholly on the device."""
-
-    name: str
-
-    @property
-    def kv(self) -> KVShape | None:
-        """What to know to share; None: it cannot read a prefix once for several sequences."""
-        ...
-
-    def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows, whose tokens lie in rows below `limit`; logits [rows, vocab].
-
-        With `own`, `shared` and `members` of the `StepInput` say who reads what together, and every sequence has less
-        than `own` rows before its newest token's that it does not share.
-        """
-        ...
-
-
-class Event(Protocol):
-    """A place in what was enqueued (torch.cuda.Event)."""
-
-    def record(self) -> None:
-        """Here."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until everything before it is done."""
-        ...
-
-
-class Decoded(Protocol):
-    """What the runner reads of a sequence (see `engine.schedule.sequence.Sequence`), and asks of a constrained one."""
-
-    rows: Rows
-    params: SamplingParams | None
-    table: BlockTable | None
-    generated: list[int]
-    seed: int
-
-    def allow(self, words: NDArray[np.int32], drawn: int | None = None) -> None:
-        """Write which tokens may follow the newest one, or `drawn`, which was drawn after it."""
-        ...
 
 
 S = TypeVar("S", bound=Decoded)
@@ -226,29 +178,51 @@ class DecodeRunner(Generic[S]):
         """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
         return 0 if self._graphs is None else self._graphs.firsts
 
-    def check(self, spans: list[tuple[S, tuple[int, ...]]]) -> list[tuple[S, list[Drawn]]]:
+    def check(
+        self, spans: list[tuple[S, tuple[int, ...]]], failed: Callable[[S, Exception], None]
+    ) -> list[tuple[S, list[Drawn]]]:
         """Do a step of the newest token of each sequence and of guesses of what follows it, and wait for it.
 
         Returns their new tokens: one each, and another one for each guess that held as those before it did. There are
-        FEW rows at most, in each table is room for them, and all tokens before were read; nobody has a constraint.
+        FEW rows at most, in each table is room for them, and all tokens before were read. A constraint that allows
+        these guesses is asked while the logits are computed; `failed` is given who cannot follow it, to have him leave.
         """
         checking = self._checking
         assert checking is not None
         assert not self._unread
         seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
         for seat, _ in seats:
-            assert not seat.guided
             assert seat.sequence.table is not None
             self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
         self.slots.send()
         checking.plan([(seat.slot, guesses) for seat, guesses in seats])
         rows = rows_for(sum(1 + len(guesses) for _, guesses in seats))
         limit = context_limit(max(seat.row + len(guesses) for seat, guesses in seats))
-        self._check(checking, rows, limit, self.sampler.draw([seat.slot for seat, _ in seats]))
+        draw = self.sampler.draw([seat.slot for seat, _ in seats])
+        if any(seat.guided for seat, _ in seats):
+            self._enqueue(("check logits", rows, limit), lambda: checking.compute(rows, limit))
+            self._guide_rows(seats, failed)
+            self._enqueue(("check draws", rows, draw), lambda: checking.draw(rows, draw))
+        else:
+            self._check(checking, rows, limit, draw)
         event = self._event()
         event.record()
         event.synchronize()
-        return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats]
+        return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats if not seat.left]
+
+    def _guide_rows(
+        self, seats: list[tuple[Seat[S], tuple[int, ...]]], failed: Callable[[S, Exception], None]
+    ) -> None:
+        """Write the masks of the rows of a step that checks guesses."""
+        row = 0
+        for seat, guesses in seats:
+            words = [self.sampler.row_words(row + place) for place in range(1 + len(guesses))]
+            row += len(words)
+            if seat.guided:
+                try:
+                    seat.sequence.allow_each(words, guesses)
+                except Exception as error:  # noqa: BLE001 - it is this sequence's alone
+                    failed(seat.sequence, error)
 
     def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
         """What was drawn after the newest token of `seat` and guesses, as far as these held."""
@@ -282,15 +256,20 @@ class DecodeRunner(Generic[S]):
         return [each for each in reversed(found) for _ in range(2)]
 
     def _check(self, checking: Checking, rows: int, limit: int, draw: Draw) -> None:
-        if self._graphs is None:
-            checking.run(rows, limit, draw)
-        else:
-            self._graphs.run(("check", rows, limit, draw), lambda: checking.run(rows, limit, draw))
+        self._enqueue(("check", rows, limit, draw), lambda: checking.run(rows, limit, draw))
 
-    def guide(self, sequence: S, drawn: int) -> None:
-        """Let the constraint of `sequence` know its newest token, for `draw`. Raises EngineError where it fails."""
+    def _enqueue(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Do `step`, from its recording where there are graphs."""
+        if self._graphs is None:
+            step()
+        else:
+            self._graphs.run(key, step)
+
+    def guide(self, sequence: S, drawn: int | None) -> None:
+        """Let the constraint of `sequence` know its newest token, for `draw`; None: all its tokens are known. Raises
+        EngineError where it fails."""
         seat = self._seats[sequence]
-        if seat.guided and drawn >= 0:
+        if seat.guided and (drawn is None or drawn >= 0):
             sequence.allow(self.sampler.words(seat.slot), drawn)
 
     def draw(self) -> None:
@@ -409,10 +388,7 @@ class DecodeRunner(Generic[S]):
         return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
 
     def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
-        if self._graphs is None:
-            self._run(rows, limit, draw, own)
-        else:
-            self._graphs.run((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
+        self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     def _compute(self, rows: int, limit: int, own: int) -> Tensor:
         """Enqueue what gives the logits [rows, vocab] of a step."""
