@@ -86,6 +86,8 @@ class DeviceSampler:
         # One row of bytes a slot, so that one copy loads it: three int64, then ten fp32.
         self._state = torch.zeros(slots, sampling.NUMBERS.value, dtype=torch.int64, device=device)
         self._settings = self._state.view(torch.float32)[:, 6:]
+        self.numbers = self._state
+        """int64 [slots, 8]: seed, `step`, top_k; then other settings."""
         self.step = self._state[:, 1]
         """int64 [slots]: tokens of the answer so far; with the seed it determines the next draw."""
         self._needs = [Draw(True, False, False)] * slots
@@ -141,11 +143,7 @@ class DeviceSampler:
             count = len(params.logit_bias)
             self._send(torch.tensor([*params.logit_bias], dtype=torch.int32), self._biased[slot, :count])
             self._send(torch.tensor([*params.logit_bias.values()]).float(), self._bias[slot, :count])
-        if (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        ):
+        if params.penalises:
             self._mark(self.marks[slot], prompt_ids, generated_ids)
 
     def words(self, slot: int) -> NDArray[np.int32]:

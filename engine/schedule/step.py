@@ -93,6 +93,8 @@ class EngineStep:
         """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
         more = self.disk is not None and self.disk.go_on()
         if self.device.type != "cpu":
+            if self.speculating is not None and self.speculating.while_idle():
+                return True
             return (self.decoding is not None and self.decoding.runner.while_idle()) or more
         self.alone = self.others.are_busy()
         self.runner.set_alone(self.alone)
@@ -165,23 +167,26 @@ class EngineStep:
         if speculating is None or decoding is None:
             return False
         began, firsts = perf_counter(), decoding.runner.firsts
-        spans = speculating.spans(launched)
-        if not any(guesses for _, guesses in spans):
-            return False
-        if decoding.in_flight:
+        spans, reads = speculating.spans(launched), bool(decoding.in_flight)
+        if reads:
+            if not any(guesses for _, guesses in spans):
+                return False
             self._read(0)
             began = perf_counter()
             spans = speculating.spans([sequence for sequence in launched if sequence.joined])
+        guesses, waited = any(guesses for _, guesses in spans), began + speculating.apart_s
+        if not guesses and not reads and waited == began:
+            return False
         self._settle(began)
         self._launched_at = 0.0
-        if not any(guesses for _, guesses in spans):
-            self._waiting = began
+        if not guesses:
+            self._waiting = waited
             return False
         checked = decoding.check_guesses(spans, self._took, self._failed)
         for one in checked:
             speculating.checked(*one)
         if decoding.runner.firsts == firsts:
-            self._checked = checked, began
+            self._checked = checked, waited
         return True
 
     def _settle(self, now: float) -> None:

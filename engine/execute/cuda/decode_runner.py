@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.checking import Checking
+from engine.execute.cuda.checking import Checking, SeveralRows
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
 from engine.execute.cuda.graphs import Graphs
@@ -74,6 +74,11 @@ def rows_for(count: int) -> int:
 class DecodeRunner(Generic[S]):
     """Holds the device's side of the sequences that decode. It belongs to the loop thread."""
 
+    counts: tuple[int, ...] = tuple(rows for rows in ROWS if 1 < rows <= FEW)
+    """Rows that steps of several rows of a sequence have."""
+    tells = False
+    """Whether the usual step tells log-probabilities."""
+
     def __init__(
         self,
         program: DecodeProgram,
@@ -82,10 +87,10 @@ class DecodeRunner(Generic[S]):
         rows: int,
         graphs: Graphs | None,
         event: Callable[[], Event],
-        checking: Checking | None = None,
+        several: SeveralRows | None = None,
     ) -> None:
         """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel, and without
-        `checking` no step has more than one row of a sequence."""
+        `several` no step has more than one row of a sequence."""
         self.program = program
         self.sampler = sampler
         self.slots = slots
@@ -93,7 +98,7 @@ class DecodeRunner(Generic[S]):
         self.capacity = slots.given.tables.shape[0]
         self._graphs = graphs
         self._event = event
-        self._checking = checking
+        self._several = several
         self._ahead: list[tuple[int, int, Draw]] = []
         """Steps to be done while nobody waits, the next one last."""
         self._free = list(range(self.capacity))[::-1]
@@ -171,7 +176,7 @@ class DecodeRunner(Generic[S]):
     @property
     def checks_guesses(self) -> bool:
         """Whether `check` may be called."""
-        return self._checking is not None
+        return isinstance(self._several, Checking)
 
     @property
     def firsts(self) -> int:
@@ -187,8 +192,8 @@ class DecodeRunner(Generic[S]):
         FEW rows at most, in each table is room for them, and all tokens before were read. A constraint that allows
         these guesses is asked while the logits are computed; `failed` is given who cannot follow it, to have him leave.
         """
-        checking = self._checking
-        assert checking is not None
+        checking = self._several
+        assert isinstance(checking, Checking)
         assert not self._unread
         seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
         for seat, _ in seats:
@@ -204,10 +209,8 @@ class DecodeRunner(Generic[S]):
             self._guide_rows(seats, failed)
             self._enqueue(("check draws", rows, draw), lambda: checking.draw(rows, draw))
         else:
-            self._check(checking, rows, limit, draw)
-        event = self._event()
-        event.record()
-        event.synchronize()
+            self._run_several(checking, rows, limit, draw)
+        self._wait()
         return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats if not seat.left]
 
     def _guide_rows(
@@ -236,27 +239,31 @@ class DecodeRunner(Generic[S]):
         return drawn[: 1 + held]
 
     def while_idle(self) -> bool:
-        """Compile or record one of the steps that check guesses. Returns whether more is left. Nobody has a slot."""
-        if self._ahead and self._checking is not None and not self._seats:
-            self._checking.plan([])
-            self._check(self._checking, *self._ahead.pop())
+        """Compile or record one of the steps of several rows. Returns whether more is left. Nobody has a slot."""
+        if self._ahead and self._several is not None and not self._seats:
+            self._several.plan_nothing()
+            self._run_several(self._several, *self._ahead.pop())
         return bool(self._ahead) and not self._seats
 
-    def _checks_ahead(self) -> list[tuple[int, int, Draw]]:
-        """Steps that guesses are likely to need: each is done twice, and the second time it is recorded."""
-        if self._graphs is None or self._checking is None:
+    def _wait(self) -> None:
+        """Until everything that was enqueued is done."""
+        event = self._event()
+        event.record()
+        event.synchronize()
+
+    def _to_record(self) -> list[tuple[int, int, Draw]]:
+        """Steps of several rows that are likely: each is done twice, and the second time it is recorded."""
+        if self._graphs is None or self._several is None:
             return []
         limits = [SMALLEST]
         while limits[-1] < min(self.rows, USUAL_CONTEXT):
             limits.append(2 * limits[-1])
-        draws = (Draw(True, False, False), Draw(False, False, False))
-        found = [
-            (rows, limit, draw) for limit in limits for draw in draws for rows in ROWS if 1 < rows <= FEW
-        ]
+        draws = [Draw(race, False, self.tells) for race in (True, False)]
+        found = [(rows, limit, draw) for limit in limits for draw in draws for rows in self.counts]
         return [each for each in reversed(found) for _ in range(2)]
 
-    def _check(self, checking: Checking, rows: int, limit: int, draw: Draw) -> None:
-        self._enqueue(("check", rows, limit, draw), lambda: checking.run(rows, limit, draw))
+    def _run_several(self, several: SeveralRows, rows: int, limit: int, draw: Draw) -> None:
+        self._enqueue(("several", rows, limit, draw), lambda: several.run(rows, limit, draw))
 
     def _enqueue(self, key: Hashable, step: Callable[[], None]) -> None:
         """Do `step`, from its recording where there are graphs."""
@@ -334,7 +341,11 @@ class DecodeRunner(Generic[S]):
         vocab, given = self.sampler.vocab_size, self.slots.given
         logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
         largest = rows_for(min(streams, self.capacity))
-        for params in (SamplingParams(temperature=0.0), SamplingParams(top_k=20)):
+        told = 0 if self.tells else None
+        for params in (
+            SamplingParams(temperature=0.0, logprobs=told),
+            SamplingParams(top_k=20, logprobs=told),
+        ):
             self.sampler.load(0, params, [], [], 0)
             draw = self.sampler.draw([0])
             self.sampler.sample(logits, self._every[:1], None, draw)  # as after a prompt
@@ -356,11 +367,11 @@ class DecodeRunner(Generic[S]):
                     if limit >= most:
                         break
                     limit *= 2
-            if (checking := self._checking) is not None:
-                checking.plan([])
-                for rows in (rows for rows in ROWS if 1 < rows <= FEW):
-                    self._check(checking, rows, SMALLEST, draw)
-        self._ahead = self._checks_ahead()
+            if (several := self._several) is not None:
+                several.plan_nothing()
+                for rows in self.counts:
+                    self._run_several(several, rows, SMALLEST, draw)
+        self._ahead = self._to_record()
         kv, limit = self.program.kv, context_limit(LEAST)
         for rows in (rows for rows in ROWS if FEW < rows <= largest and self.rows > LEAST):
             if kv is not None and choose_sharing(rows, kv.group) is not None:
