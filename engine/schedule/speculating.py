@@ -8,7 +8,8 @@ be without guesses. A row counts, and can be found by others, when its token was
 of the block table, and the next step writes over it. Guesses take free blocks only: nobody is evicted for them.
 
 On a GPU sequences decode in slots, and the host is a step behind. Where what may come next pays as far as the host
-knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses.
+knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses. A draft model
+is asked once all tokens are read.
 """
 
 from collections.abc import Callable
