@@ -1,6 +1,7 @@
 """Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from sys import maxsize
 
 import torch
@@ -29,9 +30,10 @@ from engine.cache.sizing import (
 from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
-from engine.execute.compatibility import PLAIN_ATTENTION, by_torch, lacking
+from engine.execute.compatibility import DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
+from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
 from engine.execute.cuda.fetched_experts import EXPANDING_BYTES
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts, without_experts
@@ -41,6 +43,7 @@ from engine.execute.runner import DIVIDED, Runner
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.drafting import Drafting
+from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
@@ -93,6 +96,8 @@ class Options:
     draft: Network | None = None
     """A draft model; it takes memory beside the KV cache."""
     draft_name: str = ""
+    drafts_for: int = 0
+    """It is a draft model itself, for a model that knows so many tokens; 0: it is none."""
     pool: Pool | None = None
     """Threads of native kernels that others use, too; None: the engine has its own."""
     group: Group | None = None
@@ -161,6 +166,7 @@ def build(
         reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
         reserve += EXPANDING_BYTES if on_host is not None else 0
         reserve += EXPANDED_BYTES if row.is_quantised else 0
+        reserve += GRAPH_BYTES if options.draft is not None else 0
     free = available_memory(device) if options.free is None else options.free
     if options.group is not None:  # blocks have the same numbers everywhere
         free = options.group.least(free - reserve) + reserve
@@ -219,17 +225,23 @@ def build(
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     if options.draft is not None:
-        if not pieces.runner.checks_guesses:
-            pieces.notes += (
-                "Nothing is drafted: draft models run beside the native kernels of a CPU only, so far.",
-            )
-        elif not has_draft:
-            pieces.notes += (
-                "Nothing is drafted: there is too little memory for the KV cache of a draft model.",
-            )
-        else:
-            pieces.draft = _build_draft(options.draft, options.draft_name, network, pieces, plan)
+        why = _no_draft(pieces, has_draft)
+        if why is None:
+            try:
+                pieces.draft = _build_draft(options.draft, network, pieces, plan, options)
+            except (EngineError, RuntimeError, ImportError) as error:  # there are answers without it, too
+                why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
+        if why is not None:
+            pieces.notes += (f"Nothing is drafted: {why}.",)
     return pieces
+
+
+def _no_draft(pieces: Pieces, has_room: bool) -> str | None:
+    """Why there can be no draft model beside these, as the end of a sentence."""
+    decodes = pieces.decode_runner
+    if not (decodes.checks_guesses if decodes is not None else pieces.runner.checks_guesses):
+        return DRAFTS_NEED
+    return None if has_room else "there is too little memory for the KV cache of a draft model"
 
 
 def _draft_bytes(network: Network | None) -> int:
@@ -237,29 +249,43 @@ def _draft_bytes(network: Network | None) -> int:
     return 0 if network is None else token_bytes(network.spec, network.dtype)
 
 
-def _build_draft(draft: Network, name: str, network: Network, pieces: Pieces, plan: KVPlan) -> Drafting:
-    """Around a draft model, with as many rows as the KV cache of the model that it guesses for."""
-    context = min(plan.context_length, draft.positions)
-    options = Options(
+def _build_draft(
+    draft: Network, network: Network, pieces: Pieces, plan: KVPlan, options: Options
+) -> Drafting:
+    """Around a draft model, with as many rows as the KV cache of the model that it guesses for. Raises EngineError, and
+    what torch raises."""
+    device, context = pieces.cache.kv.device, min(plan.context_length, draft.positions)
+    vocab_size = min(draft.spec.vocab_size, network.spec.vocab_size)
+    asked = Options(
         context=context,
+        attention=pieces.backend.name if device.type == "cuda" else "auto",
+        graphs=options.graphs,
+        tuned=options.tuned,
         free=maxsize,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         threads=pieces.threads,
+        offload=0,
         pool=pieces.runner.pool,
+        drafts_for=vocab_size,
     )
-    own = build(draft, pieces.cache.kv.device, draft.dtype, options, ())
-    return Drafting(
-        name,
+    own = build(draft, device, draft.dtype, asked, ())
+    runner = own.decode_runner
+    if device.type == "cuda" and not isinstance(runner, DraftRunner):
+        raise EngineError(own.notes[-1] if own.notes else DRAFTS_NEED)
+    make = partial(SlotDrafting, decode_runner=runner) if isinstance(runner, DraftRunner) else Drafting
+    drafting: Drafting = make(
+        options.draft_name,
         own.runner,
         own.blocks,
-        min(draft.spec.vocab_size, network.spec.vocab_size),
+        vocab_size,
         context,
         own.scheduler.max_chunk,
         draft.spec.vocab_size >= network.spec.vocab_size,
         draft.nbytes + own.cache.kv.nbytes,
         draft.nbytes / network.nbytes,
     )
+    return drafting
 
 
 def _measured(network: Network) -> Reference:
@@ -356,17 +382,21 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
             )
         # The runner's plain program attends over all rows before, whatever the network asks for.
         if options.decode_runner and (fused or lacking(network.spec, PLAIN_ATTENTION) is None):
-            pieces.decode_runner = make_decode_runner(
-                network,
-                pieces.cache,
-                pieces.backend.name,
-                pieces.context_length,
-                ROWS[-1],
-                graphs,
-                fused,
-                options.deterministic,
-                pieces.on_host,
-                cuts,
+            pieces.decode_runner = (
+                _draft_runner(network, pieces, options, graphs, cuts)
+                if options.drafts_for
+                else make_decode_runner(
+                    network,
+                    pieces.cache,
+                    pieces.backend.name,
+                    pieces.context_length,
+                    ROWS[-1],
+                    graphs,
+                    fused,
+                    options.deterministic,
+                    pieces.on_host,
+                    cuts,
+                )
             )
             pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
@@ -378,6 +408,12 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     pieces.scheduler.recorded = pieces.runner.recorded
     if graphs is not None and graphs.problem is not None:
         pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)
+
+
+def _draft_runner(
+    network: Network, pieces: Pieces, options: Options, graphs: Graphs | None, cuts: Cuts | None
+) -> DraftRunner:
+    return make_draft_runner(network, pieces.cache, pieces.context_length, options.drafts_for, graphs, cuts)
 
 
 def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:

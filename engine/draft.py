@@ -3,7 +3,8 @@
 import torch
 
 from engine.cache.kv_rows import token_bytes
-from engine.cache.sizing import USEFUL_CONTEXT, kv_share
+from engine.cache.sizing import GRAPH_BYTES, USEFUL_CONTEXT, USUAL_BYTES, kv_share
+from engine.execute.compatibility import DRAFTS_NEED, not_fused
 from engine.execute.cpu.executor import unsupported
 from engine.execute.cpu.held_weights import packs, read_model
 from engine.machine.drafts import first_here
@@ -65,8 +66,8 @@ def _refused(
     context: int | None,
     free: int,
 ) -> str | None:
-    if device.type != "cpu" or model.share is not None or unsupported(model.spec) is not None:
-        return "draft models run beside the native kernels of a CPU only, so far."
+    if model.share is not None or _lacks_kernels(model, device):
+        return f"{DRAFTS_NEED}."
     if (why := tokenizer.difference(load_tokenizer(files))) is not None:
         return (
             f"the tokenizer of {files.name} is another one ({why}); choose a draft model of the same family."
@@ -82,6 +83,15 @@ def _refused(
     each = token_bytes(spec, model.dtype) + token_bytes(model.spec, model.dtype)
     tokens = min(context or USEFUL_CONTEXT, model.positions)
     needed = weights + int(tokens * each / kv_share(device))
+    if device.type == "cuda":
+        needed += 2 * GRAPH_BYTES + USUAL_BYTES
     if needed > free:
         return f"{files.name} and the KV caches need {bytes_text(needed)} of memory, and {bytes_text(free)} are free."
     return None
+
+
+def _lacks_kernels(model: Network, device: torch.device) -> bool:
+    """Whether what decodes `model` has one row of an answer in a step."""
+    if device.type == "cpu":
+        return unsupported(model.spec) is not None
+    return model.dtype != torch.bfloat16 or not_fused(model.spec) is not None

@@ -95,6 +95,11 @@ class SamplingParams:
     speculation: Speculation = "off"
     """Whether tokens are guessed and checked several at once. The text is the same to the token."""
 
+    @property
+    def penalises(self) -> bool:
+        """Whether what may be drawn depends on what was said."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
     def __post_init__(self) -> None:
         rules = (
             (0.0 <= self.temperature < inf, "temperature", self.temperature, "0 (greedy) or more"),

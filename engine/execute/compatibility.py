@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from models.features import Feature, features, of_feed_forward
 from models.spec import Experts, ModelSpec
 
+DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
+"""Why there is none, as the end of a sentence."""
 NATIVE = frozenset(
     {
         Feature.WINDOW,

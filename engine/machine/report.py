@@ -174,8 +174,7 @@ def _inspect() -> Machine:
         program=here.program,
         speeds=tuple(catalogue_speed(name, here) for name in _worth_telling(here)),
         tunings=probe("What was tuned", lambda: _tunings(device), ()),
-        # On a GPU nothing is drafted yet.
-        drafts=probe("Draft models", lambda: draft_pairs("cpu") if device.type == "cpu" else (), ()),
+        drafts=probe("Draft models", lambda: draft_pairs(device.type), ()),
         advice=advice(
             problem,
             gpu,

@@ -72,6 +72,9 @@ class DeviceSampler:
         """1 for tokens of prompt and answer, and 2 for each time in the answer; only kept where a penalty needs it."""
         self.masks = torch.zeros(slots, -(-vocab_size // 32), dtype=torch.int32, pin_memory=pinned)
         """One bit for each token that may be drawn, where a slot has a constraint; kernels read it from the host."""
+        self._row_masks = torch.zeros(FEWEST_ROWS, self.masks.shape[1], dtype=torch.int32, pin_memory=pinned)
+        """The same for each row of a step that checks guesses, where its slot has a constraint."""
+        self._row_words: NDArray[np.int32] = self._row_masks.numpy()
         self._read: NDArray[np.int32] = self.history.numpy()
         self._words: NDArray[np.int32] = self.masks.numpy()
         told = (slots, HISTORY, edits.PLACES.value)
@@ -83,6 +86,8 @@ class DeviceSampler:
         # One row of bytes a slot, so that one copy loads it: three int64, then ten fp32.
         self._state = torch.zeros(slots, sampling.NUMBERS.value, dtype=torch.int64, device=device)
         self._settings = self._state.view(torch.float32)[:, 6:]
+        self.numbers = self._state
+        """int64 [slots, 8]: seed, `step`, top_k; then other settings."""
         self.step = self._state[:, 1]
         """int64 [slots]: tokens of the answer so far; with the seed it determines the next draw."""
         self._needs = [Draw(True, False, False)] * slots
@@ -138,16 +143,17 @@ class DeviceSampler:
             count = len(params.logit_bias)
             self._send(torch.tensor([*params.logit_bias], dtype=torch.int32), self._biased[slot, :count])
             self._send(torch.tensor([*params.logit_bias.values()]).float(), self._bias[slot, :count])
-        if (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        ):
+        if params.penalises:
             self._mark(self.marks[slot], prompt_ids, generated_ids)
 
     def words(self, slot: int) -> NDArray[np.int32]:
         """The mask of a slot. What is written here holds for every `sample` that has not run."""
         words: NDArray[np.int32] = self._words[slot]
+        return words
+
+    def row_words(self, row: int) -> NDArray[np.int32]:
+        """The same of a row, for a `sample` that goes `by_row`."""
+        words: NDArray[np.int32] = self._row_words[row]
         return words
 
     def draw(self, slots: Iterable[int]) -> Draw:
@@ -181,18 +187,19 @@ class DeviceSampler:
         counters: Tensor | None = None,
         draw: Draw = ALL,
         overlaps: bool = True,
+        by_row: bool = False,
     ) -> None:
         """Enqueue: the tokens of the slots `active` int32 [rows] from logits [rows, vocab], any float dtype.
 
         A slot of -1 is a row that is nobody's; no slot comes twice, and nothing that overlaps this kernel writes
         `active`. The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters
         (int64 [slots, n], contiguous) go up by 1. `draw` has to serve every slot here. Where it never `overlaps` the
-        kernel before, that may write `active`.
+        kernel before, that may write `active`. `by_row`: a constraint's mask is that of the row, not of the slot.
         """
         rows, overlapping = logits.shape[0], self._overlapping(overlaps)
         if rows > len(self._arrived):
             raise ValueError(f"There are {rows} rows to sample, and room for {len(self._arrived)}.")
-        edited = self._edit(logits, active, overlapping) if draw.edits else logits
+        edited = self._edit(logits, active, overlapping, by_row) if draw.edits else logits
         arguments = (
             edited,
             edited.stride(0) if rows > 1 else 0,  # 0: loads of 16 bytes, whatever the vocabulary
@@ -233,8 +240,8 @@ class DeviceSampler:
         pdl = self.pdl and overlaps
         return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}
 
-    def _edit(self, logits: Tensor, active: Tensor, overlapping: dict[str, Any]) -> Tensor:
-        """Logits fp32 [rows, vocab] with the biases and the masks of their slots."""
+    def _edit(self, logits: Tensor, active: Tensor, overlapping: dict[str, Any], by_row: bool) -> Tensor:
+        """Logits fp32 [rows, vocab] with the biases of their slots, and the masks of these or their own."""
         edited = torch.empty(logits.shape, device=logits.device)
         kernels, rows = self._edits, logits.shape[0]
         kernel = kernels.edit_kernel[(self._parts_told, rows)](
@@ -244,11 +251,12 @@ class DeviceSampler:
             self._settings,
             self._biased,
             self._bias,
-            self.masks,
+            self._row_masks if by_row else self.masks,
             edited,
             VOCAB=self.vocab_size,
             WORDS=self.masks.shape[1],
             PITCH=2 * self._kernels.NUMBERS.value,
+            BY_ROW=by_row,
             **overlapping,
             num_warps=4,
         )

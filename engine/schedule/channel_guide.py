@@ -1,6 +1,7 @@
 """What may be sampled next where a grammar writes the headers of its messages itself (calls, in the harmony format)."""
 
 from collections.abc import Sequence as Items
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,23 @@ class ChannelGuide:
             self._header = None
         elif len(header) == len(self.thought):
             self._thinks, self._header, self._matcher = True, [], self.start.copy()
+
+    def copy(self) -> "ChannelGuide":
+        """As `Guide.copy`."""
+        found = copy(self)
+        found._matcher = None if self._matcher is None else self._matcher.copy()
+        found._header = None if self._header is None else list(self._header)
+        return found
+
+    def allows(self, token: int) -> bool:
+        """As `Guide.allows`."""
+        if self._thinks:
+            return token not in self.stop_ids
+        if self._due:
+            return token == self._due[0]
+        if self._header is not None and token == self.thought[len(self._header)]:
+            return True
+        return self._matcher is not None and self._matcher.allows(token)
 
     def fill(self, words: Words) -> None:
         """As `Guide.fill`."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from engine.events import Kind
@@ -56,6 +57,13 @@ class ChannelTracker:
     def answer_start(self) -> int:
         """The index of the first token of the answer; 0 where nothing came before it."""
         return self.span[1] if self.span is not None else 0
+
+    def copy(self) -> "ChannelTracker":
+        """One that goes on from here on its own."""
+        found = copy(self)
+        found.markers = list(self.markers)
+        found.header = None if self.header is None else list(self.header)
+        return found
 
     def push(self, token_id: int) -> tuple[Kind, bool]:
         """The kind of this token, and whether it is no text."""

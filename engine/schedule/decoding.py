@@ -102,29 +102,36 @@ class Decoding:
     def _draw(
         self, drawn: list[tuple[Sequence, Drawn]], failed: Callable[[Sequence, Exception], None]
     ) -> None:
-        """Enqueue the draws of the step that was launched, whose sequences have drawn these before."""
-        for sequence, token in drawn:
+        """Enqueue the draws of the step that was launched. Of its sequences these have drawn before; all tokens of the
+        others are known."""
+        assert self.undrawn is not None
+        newest = {sequence: token.token_id for sequence, token in drawn}
+        for sequence in list(self.undrawn):
             try:
-                self.runner.guide(sequence, token.token_id)
+                self.runner.guide(sequence, newest.get(sequence))
             except Exception as error:  # noqa: BLE001 - it is this sequence's alone
                 failed(sequence, error)
         self.runner.draw()
-        assert self.undrawn is not None
         self.in_flight.append(self.undrawn)
         self.undrawn = None
 
     def check_guesses(
-        self, spans: list[tuple[Sequence, tuple[int, ...]]], take: Callable[[Sequence, Drawn], None]
-    ) -> list[int]:
-        """Do a step of the newest token of each and guesses of what follows it, and have `take` take what was drawn.
+        self,
+        spans: list[tuple[Sequence, tuple[int, ...]]],
+        take: Callable[[Sequence, Drawn], None],
+        failed: Callable[[Sequence, Exception], None],
+    ) -> list[tuple[Sequence, int, int]]:
+        """Do a step of the newest token of each and guesses of what follows it, and have `take` take what was drawn;
+        `failed` gets who cannot go on.
 
-        Nothing is in flight before and after it. Returns how many of each one's guesses held.
+        Nothing is in flight before and after it. Returns of each of the others how many guesses it had, and how many
+        held.
         """
         assert not self.in_flight
         assert self.undrawn is None
-        drawn = self.runner.check(spans)
-        for (sequence, tokens), (_, guesses) in zip(drawn, spans, strict=True):
-            for token, guess in zip(tokens, chain(guesses, repeat(-1)), strict=False):
+        drawn, had = self.runner.check(spans, failed), dict(spans)
+        for sequence, tokens in drawn:
+            for token, guess in zip(tokens, chain(had[sequence], repeat(-1)), strict=False):
                 if not sequence.joined:
                     break
                 sequence.expected = guess
@@ -134,7 +141,7 @@ class Decoding:
                 take(sequence, token)
             if sequence.joined and sequence.table is not None:
                 self.blocks.trim(sequence.table)
-        return [len(tokens) - 1 for _, tokens in drawn]
+        return [(sequence, len(had[sequence]), len(tokens) - 1) for sequence, tokens in drawn]
 
     def leave(self, sequence: Sequence) -> None:
         """Give the slot of `sequence` back; its tokens that were not read are thrown away."""

@@ -151,9 +151,13 @@ class Drafting:
         fresh, rows = tokens[start:stop], range(start, stop)
         began = perf_counter()
         self.runner.run(StepBatch((Span(tuple(table.blocks), start, len(rows), fresh, rows),)))
+        self._wait()
         self.blocks.commit(table, fresh)
         self.pace.saw(stop - start, perf_counter() - began, self.max_chunk, idle=True)
         return stop < len(tokens)
+
+    def _wait(self) -> None:
+        """Until what was to be computed is: how long it takes says how much is read at once."""
 
     def _span(self, reading: Reading, tokens: Sequence[int], guess: Guess) -> Span:
         """The rows that are missing of a text and its guesses; what follows the last one is wanted."""

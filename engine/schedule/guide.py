@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,24 @@ class Guide:
         tracker.answering = True
         if token not in self.stop_ids:
             self._matcher.push(token)
+
+    def copy(self) -> "Guide":
+        """One that goes on from here on its own."""
+        found = copy(self)
+        found._matcher, found._tracker, found._due = (
+            self._matcher.copy(),
+            self._tracker.copy(),
+            list(self._due),
+        )
+        return found
+
+    def allows(self, token: int) -> bool:
+        """Whether `fill` would let this token follow."""
+        if self._tracker.inside:
+            return token not in self.stop_ids
+        if self._due:
+            return token == self._due[0]
+        return self._matcher.allows(token) or (self._may_think and token == self.opener)
 
     def fill(self, words: Words) -> None:
         """Write which tokens may follow. Raises EngineError where the grammar is too complex to tell."""

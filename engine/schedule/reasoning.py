@@ -1,6 +1,7 @@
 """Finds the think span in a token stream."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from engine.events import Kind
@@ -48,6 +49,12 @@ class ThinkTracker:
     def answer_start(self) -> int:
         """The index of the first token behind the span; 0 where there is none."""
         return self.span[1] if self.span is not None else 0
+
+    def copy(self) -> "ThinkTracker":
+        """One that goes on from here on its own."""
+        found = copy(self)
+        found.markers = list(self.markers)
+        return found
 
     def push(self, token_id: int) -> tuple[Kind, bool]:
         """The kind of this token, and whether it is one of the two markers."""

@@ -1,6 +1,7 @@
 """One request on its way through the engine."""
 
 from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from queue import SimpleQueue
@@ -172,6 +173,21 @@ class Sequence:
         if drawn is not None:
             guide.push(self.known[0] if self.known else drawn)
         return guide.fill(words)
+
+    def allow_each(self, words: Items[Words], guesses: Items[int]) -> None:
+        """As `allow`, of several rows: which tokens may follow the newest one, and which each of the guesses after it.
+
+        All of the answer is known, and each guess may follow what comes before it (`permitted`).
+        """
+        guide = self.guide
+        assert guide is not None
+        guide.follow(self.generated)
+        guide.fill(words[0])
+        if guesses:
+            guide = guide.copy()
+        for row, guess in zip(words[1:], guesses, strict=True):
+            guide.push(guess)
+            guide.fill(row)
 
     def rewind(self) -> None:
         """Go back to where the rows that are present end, to decode from there: so every row is what it was."""

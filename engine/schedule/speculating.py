@@ -8,7 +8,8 @@ be without guesses. A row counts, and can be found by others, when its token was
 of the block table, and the next step writes over it. Guesses take free blocks only: nobody is evicted for them.
 
 On a GPU sequences decode in slots, and the host is a step behind. Where what may come next pays as far as the host
-knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses.
+knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses. A draft model
+is asked once all tokens are read.
 """
 
 from collections.abc import Callable
@@ -22,16 +23,21 @@ from torch import Tensor
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import sample
+from engine.schedule.jumping import is_to_jump, permitted
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
-from engine.speculation.sources import NOTHING, Asked, Guess, Source
+from engine.speculation.sources import NOTHING, Asked, Drawing, Guess, Source
 from engine.speculation.texts import Text, Texts
 
 T = TypeVar("T")
 
 AGAIN_IN_SLOTS = 256
 """As `AGAIN`, where a step of one row is measured beside the next one: the host waits for a step that has guesses."""
+
+
+DRAFTS = Guess((-1,))
+"""What stands for the guesses of a draft model, while tokens that it has to know are unread."""
 
 
 @dataclass(slots=True)
@@ -46,6 +52,8 @@ class Guessing:
     """The one that the step waited for, while tokens were unread."""
     drafting_s: float = 0.0
     """What the draft model took for it."""
+    may_draft: bool = False
+    """The draft model is worth asking, once all tokens are read."""
 
     def follow(self, sequence: Sequence) -> None:
         """Know all its tokens."""
@@ -66,7 +74,9 @@ class Speculating:
     notes: tuple[str, ...] = ()
     """Why there is no draft model any more, in a line."""
     drafting_s: float = 0.0
-    """What the draft model took for the guesses of this step."""
+    """What the draft model took for the guesses of this step,"""
+    apart_s: float = 0.0
+    """and all that was waited for it."""
     _known: dict[Sequence, Guessing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,18 +96,29 @@ class Speculating:
         While tokens are unread it is what may pay, if those are what is guessed of them; there is no room yet.
         """
         self._begin(sequences)
-        if not all(_may_guess_in_slot(sequence) for sequence in sequences):
+        together = len(sequences)
+        if not all(_may_guess_in_slot(sequence, together) for sequence in sequences):
             return [(sequence, ()) for sequence in sequences]
         return list(zip(sequences, self._guesses(sequences), strict=True))
 
     def waited(self, sequences: list[Sequence], seconds: float) -> None:
         """There was hope, but not once all tokens were read: the next step of these began so much later."""
+        each, unit = seconds / len(sequences), self.pace.costs.unit_s
         for sequence in sequences:
-            known, unit = self._known.get(sequence), self.pace.costs.unit_s
-            if known is not None and known.hoped.tokens and unit:
-                self.pace.acceptance.saw(known.hoped, 1, 0)
-                known.balance.saw(-seconds / unit / len(sequences))
-                sequence.saved_s -= seconds / len(sequences)
+            known = self._known.get(sequence)
+            if known is None or not unit:
+                continue
+            if known.drafting_s:
+                self.pace.drafts.saw(-known.drafting_s / unit)
+                sequence.saved_s -= known.drafting_s
+                known.drafting_s = 0.0
+            if known.hoped.tokens:
+                if known.hoped is DRAFTS:
+                    self.pace.drafts.saw(-each / unit)
+                else:
+                    self.pace.acceptance.saw(known.hoped, 1, 0)
+                    known.balance.saw(-each / unit)
+                sequence.saved_s -= each
                 known.hoped = NOTHING
 
     def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
@@ -163,6 +184,7 @@ class Speculating:
 
     def _begin(self, sequences: list[Sequence]) -> None:
         self._forget()
+        self.apart_s = 0.0
         self.pace.turn_to(sum(sequence.computed for sequence in sequences))
 
     def _guesses(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
@@ -171,9 +193,12 @@ class Speculating:
         if rows >= MOST_ROWS:
             return [()] * rows
         for sequence in sequences:
-            self._look_up(sequence, MOST_ROWS - rows)
-        if self.drafts is not None and not self.pace.measures:
-            self._draft([sequence for sequence in sequences if not sequence.unread])
+            self._look_up(sequence, MOST_ROWS - rows, rows)
+        if sequences and self.drafts is not None and not self.pace.measures:
+            if any(sequence.unread for sequence in sequences):
+                self._hope_to_draft(sequences)
+            else:
+                self._draft(sequences)
         for sequence in sequences:
             guesses = self._guess(sequence, rows, tokens) if rows < MOST_ROWS else ()
             rows += len(guesses)
@@ -182,31 +207,29 @@ class Speculating:
             found.append(guesses)
         return found
 
-    def _look_up(self, sequence: Sequence, most: int) -> None:
-        """The guess that the texts give of what comes after all known tokens."""
+    def _look_up(self, sequence: Sequence, most: int, together: int) -> None:
+        """The guess that the texts give of what comes after all known tokens, one of so many sequences."""
         known, params = self._known.get(sequence), sequence.params
         if known is None:
             text = self.texts.take(sequence.client, sequence.rows.token_ids)
             known = self._known[sequence] = Guessing(text)
         known.follow(sequence)
-        known.guess, known.drafting_s = NOTHING, 0.0
+        known.guess, known.drafting_s, known.may_draft = NOTHING, 0.0, False
         most = min(sequence.unread + most, self._room(sequence))
         if most > 0 and params is not None and params.speculation != "draft":
-            known.guess = self.texts.guess(known.text, most)
+            known.guess = _cut(sequence, self.texts.guess(known.text, most), together)
 
     def _draft(self, sequences: list[Sequence]) -> None:
         """Have the draft model guess where the texts are not as sure as that is believed to be worth."""
-        if not sequences:
-            return
         rows, tokens, pace = len(sequences), float(len(sequences)), self.pace
-        share = -(-(MOST_ROWS - rows) // rows)
+        share = _share(rows)
         answers, asked, least = list[Sequence](), list[Asked](), list[float]()
         for sequence in sequences:
             known, params = self._known[sequence], sequence.params
             assert params is not None
             if (most := min(share, self._room(sequence))) > 0 and params.speculation != "suffix":
                 answers.append(sequence)
-                asked.append(Asked(sequence, sequence.rows.token_ids, most, _drawing(sequence)))
+                asked.append(_asked(sequence, most))
                 least.append(pace.best(known.guess, rows, tokens, known.balance, len(sequence.generated))[0])
 
         def goes_on(at: int, guess: Guess, texts: int) -> bool:
@@ -218,13 +241,29 @@ class Speculating:
         self.drafting_s = 0.0
         began = perf_counter()
         guesses = self._try(lambda drafts: drafts.guess(asked, goes_on, self.drafted)) or []
-        reading_s = perf_counter() - began - self.drafting_s
+        self.apart_s = perf_counter() - began
+        reading_s = self.apart_s - self.drafting_s
         for sequence, guess, before in zip(answers, guesses, least, strict=False):
-            known = self._known[sequence]
+            known, guess = self._known[sequence], _cut(sequence, guess, rows)
             known.drafting_s = self.drafting_s / len(asked)
             sequence.saved_s -= reading_s / len(asked)
             if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
                 known.guess = guess
+
+    def _hope_to_draft(self, sequences: list[Sequence]) -> None:
+        """Say of which of these the draft model is worth asking for guesses, though tokens are unread."""
+        rows, tokens, pace, hope = len(sequences), float(len(sequences)), self.pace, False
+        for sequence in sequences:
+            known, params = self._known[sequence], sequence.params
+            assert params is not None
+            most = min(_share(rows), self._room(sequence) - sequence.unread)
+            if most > 0 and params.speculation != "suffix":
+                said, unread = len(sequence.generated), sequence.unread
+                least = pace.best(known.guess, rows, tokens, known.balance, said, unread)[0]
+                known.may_draft = pace.drafts_more(NOTHING, rows, tokens, most, rows, least)
+                hope = hope or known.may_draft
+        if not hope:
+            pace.relax()
 
     def _try(self, function: Callable[[Source], T]) -> T | None:
         """What the draft model does; where it fails there is none any more."""
@@ -243,7 +282,9 @@ class Speculating:
         balance = self.pace.drafts if known.guess.chances else known.balance
         count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated), unread)
         if unread:
-            known.hoped = known.guess if count else NOTHING
+            known.hoped = known.guess if count else DRAFTS if known.may_draft else NOTHING
+            if known.hoped is DRAFTS:
+                return DRAFTS.tokens
         return known.guess.tokens[unread : unread + (count if unread else self._reserve(sequence, count))]
 
     def _room(self, sequence: Sequence) -> int:
@@ -301,14 +342,35 @@ def _may_guess(chunk: Chunk) -> bool:
     return chunk.count == 1 and chunk.samples and chunk.sequence.decodes and _wants_guesses(chunk.sequence)
 
 
-def _may_guess_in_slot(sequence: Sequence) -> bool:
-    """The same of a sequence in a slot, which has no constraint: masks are of one token a step there."""
-    return sequence.guide is None and not sequence.known and _wants_guesses(sequence)
+def _may_guess_in_slot(sequence: Sequence, together: int) -> bool:
+    """The same of a sequence in a slot, one of so many."""
+    if sequence.known or not _wants_guesses(sequence):
+        return False
+    return sequence.guide is None or not is_to_jump(sequence, together)
+
+
+def _cut(sequence: Sequence, guess: Guess, together: int) -> Guess:
+    """What of a guess may follow all known tokens in a slot, by the constraint of the answer."""
+    if sequence.guide is None or not sequence.joined:
+        return guess  # elsewhere each token is drawn by the host, which knows the constraint
+    count = permitted(sequence, guess.tokens, together)
+    return guess._replace(tokens=guess.tokens[:count], chances=guess.chances[:count])
 
 
 def _wants_guesses(sequence: Sequence) -> bool:
     params = sequence.params
     return sequence.priority is Priority.PERSON and params is not None and params.speculation != "off"
+
+
+def _share(rows: int) -> int:
+    """Tokens that may be drafted for each of so many sequences."""
+    return -(-(MOST_ROWS - rows) // rows)
+
+
+def _asked(sequence: Sequence, most: int) -> Asked:
+    assert sequence.params is not None
+    how = Drawing(sequence.params, sequence.seed, len(sequence.generated)) if sequence.joined else None
+    return Asked(sequence, sequence.rows.token_ids, most, _drawing(sequence), how)
 
 
 def _drawing(sequence: Sequence) -> Callable[[Tensor, Items[int]], int] | None:

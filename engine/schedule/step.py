@@ -20,17 +20,13 @@ from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
 from engine.schedule.decoding import Decoding
 from engine.schedule.idle_pace import IdlePace
+from engine.schedule.jumping import FEWEST_FORCED, MOST_FORCED
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS
 from engine.store.disk import DiskTier
 from models.load import is_out_of_memory
-
-MOST_FORCED = 64
-"""Tokens that a constraint puts in at once; what it forces beyond them comes with the next token."""
-FEWEST_FORCED = 4
-"""So many at least for each sequence in a slot: others wait while what one is forced to say is computed as a prompt."""
 
 
 @dataclass(slots=True)
@@ -74,8 +70,8 @@ class EngineStep:
     """What came of the guesses of the last step, and when that began."""
     _waiting: float = 0.0
     """Since when the device has nothing to do, because there was hope for guesses; 0.0: it has."""
-    _guided: list[Sequence] = field(default_factory=list)
-    """Constrained sequences in slots whose tokens were just read."""
+    _guided: dict[Sequence, None] = field(default_factory=dict)
+    """Constrained sequences in slots whose tokens were just read, in that order."""
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
@@ -97,6 +93,8 @@ class EngineStep:
         """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
         more = self.disk is not None and self.disk.go_on()
         if self.device.type != "cpu":
+            if self.speculating is not None and self.speculating.while_idle():
+                return True
             return (self.decoding is not None and self.decoding.runner.while_idle()) or more
         self.alone = self.others.are_busy()
         self.runner.set_alone(self.alone)
@@ -169,24 +167,26 @@ class EngineStep:
         if speculating is None or decoding is None:
             return False
         began, firsts = perf_counter(), decoding.runner.firsts
-        spans = speculating.spans(launched)
-        if not any(guesses for _, guesses in spans):
-            return False
-        if decoding.in_flight:
+        spans, reads = speculating.spans(launched), bool(decoding.in_flight)
+        if reads:
+            if not any(guesses for _, guesses in spans):
+                return False
             self._read(0)
             began = perf_counter()
             spans = speculating.spans([sequence for sequence in launched if sequence.joined])
+        guesses, waited = any(guesses for _, guesses in spans), began + speculating.apart_s
+        if not guesses and not reads and waited == began:
+            return False
         self._settle(began)
         self._launched_at = 0.0
-        if not any(guesses for _, guesses in spans):
-            self._waiting = began
+        if not guesses:
+            self._waiting = waited
             return False
-        held = decoding.check_guesses(spans, self._took)
-        checked = [(one, len(tokens), count) for (one, tokens), count in zip(spans, held, strict=True)]
+        checked = decoding.check_guesses(spans, self._took, self._failed)
         for one in checked:
             speculating.checked(*one)
         if decoding.runner.firsts == firsts:
-            self._checked = checked, began
+            self._checked = checked, waited
         return True
 
     def _settle(self, now: float) -> None:
@@ -295,7 +295,7 @@ class EngineStep:
             else:
                 self._take(sequence, drawn)
             if sequence.guide is not None:
-                self._guided.append(sequence)
+                self._guided[sequence] = None
         except Exception as error:  # noqa: BLE001 - as above, and the others have their tokens
             self.scheduler.finish(sequence, None, error)
 
@@ -411,7 +411,7 @@ class EngineStep:
 
     def _jump_ahead(self) -> None:
         """Those in slots leave them and jump where that takes far fewer steps than it costs the others."""
-        jumping, self._guided = self._guided, []
+        jumping, self._guided = self._guided, {}
         for sequence in jumping:
             if self.jumps and self.decoding is not None and sequence.joined:
                 with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here

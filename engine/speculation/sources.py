@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.params import SamplingParams
+
 
 class Guess(NamedTuple):
     """What may come next."""
@@ -22,6 +24,15 @@ class Guess(NamedTuple):
 NOTHING = Guess()
 
 
+class Drawing(NamedTuple):
+    """How tokens of an answer are drawn on a device."""
+
+    params: "SamplingParams"
+    seed: int
+    said: int
+    """Tokens of the answer so far, the last ones of its text."""
+
+
 class Asked(NamedTuple):
     """Whose next tokens are to be guessed."""
 
@@ -33,6 +44,8 @@ class Asked(NamedTuple):
     draw: "Callable[[Tensor, Sequence[int]], int] | None" = None
     """The token that would be drawn behind the text and these tokens, were logits [vocab] the model's own; -1: they are
     no numbers. None: nobody knows, and the likeliest is as good a guess as any."""
+    drawing: Drawing | None = None
+    """Where a device draws."""
 
 
 GoesOn = Callable[[int, Guess, int], bool]

@@ -159,6 +159,8 @@ class FakeRunner:
         self.checks_guesses = True
         self.firsts = 0
         self.accepted = 0
+        self.guided = 0
+        """Guesses of constrained sequences that were checked."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         assert sequence not in self.slots, "it has a slot"
@@ -186,17 +188,23 @@ class FakeRunner:
         self.held += guided
         return guided
 
-    def check(self, spans: list[tuple[Sequence, tuple[int, ...]]]) -> list[tuple[Sequence, list[Drawn]]]:
+    def check(
+        self, spans: list[tuple[Sequence, tuple[int, ...]]], failed: Callable[[Sequence, Exception], None]
+    ) -> list[tuple[Sequence, list[Drawn]]]:
         """One row after the other, as long as guesses hold."""
         assert not any(self._unread)
-        assert not any(sequence.guide for sequence, _ in spans)
         assert sum(1 + len(guesses) for _, guesses in spans) <= 8
         found = []
         for sequence, guesses in spans:
             slot, drawn = self.slots[sequence], list[Drawn]()
             table = sequence.table
             assert table is not None
-            for guess in (*guesses, None):
+            words = [torch.zeros(self.words, dtype=torch.int32) for _ in (*guesses, None)]
+            if slot.words is not None:
+                sequence.allow_each([row.numpy() for row in words], guesses)
+                self.guided += len(guesses)
+            for guess, row in zip((*guesses, None), words, strict=True):
+                slot.words = None if slot.words is None else row
                 (logits,) = getattr(self._computes, "decode", self._computes.run)(StepBatch((slot.step(),)))
                 drawn.append(slot.draw(logits))
                 if drawn[-1].token_id != guess:
@@ -205,9 +213,9 @@ class FakeRunner:
             found.append((sequence, drawn))
         return found
 
-    def guide(self, sequence: Sequence, drawn: int) -> None:
+    def guide(self, sequence: Sequence, drawn: int | None) -> None:
         words = self.slots[sequence].words
-        if words is not None and drawn >= 0:
+        if words is not None and (drawn is None or drawn >= 0):
             sequence.allow(words.numpy(), drawn)
 
     def draw(self) -> None:

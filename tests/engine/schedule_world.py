@@ -77,6 +77,9 @@ class Rule:
     def copy(self) -> "Rule":
         return Rule(self.state)
 
+    def allows(self, token: int) -> bool:
+        return token in self._allowed()
+
     def push(self, token: int) -> None:
         assert token in self._allowed(), "it may not follow"
         self.state = mixed(self.state, token)

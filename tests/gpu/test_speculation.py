@@ -13,6 +13,7 @@ from engine.cache.rows import Rows
 from engine.schedule.sequence import Sequence
 from tests.engine.speculation import Oracle, speculate
 from tests.gpu.engines import CONFIGS, SIZES, an_engine, forget
+from tests.gpu.test_structured import CONSTRAINTS, SOBER
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -39,18 +40,21 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = write_checkpoint(tmp_path_factory.mktemp("guesses"), config, dtype=torch.bfloat16)
     # Deterministic: prompts that are beside others have the bits that they have alone.
     with an_engine(folder, ends=True, streams=8, deterministic=True, **options) as engine:
+        engine._engine_step.jumps = False  # when an answer jumps depends on who else is there
         yield engine
 
 
 def drawn(random: Random) -> SamplingParams:
+    constraint = random.choice([None, None, None, *CONSTRAINTS[1:3]])
     return SamplingParams(
+        constraint=constraint,
         temperature=random.choice([0.0, 0.7, 1.0]),
         top_k=random.choice([0, 5]),
         top_p=random.choice([1.0, 0.9]),
         repetition_penalty=random.choice([1.0, 1.2]),
         presence_penalty=random.choice([0.0, 0.5]),
         frequency_penalty=random.choice([0.0, 0.5]),
-        logit_bias=random.choice([{}, {97: 4.0, 98: 4.0}]),
+        logit_bias=SOBER if constraint else random.choice([{}, {97: 4.0, 98: 4.0}]),
         logprobs=random.choice([None, None, 2]),
         seed=random.randrange(1000),
         max_tokens=random.randint(1, 90),
@@ -101,6 +105,36 @@ def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
             assert cached[0] == cached[1], f"seed {seed}"
         engine._loop.call(engine._blocks.check)
     assert 50 < accepted < guessed
+
+
+def test_an_answer_that_has_to_match_something_is_the_same_whatever_is_guessed(engine: Engine) -> None:
+    """Where it jumps, too: alone, that is at the same places."""
+    accepted = 0
+    engine._engine_step.jumps = True
+    try:
+        for seed in range(CASES):
+            temperature = (0.0, 1.0)[seed % 2]
+            params = SamplingParams(
+                constraint=CONSTRAINTS[1 + seed % 2],
+                logit_bias=SOBER,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=90,
+                speculation="auto",
+            )
+            engine._engine_step.speculating = None
+            forget(engine)
+            plain = asked(engine, seed, params)
+            events = list(engine.events(plain))
+            forget(engine)
+            speculate(engine, Oracle(answers={0: list(plain.rows.token_ids)}, random=Random(seed)))
+            sequence = asked(engine, seed, params)
+            assert list(engine.events(sequence)) == events, f"seed {seed}"
+            assert told(sequence) == told(plain), f"seed {seed}"
+            accepted += sequence.accepted
+    finally:
+        engine._engine_step.jumps = False
+    assert accepted > 20
 
 
 def test_an_answer_is_the_same_where_the_engine_knows_what_pays(engine: Engine) -> None:

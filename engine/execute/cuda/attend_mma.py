@@ -81,7 +81,7 @@ def choose_own_cut(
     `split` where there is one.
     """
     tile = 64 if shape.dim <= 128 else 32
-    stages = max(16 * 1024 // (tile * shape.dim), 2)  # quantised rows gain nothing by more, others need the room
+    stages = max(16 * 1024 // (tile * shape.dim), 2)  # more of quantised rows gain nothing and take room
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
     if split is not None:
         least = split.rows

@@ -10,24 +10,21 @@ sequence, the one after is thrown away.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
-from engine.cache.rows import Rows
-from engine.execute.cuda.checking import Checking
+from engine.execute.cuda.checking import Checking, SeveralRows
 from engine.execute.cuda.cuts import Cuts
+from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.sharing import LEAST, KVShape, choose_sharing, share
+from engine.execute.cuda.sharing import LEAST, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
@@ -39,51 +36,6 @@ ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
 """Rows of a step. Rows that no sequence has cost next to nothing, and every size is a graph of its own."""
 USUAL_CONTEXT = 2560
 """Graphs of many rows are recorded ahead up to this context."""
-
-
-class DecodeProgram(Protocol):
-    """One token of each sequence through the model, wholly on the device."""
-
-    name: str
-
-    @property
-    def kv(self) -> KVShape | None:
-        """What to know to share; None: it cannot read a prefix once for several sequences."""
-        ...
-
-    def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows, whose tokens lie in rows below `limit`; logits [rows, vocab].
-
-        With `own`, `shared` and `members` of the `StepInput` say who reads what together, and every sequence has less
-        than `own` rows before its newest token's that it does not share.
-        """
-        ...
-
-
-class Event(Protocol):
-    """A place in what was enqueued (torch.cuda.Event)."""
-
-    def record(self) -> None:
-        """Here."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until everything before it is done."""
-        ...
-
-
-class Decoded(Protocol):
-    """What the runner reads of a sequence (see `engine.schedule.sequence.Sequence`), and asks of a constrained one."""
-
-    rows: Rows
-    params: SamplingParams | None
-    table: BlockTable | None
-    generated: list[int]
-    seed: int
-
-    def allow(self, words: NDArray[np.int32], drawn: int | None = None) -> None:
-        """Write which tokens may follow the newest one, or `drawn`, which was drawn after it."""
-        ...
 
 
 S = TypeVar("S", bound=Decoded)
@@ -122,6 +74,11 @@ def rows_for(count: int) -> int:
 class DecodeRunner(Generic[S]):
     """Holds the device's side of the sequences that decode. It belongs to the loop thread."""
 
+    counts: tuple[int, ...] = tuple(rows for rows in ROWS if 1 < rows <= FEW)
+    """Rows that steps of several rows of a sequence have."""
+    tells = False
+    """Whether the usual step tells log-probabilities."""
+
     def __init__(
         self,
         program: DecodeProgram,
@@ -130,10 +87,10 @@ class DecodeRunner(Generic[S]):
         rows: int,
         graphs: Graphs | None,
         event: Callable[[], Event],
-        checking: Checking | None = None,
+        several: SeveralRows | None = None,
     ) -> None:
         """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel, and without
-        `checking` no step has more than one row of a sequence."""
+        `several` no step has more than one row of a sequence."""
         self.program = program
         self.sampler = sampler
         self.slots = slots
@@ -141,7 +98,7 @@ class DecodeRunner(Generic[S]):
         self.capacity = slots.given.tables.shape[0]
         self._graphs = graphs
         self._event = event
-        self._checking = checking
+        self._several = several
         self._ahead: list[tuple[int, int, Draw]] = []
         """Steps to be done while nobody waits, the next one last."""
         self._free = list(range(self.capacity))[::-1]
@@ -219,36 +176,56 @@ class DecodeRunner(Generic[S]):
     @property
     def checks_guesses(self) -> bool:
         """Whether `check` may be called."""
-        return self._checking is not None
+        return isinstance(self._several, Checking)
 
     @property
     def firsts(self) -> int:
         """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
         return 0 if self._graphs is None else self._graphs.firsts
 
-    def check(self, spans: list[tuple[S, tuple[int, ...]]]) -> list[tuple[S, list[Drawn]]]:
+    def check(
+        self, spans: list[tuple[S, tuple[int, ...]]], failed: Callable[[S, Exception], None]
+    ) -> list[tuple[S, list[Drawn]]]:
         """Do a step of the newest token of each sequence and of guesses of what follows it, and wait for it.
 
         Returns their new tokens: one each, and another one for each guess that held as those before it did. There are
-        FEW rows at most, in each table is room for them, and all tokens before were read; nobody has a constraint.
+        FEW rows at most, in each table is room for them, and all tokens before were read. A constraint that allows
+        these guesses is asked while the logits are computed; `failed` is given who cannot follow it, to have him leave.
         """
-        checking = self._checking
-        assert checking is not None
+        checking = self._several
+        assert isinstance(checking, Checking)
         assert not self._unread
         seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
         for seat, _ in seats:
-            assert not seat.guided
             assert seat.sequence.table is not None
             self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
         self.slots.send()
         checking.plan([(seat.slot, guesses) for seat, guesses in seats])
         rows = rows_for(sum(1 + len(guesses) for _, guesses in seats))
         limit = context_limit(max(seat.row + len(guesses) for seat, guesses in seats))
-        self._check(checking, rows, limit, self.sampler.draw([seat.slot for seat, _ in seats]))
-        event = self._event()
-        event.record()
-        event.synchronize()
-        return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats]
+        draw = self.sampler.draw([seat.slot for seat, _ in seats])
+        if any(seat.guided for seat, _ in seats):
+            self._enqueue(("check logits", rows, limit), lambda: checking.compute(rows, limit))
+            self._guide_rows(seats, failed)
+            self._enqueue(("check draws", rows, draw), lambda: checking.draw(rows, draw))
+        else:
+            self._run_several(checking, rows, limit, draw)
+        self._wait()
+        return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats if not seat.left]
+
+    def _guide_rows(
+        self, seats: list[tuple[Seat[S], tuple[int, ...]]], failed: Callable[[S, Exception], None]
+    ) -> None:
+        """Write the masks of the rows of a step that checks guesses."""
+        row = 0
+        for seat, guesses in seats:
+            words = [self.sampler.row_words(row + place) for place in range(1 + len(guesses))]
+            row += len(words)
+            if seat.guided:
+                try:
+                    seat.sequence.allow_each(words, guesses)
+                except Exception as error:  # noqa: BLE001 - it is this sequence's alone
+                    failed(seat.sequence, error)
 
     def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
         """What was drawn after the newest token of `seat` and guesses, as far as these held."""
@@ -262,35 +239,44 @@ class DecodeRunner(Generic[S]):
         return drawn[: 1 + held]
 
     def while_idle(self) -> bool:
-        """Compile or record one of the steps that check guesses. Returns whether more is left. Nobody has a slot."""
-        if self._ahead and self._checking is not None and not self._seats:
-            self._checking.plan([])
-            self._check(self._checking, *self._ahead.pop())
+        """Compile or record one of the steps of several rows. Returns whether more is left. Nobody has a slot."""
+        if self._ahead and self._several is not None and not self._seats:
+            self._several.plan_nothing()
+            self._run_several(self._several, *self._ahead.pop())
         return bool(self._ahead) and not self._seats
 
-    def _checks_ahead(self) -> list[tuple[int, int, Draw]]:
-        """Steps that guesses are likely to need: each is done twice, and the second time it is recorded."""
-        if self._graphs is None or self._checking is None:
+    def _wait(self) -> None:
+        """Until everything that was enqueued is done."""
+        event = self._event()
+        event.record()
+        event.synchronize()
+
+    def _to_record(self) -> list[tuple[int, int, Draw]]:
+        """Steps of several rows that are likely: each is done twice, and the second time it is recorded."""
+        if self._graphs is None or self._several is None:
             return []
         limits = [SMALLEST]
         while limits[-1] < min(self.rows, USUAL_CONTEXT):
             limits.append(2 * limits[-1])
-        draws = (Draw(True, False, False), Draw(False, False, False))
-        found = [
-            (rows, limit, draw) for limit in limits for draw in draws for rows in ROWS if 1 < rows <= FEW
-        ]
+        draws = [Draw(race, False, self.tells) for race in (True, False)]
+        found = [(rows, limit, draw) for limit in limits for draw in draws for rows in self.counts]
         return [each for each in reversed(found) for _ in range(2)]
 
-    def _check(self, checking: Checking, rows: int, limit: int, draw: Draw) -> None:
-        if self._graphs is None:
-            checking.run(rows, limit, draw)
-        else:
-            self._graphs.run(("check", rows, limit, draw), lambda: checking.run(rows, limit, draw))
+    def _run_several(self, several: SeveralRows, rows: int, limit: int, draw: Draw) -> None:
+        self._enqueue(("several", rows, limit, draw), lambda: several.run(rows, limit, draw))
 
-    def guide(self, sequence: S, drawn: int) -> None:
-        """Let the constraint of `sequence` know its newest token, for `draw`. Raises EngineError where it fails."""
+    def _enqueue(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Do `step`, from its recording where there are graphs."""
+        if self._graphs is None:
+            step()
+        else:
+            self._graphs.run(key, step)
+
+    def guide(self, sequence: S, drawn: int | None) -> None:
+        """Let the constraint of `sequence` know its newest token, for `draw`; None: all its tokens are known. Raises
+        EngineError where it fails."""
         seat = self._seats[sequence]
-        if seat.guided and drawn >= 0:
+        if seat.guided and (drawn is None or drawn >= 0):
             sequence.allow(self.sampler.words(seat.slot), drawn)
 
     def draw(self) -> None:
@@ -355,7 +341,11 @@ class DecodeRunner(Generic[S]):
         vocab, given = self.sampler.vocab_size, self.slots.given
         logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
         largest = rows_for(min(streams, self.capacity))
-        for params in (SamplingParams(temperature=0.0), SamplingParams(top_k=20)):
+        told = 0 if self.tells else None
+        for params in (
+            SamplingParams(temperature=0.0, logprobs=told),
+            SamplingParams(top_k=20, logprobs=told),
+        ):
             self.sampler.load(0, params, [], [], 0)
             draw = self.sampler.draw([0])
             self.sampler.sample(logits, self._every[:1], None, draw)  # as after a prompt
@@ -377,11 +367,11 @@ class DecodeRunner(Generic[S]):
                     if limit >= most:
                         break
                     limit *= 2
-            if (checking := self._checking) is not None:
-                checking.plan([])
-                for rows in (rows for rows in ROWS if 1 < rows <= FEW):
-                    self._check(checking, rows, SMALLEST, draw)
-        self._ahead = self._checks_ahead()
+            if (several := self._several) is not None:
+                several.plan_nothing()
+                for rows in self.counts:
+                    self._run_several(several, rows, SMALLEST, draw)
+        self._ahead = self._to_record()
         kv, limit = self.program.kv, context_limit(LEAST)
         for rows in (rows for rows in ROWS if FEW < rows <= largest and self.rows > LEAST):
             if kv is not None and choose_sharing(rows, kv.group) is not None:
@@ -409,10 +399,7 @@ class DecodeRunner(Generic[S]):
         return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
 
     def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
-        if self._graphs is None:
-            self._run(rows, limit, draw, own)
-        else:
-            self._graphs.run((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
+        self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     def _compute(self, rows: int, limit: int, own: int) -> Tensor:
         """Enqueue what gives the logits [rows, vocab] of a step."""

@@ -31,12 +31,12 @@ def _allowed(mask, ids, inside):
 @triton.jit(do_not_specialize_on_alignment=["active"])
 def edit_kernel(
     logits, stride, active, settings, biased, bias, masks, out,
-    VOCAB: tl.constexpr, WORDS: tl.constexpr, PITCH: tl.constexpr, PDL: tl.constexpr,
+    VOCAB: tl.constexpr, WORDS: tl.constexpr, PITCH: tl.constexpr, BY_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows of logits, `stride` apart, to fp32 `out` [rows, VOCAB], with the bias and the mask of each row's slot.
 
     By slot: settings (PITCH apart), biased int32 and bias fp32 [BIASED], masks int32 [WORDS], which may lie in memory
-    of the host.
+    of the host; BY_ROW: masks by row.
     """
     row = tl.program_id(1)
     slot = tl.load(active + row).to(tl.int64)
@@ -47,7 +47,7 @@ def edit_kernel(
     logits += row.to(tl.int64) * stride
     out += row.to(tl.int64) * VOCAB
     settings += slot * PITCH
-    masks += slot * WORDS
+    masks += (row if BY_ROW else slot) * WORDS
     start = tl.program_id(0) * BLOCK
     group = start // 32 + tl.arange(0, BLOCK // 32)
     lane = tl.arange(0, 32)

@@ -1,6 +1,7 @@
-"""What a step that checks guesses has beside any other: its rows, and who of them may draw.
+"""What a step with several rows of a sequence has beside any other: its rows, and who of them may draw.
 
-A row of such a step is the newest token of a sequence, or a guess; a sequence has its rows side by side.
+A row of a step that checks guesses is the newest token of a sequence, or a guess; of one that begins a chain of drafts
+it is a token that was said since the last one, and the newest comes last. A sequence has its rows side by side.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -28,11 +29,11 @@ def spread_kernel(
 ):
     """Have each row of a step read what a sequence of its own would: rows take the place of slots. Programs [rows].
 
-    slots, places, guesses int32 [rows]: the slot of a row's sequence, -1 for none; how many rows of it come before;
-    its token, where that is not the newest of the slot. token int64 [slots], counters int64 [slots, 2] and tables
-    int32 [slots, table_stride] are a `StepInput`; so are row_active int32 [rows], row_token, row_counters and
-    row_tables, by row. By alone_counters int64 [rows, 2] and alone_tables int32 [rows, 1] a row's sequence has no block
-    but the row's own, and the row lies in it where it does.
+    slots, places, guesses int32 [rows]: the slot of a row's sequence, -1 for none; how many rows it comes after that
+    of the slot's newest token (below 0: before); its token, where it is another one. token int64 [slots], counters
+    int64 [slots, 2] and tables int32 [slots, table_stride] are a `StepInput`; so are row_active int32 [rows],
+    row_token, row_counters and row_tables, by row. By alone_counters int64 [rows, 2] and alone_tables int32 [rows, 1] a
+    row's sequence has no block but the row's own, and the row lies in it where it does.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -73,3 +74,21 @@ def follow_kernel(slots, places, guesses, token, chosen, place, ROWS: tl.constex
     right = (before >= 0) & (drawn == tl.load(guesses + row).to(tl.int64))
     draws = here & ((place == 0) | right)
     tl.store(chosen + place * ROWS + row, tl.where(draws, slot, -1))
+
+
+@triton.jit
+def seek_kernel(draws, tokens, at, steps, token, counters, numbers, PITCH: tl.constexpr):
+    """Have slots go on from elsewhere in their texts, in which the row is the position. Programs [rows].
+
+    draws, tokens, at, steps int32 [rows]: the slot, -1 for none; its newest token, the row of that, and how many tokens
+    the answer has. They become those of token int64 [slots], counters int64 [slots, 2] and numbers int64 (PITCH apart;
+    see `sampling.py`).
+    """
+    row = tl.program_id(0)
+    slot = tl.load(draws + row).to(tl.int64)
+    if slot >= 0:
+        place = tl.load(at + row).to(tl.int64)
+        tl.store(token + slot, tl.load(tokens + row).to(tl.int64))
+        tl.store(counters + 2 * slot, place)
+        tl.store(counters + 2 * slot + 1, place)
+        tl.store(numbers + slot * PITCH + 1, tl.load(steps + row).to(tl.int64))

@@ -1,6 +1,8 @@
 """Steps that check guesses, in Triton's interpreter: what is drawn, written and kept is that of steps of one row."""
 
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,19 +12,26 @@ pytest.importorskip("triton")
 
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
+from engine.errors import EngineError
 from engine.execute.cuda.checking import PART, Checking
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import FEW
 from engine.kernels.triton.guesses import follow_kernel, spread_kernel
-from engine.params import SamplingParams
+from engine.params import Constraint, SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
 from engine.sampling.sampler import Drawn
+from engine.schedule.guide import Guide
+from engine.schedule.jumping import permitted
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
 from models.network import Network
+from tests.engine.fake_decoding import mixed
 from tests.engine.kernels.test_rows import BLOCK, BLOCKS, DEVICE, SLOTS, Case
+from tests.engine.schedule_world import tokenizer
 from tests.engine.test_decode_runner import Event
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 from tests.models.families import tiny
@@ -53,7 +62,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 class World:
     """Two sequences in slots of a decode runner, whose earlier rows are random numbers."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, ruled: int | None = None) -> None:
+        """One of them (`ruled`) may say only what a rule allows."""
         self.case = Case(network, [])
         self.sampler = sampler = DeviceSampler(24, SLOTS, DEVICE)
         self.slots = slots = Slots(SLOTS, FEW, BLOCKS, sampler.token)
@@ -65,7 +75,15 @@ class World:
         self.sequences = []
         for number, (length, params) in enumerate(zip((13, 29), PARAMS, strict=True)):
             rows = Rows.of([(7 * i + number) % 24 for i in range(length)])
+            if number == ruled:
+                params = replace(params, constraint=Constraint("regex", "."))
             sequence = Sequence(rows, Priority.PERSON, params)
+            if number == ruled:
+                rule: Any = Rule()
+                guide = Guide(rule, lambda: ThinkTracker(None, None), (), None, (), frozenset())
+                sequence.output = Output(
+                    tokenizer().stream(), ThinkTracker(None, None, False), (), guide=guide
+                )
             sequence.seed = 5 + number
             sequence.table = BlockTable(list(self.case.tables[number]))
             self.sequences.append(sequence)
@@ -80,7 +98,10 @@ class World:
             sequence.rows.append(token.token_id)
 
     def plain(self, sequences: list[Sequence]) -> list[Drawn]:
-        self.runner.launch(sequences)
+        if self.runner.launch(sequences):
+            for sequence in sequences:
+                self.runner.guide(sequence, None)
+            self.runner.draw()
         drawn = self.runner.read()
         self.take(drawn)
         return [token for _, token in drawn]
@@ -103,13 +124,37 @@ class World:
         return [tensor.clone() for tensor in found]
 
 
-def test_right_and_wrong_guesses_leave_what_steps_of_one_row_leave(model: Network) -> None:
-    one_by_one = World(model)
+@dataclass
+class Rule:
+    """In place of a `Matcher`: what may follow depends on every token before."""
+
+    state: int = 1
+
+    def copy(self) -> "Rule":
+        return Rule(self.state)
+
+    def push(self, token: int) -> None:
+        assert self.allows(token)
+        self.state = mixed(self.state, token)
+
+    def fill(self, words: Any) -> None:
+        words[0] = sum(1 << token for token in range(24) if self.allows(token))
+
+    def forced(self) -> list[int]:
+        return []
+
+    def allows(self, token: int) -> bool:
+        return mixed(self.state, token) % 3 == 0 or token == self.state % 24
+
+
+@pytest.mark.parametrize("ruled", [None, 0, 1])
+def test_right_and_wrong_guesses_leave_what_steps_of_one_row_leave(model: Network, ruled: int | None) -> None:
+    one_by_one = World(model, ruled)
     first, second = one_by_one.sequences
     told = [one_by_one.plain([first, second]) for _ in range(COUNT)]
     texts = [list(sequence.generated) for sequence in (first, second)]
     state = one_by_one.state()
-    world, random = World(model), Random(1)
+    world, random = World(model, ruled), Random(1)
     of = dict(zip(world.sequences, texts, strict=True))
     heard: dict[Sequence, list[Drawn]] = {sequence: [] for sequence in world.sequences}
     while any(len(sequence.generated) <= COUNT for sequence in world.sequences):
@@ -122,9 +167,11 @@ def test_right_and_wrong_guesses_leave_what_steps_of_one_row_leave(model: Networ
             guesses = coming[: random.randint(0, most)]
             if guesses and random.random() < 0.4:
                 guesses[random.randrange(len(guesses))] = random.randrange(24)
+            if sequence.guide is not None:
+                guesses = guesses[: permitted(sequence, guesses, 1)]
             spans.append((sequence, tuple(guesses)))
             rows += 1 + len(guesses)
-        for sequence, drawn in world.runner.check(spans):
+        for sequence, drawn in world.runner.check(spans, failed):
             world.take([(sequence, token) for token in drawn])
             heard[sequence] += drawn
     assert [sequence.generated for sequence in world.sequences] == texts
@@ -134,6 +181,26 @@ def test_right_and_wrong_guesses_leave_what_steps_of_one_row_leave(model: Networ
         assert torch.equal(found, expected)
     # And a plain step goes on from there.
     assert world.plain(world.sequences) == one_by_one.plain([first, second])
+
+
+def test_who_cannot_follow_his_constraint_leaves_alone(model: Network) -> None:
+    world, one_by_one = World(model, 1), World(model, 1)
+    first, second = world.sequences
+    (expected,) = one_by_one.plain(one_by_one.sequences[:1])
+
+    class Failing(Rule):
+        def fill(self, words: Any) -> None:
+            raise EngineError("too complex")
+
+    assert second.guide is not None
+    second.guide._matcher = Failing(1)  # type: ignore[assignment]
+    second.guide.count = len(second.generated)
+    found = world.runner.check([(first, ()), (second, ())], lambda one, error: world.runner.leave(one))
+    assert found == [(first, [expected])]
+
+
+def failed(sequence: Sequence, error: Exception) -> None:
+    raise error
 
 
 def test_each_row_has_the_table_of_its_sequence_and_draws_after_the_one_before() -> None:

@@ -1,0 +1,123 @@
+"""The decode runner of a draft model: chains of tokens, each fed to the next on the device, and read once.
+
+    device   | the rows that are missing of each text -> guess 1 | guess 1 -> guess 2 | ... | -> guess k
+    host     | enqueues all of it                                                     | waits, and reads k tokens
+
+Where a text goes on otherwise than was guessed, the next chain says so: a slot begins wherever it is told to, and rows
+of guesses that were wrong are written over.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.cache.blocks import BlockTable
+from engine.cache.kv_cache import KVCache
+from engine.errors import EngineError
+from engine.execute.cuda.checking import Chaining, Start
+from engine.execute.cuda.cuts import Cuts
+from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
+from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.tiles import FEW, context_limit
+from engine.params import SamplingParams
+from engine.sampling.device_sampler import DeviceSampler
+from engine.sampling.sampler import Drawn
+from models.network import Network
+
+Chain = tuple[Start, BlockTable, int]
+"""Where it begins, the rows of its text, and how many tokens it has."""
+
+
+class DraftRunner(DecodeRunner[Any]):
+    """Nobody joins it: a slot is of whichever text it was loaded for last."""
+
+    counts = tuple(rows for rows in ROWS if rows <= FEW)
+    tells = True
+
+    def load(
+        self, slot: int, params: SamplingParams, prompt: Items[int], answer: Items[int], seed: int
+    ) -> None:
+        """Draw from now on in `slot` as the answer with these parameters does, but for its constraint, which is not
+        asked, and always with the chance of each token."""
+        bias = {token: more for token, more in params.logit_bias.items() if token < self.sampler.vocab_size}
+        drawn = replace(params, constraint=None, logprobs=0, logit_bias=bias)
+        self.sampler.load(slot, drawn, prompt, answer, seed)
+
+    def begin(self, slot: int) -> None:
+        """It is of another text, or of other rows."""
+        self.slots.put(slot, 0, 0)
+
+    def chain(self, chains: Items[Chain]) -> list[list[Drawn]]:
+        """The tokens of each, and wait for them. Their tables have room for all rows but the last token's.
+
+        Each begins with FEW rows at most. Raises EngineError where an output is no number.
+        """
+        for start, table, _ in chains:
+            self.slots.show(start.slot, table.blocks, table.first)
+        self.slots.send()
+        for group in _groups([start for start, _, _ in chains]):
+            self._begin(group)
+        for more in range(1, max(count for _, _, count in chains)):
+            going = [start for start, _, count in chains if count > more]
+            self.step([start.slot for start in going], max(_newest(start) for start in going) + more)
+        self._wait()
+        found = [
+            self.sampler.drawn([(start.slot, start.said + number, 0) for number in range(count)])
+            for start, _, count in chains
+        ]
+        if any(token.token_id < 0 for drawn in found for token in drawn):
+            raise EngineError("its output is not a number")
+        return found
+
+    def _begin(self, starts: list[Start]) -> None:
+        """Enqueue the first token of these."""
+        chaining = self._several
+        assert isinstance(chaining, Chaining)
+        chaining.plan(starts)
+        rows = rows_for(sum(len(start.tokens) for start in starts))
+        limit = context_limit(max(map(_newest, starts)))
+        self._run_several(chaining, rows, limit, self.sampler.draw([start.slot for start in starts]))
+
+
+def _newest(start: Start) -> int:
+    """The row of its newest token."""
+    return start.row + len(start.tokens) - 1
+
+
+def _groups(starts: list[Start]) -> list[list[Start]]:
+    """Side by side in as few steps as have room for their rows."""
+    groups, rows = [list[Start]()], 0
+    for start in starts:
+        if rows + len(start.tokens) > FEW:
+            groups.append([])
+            rows = 0
+        groups[-1].append(start)
+        rows += len(start.tokens)
+    return groups
+
+
+def make_draft_runner(
+    network: Network,
+    cache: KVCache,
+    rows: int,
+    vocab_size: int,
+    graphs: Graphs | None,
+    cuts: Cuts | None = None,
+) -> DraftRunner:
+    """On the GPU of `cache`, for texts of up to `rows` rows and the first `vocab_size` tokens. Raises EngineError where
+    the fused kernels do not know the network, and ImportError where triton is not installed."""
+    from engine.execute.cuda.fused_program import FusedDecoder, unsupported
+
+    if (reason := unsupported(network)) is not None:
+        raise EngineError(reason)
+    device = cache.kv.device
+    is_cuda = device.type == "cuda"
+    pdl = is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+    sampler = DeviceSampler(vocab_size, FEW, device, pdl)
+    slots = Slots(FEW, FEW, -(-rows // cache.block_size) + 1, sampler.token)
+    program = FusedDecoder(network, cache, slots.given, pdl, cuts=cuts)
+    chaining = Chaining(program, sampler, slots, cache.block_size)
+    return DraftRunner(program, sampler, slots, rows, graphs, torch.cuda.Event, chaining)

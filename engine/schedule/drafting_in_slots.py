@@ -1,0 +1,117 @@
+"""A draft model on a GPU: what `drafting.py` says, but that the device draws the tokens of a chain one after the other.
+
+Nobody looks at them before the last one is there. So how many there are is decided before the first, by how sure the
+model has been of late.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from time import perf_counter
+
+import torch
+
+from engine.cache.blocks import BlockTable
+from engine.execute.cuda.checking import Start
+from engine.execute.cuda.draft_runner import DraftRunner
+from engine.params import SamplingParams
+from engine.sampling.sampler import Drawn
+from engine.schedule.drafting import Drafting, Reading
+from engine.schedule.idle_pace import IdlePace
+from engine.speculation.sources import NOTHING, Asked, Drawing, GoesOn, Guess
+
+FIRST_READ = 512
+"""Rows of a text that are read at first."""
+GREEDY = Drawing(SamplingParams(temperature=0.0), 0, 0)
+"""How to guess for a text that nobody says it of."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A slot, and what it was made ready for."""
+
+    slot: int
+    table: BlockTable
+
+
+@dataclass(slots=True, kw_only=True)
+class SlotDrafting(Drafting):
+    """Implements `Source`."""
+
+    decode_runner: DraftRunner
+    pace: IdlePace = field(default_factory=lambda: IdlePace(FIRST_READ))
+    sure: float = 0.8
+    """The chance that it gave its tokens of late."""
+    _places: dict[Hashable, Place] = field(default_factory=dict)
+    """Those used longest ago first."""
+
+    def guess(
+        self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
+    ) -> list[Guess]:
+        self._let_go()
+        guesses = [NOTHING] * len(asked)
+        there = {at: reading for at, one in enumerate(asked) if (reading := self._caught_up(one)) is not None}
+        counts = {at: self._count(at, asked[at].most, len(there), goes_on) for at in there}
+        going = [at for at, count in counts.items() if count]
+        if not going:
+            return guesses
+        began, firsts = perf_counter(), self.decode_runner.firsts
+        whom = {asked[at].whom for at in going}
+        chains = [(self._start(asked[at], there[at], whom), there[at].table, counts[at]) for at in going]
+        for at, drawn in zip(going, self.decode_runner.chain(chains), strict=True):
+            reading, tokens = there[at], asked[at].tokens
+            guesses[at] = self._guessed(asked[at], drawn)
+            self.blocks.commit(reading.table, tokens[reading.table.length :])
+            reading.ahead = [token.token_id for token in drawn[:-1]]
+        longest = max(counts.values())
+        each = (perf_counter() - began) / longest
+        for _ in range(longest if self.decode_runner.firsts == firsts else 0):
+            saw(len(going), each)
+        return guesses
+
+    def end(self, whom: Hashable) -> None:
+        self._places.pop(whom, None)
+        Drafting.end(self, whom)
+
+    def while_idle(self) -> bool:
+        return Drafting.while_idle(self) or self.decode_runner.while_idle()
+
+    def _count(self, at: int, most: int, texts: int, goes_on: GoesOn) -> int:
+        """How many tokens to guess, if it goes on being as sure as it was."""
+        guess = NOTHING
+        while len(guess.tokens) < most and goes_on(at, guess, texts):
+            guess = Guess((*guess.tokens, 0), chances=(*guess.chances, self.sure))
+        return len(guess.tokens)
+
+    def _start(self, asked: Asked, reading: Reading, going: set[Hashable]) -> Start:
+        """Where a chain begins, in a slot that is ready for it; those that are `going` need theirs."""
+        tokens, drawing = asked.tokens, asked.drawing or GREEDY
+        place = self._places.pop(asked.whom, None)
+        is_new = place is None or place.table is not reading.table
+        if is_new:
+            place = Place(self._free_slot(going) if place is None else place.slot, reading.table)
+            self.decode_runner.begin(place.slot)
+        assert place is not None
+        self._places[asked.whom] = place
+        if is_new or drawing.params.penalises:
+            split = len(tokens) - drawing.said
+            self.decode_runner.load(place.slot, drawing.params, tokens[:split], tokens[split:], drawing.seed)
+        return Start(place.slot, tokens[reading.table.length :], reading.table.length, drawing.said)
+
+    def _free_slot(self, going: set[Hashable]) -> int:
+        taken = {place.slot for place in self._places.values()}
+        free = next((slot for slot in range(self.decode_runner.capacity) if slot not in taken), None)
+        if free is not None:
+            return free
+        return self._places.pop(next(whom for whom in self._places if whom not in going)).slot
+
+    def _guessed(self, asked: Asked, drawn: list[Drawn]) -> Guess:
+        """What was drawn after the text of `asked`."""
+        chances = tuple(exp(min(token.logprob or 0.0, 0.0)) for token in drawn)
+        self.sure += (sum(chances) / len(chances) - self.sure) / 16
+        return Guess(tuple(token.token_id for token in drawn), chances=chances)
+
+    def _wait(self) -> None:
+        device = self.decode_runner.slots.given.active.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
