@@ -166,6 +166,25 @@ async def test_keys_that_come_before_a_screen_stands_wait_for_it(keys: tuple[str
         assert (session.box.on == {"list_folder"}) == (keys == ("down", "enter"))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_thread_finds_when_the_program_ends_is_nothing_to_say(fails: bool) -> None:
+    gate = threading.Event()
+    async with driven(ScriptedBackend()) as driver:
+        chat = driver.app.chat
+
+        def work() -> None:
+            gate.wait()
+            if fails:
+                unlucky()
+
+        chat.in_thread(work, lambda _: chat.say("found"))
+        await driver.until(lambda: any(worker.is_running for worker in driver.app.workers))
+        (worker,) = [worker for worker in driver.app.workers if worker.is_running]
+        await chat.remarks.remove()  # as it is when the program ends
+        gate.set()
+        await worker.wait()
+
+
 async def test_an_error_that_comes_again_and_again_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
