@@ -72,9 +72,14 @@ class Branching:
     @property
     def last_answer(self) -> Exchange | None:
         """The last one of the selected branch, where the model that is loaded gave it."""
-        info, head = self._backend.info, self.tree.head
-        names = (self._backend.model, info.name if info is not None else "")
-        return self.tree[head] if head is not None and self.tree[head].model in names else None
+        head = self.tree.head
+        return self.tree[head] if head is not None and self.tree[head].model in self._present else None
+
+    @property
+    def _present(self) -> tuple[str, str]:
+        """What the model that is loaded, or will be, is called."""
+        info = self._backend.info
+        return self._backend.model, info.name if info is not None else ""
 
     @property
     def ended_here(self) -> Turn | None:
@@ -218,9 +223,10 @@ class Branching:
         entries: list[Entry] = []
         path = self.path
         names, compacted = labels(exchange.model for exchange in path), summarised(path)
+        are_named = len(names) > 1 or any(name not in self._present for name in names)
         for number, exchange in enumerate(path, 1):
             entries += self.entries_of(exchange)
-            self._shown.mark(exchange, names.get(exchange.model, "") if len(names) > 1 else "")
+            self._shown.mark(exchange, names.get(exchange.model, "") if are_named else "")
             if number == compacted:
                 entries.append(self._shown.compaction_of(path[:number]))
         if self.choice:  # they are shown elsewhere

@@ -71,7 +71,6 @@ class Turn:
         """It shall be taken back as soon as it has stopped."""
         self.doing = "reading"
         """What it does before its first token, in few words."""
-        """What it waits for before it begins, as in Backend."""
         self._thought_s = answer.thinking_s
         self._stats_before = dict(exchange.stats)
         self.stats: TurnStats | None = None
@@ -185,6 +184,9 @@ class Turn:
     def _count(self, latest: Outcome) -> None:
         """The figures of the exchange, those of its latest run being `latest`."""
         exchange = self.exchange
+        if self.is_resumed and self.problem and not self.has_begun:
+            exchange.stats = dict(self._stats_before)  # it was refused: nothing is new
+            return
         exchange.stats = dict(latest.stats.to_dict())
         if self.is_resumed and (before := self._stats_before):
             # The answer is that of all runs, the prompt that of the first.

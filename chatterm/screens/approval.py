@@ -249,9 +249,10 @@ def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
     """Every character of it, broken wherever a line ends: nothing is left out, and no blanks vanish."""
     lines: list[Line] = []
     for text, tone in shown:
+        break_up = wrap if tone == "warning" else chop  # that one is a sentence of chatterm's own
         for row in revealed(visible(text)).split("\n"):
             lines += [
-                [*_BAR, *line] for line in chop([(row.expandtabs(4), _STYLES[tone])], width - 2) or [[]]
+                [*_BAR, *line] for line in break_up([(row.expandtabs(4), _STYLES[tone])], width - 2) or [[]]
             ]
             if len(lines) > _MOST_LINES:
                 return [*lines, [("│ It is too long to be shown; answer No.", "warning")]]

@@ -1,10 +1,12 @@
 """The last line of defence: an error that nobody foresaw is told in one line, and the application goes on."""
 
+import asyncio
 import threading
 from collections import deque
 from time import monotonic
 from typing import Any
 
+from textual import events
 from textual._context import active_message_pump
 from textual.dom import DOMNode
 from textual.message import Message
@@ -17,6 +19,9 @@ from chatterm.terminal.error_log import error_line, write_down
 
 _MOST, _WITHIN = 10, 10.0
 """So many errors in so many seconds: it does not go on."""
+
+_LOOK, _LOOKS = 0.002, 500
+"""Seconds between two looks at whether a screen stands, and how many there are."""
 
 
 class GuardedApp(LookApp):
@@ -49,6 +54,17 @@ class GuardedApp(LookApp):
 
     def tell(self, line: str) -> None:
         """Show the line on the main screen."""
+
+    # --- keys ---
+
+    async def on_event(self, event: events.Event) -> None:
+        """A key that comes right after the one that opens a screen waits until that screen stands."""
+        if isinstance(event, events.Key) and self.screen_stack:
+            for _ in range(_LOOKS):
+                if self.screen.is_mounted:
+                    break
+                await asyncio.sleep(_LOOK)
+        await super().on_event(event)
 
     # --- where errors come from ---
 

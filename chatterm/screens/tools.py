@@ -118,7 +118,7 @@ class ToolsScreen(Picker):
             planner = self._session.box.planner(row.tool)
             policy = self._session.policy
             ruled = any(rule.tool == row.tool for rule in (*policy.always, *policy.session))
-            asks = "you are asked but for what is allowed below" if ruled else "you are asked each time"
+            asks = "you are asked, except for what is allowed below" if ruled else "you are asked each time"
             text = f"{one_line(planner.tool.description, 300)} It {_EFFECTS[planner.effect]}; {asks}."
         elif row.server:
             text = f"An MCP server. Enter starts it ({row.server}), and switches its tools on."

@@ -1,13 +1,24 @@
 """The figures: measured from token times, written for people, fitted to a width."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backends.backend import DraftCost, Figures, ModelInfo, OffloadFigures, Progress, TurnStats
+from chatterm.backends.backend import (
+    DraftCost,
+    EngineError,
+    Figures,
+    FinishReason,
+    ModelInfo,
+    OffloadFigures,
+    Progress,
+    TokenEvent,
+    TurnStats,
+)
 from chatterm.conversation.cache_map import PLAIN_MARKS, cache_lines
 from chatterm.conversation.figures import (
     Live,
@@ -34,7 +45,7 @@ from chatterm.widgets.status_line import status_line
 from chatterm.widgets.welcome import welcome_lines
 from engine.cache.block_map import BlockMap, BlockState
 from tests.chatterm.driving import driven
-from tests.chatterm.scripted import ScriptedBackend
+from tests.chatterm.scripted import Script, ScriptedBackend
 
 
 def measured(times: list[float]) -> Speedometer:
@@ -322,6 +333,23 @@ def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
     lines = [text_of(line) for line in cache_lines(found, 49, 0, plain=True)]
     assert "In the order of memory, 2 blocks per square" in lines
     assert "+ @" + 23 * " ." in lines
+
+
+class NoWayOn(ScriptedBackend):
+    def resume(self) -> Iterator[TokenEvent]:
+        raise EngineError("It has no way to continue an answer.")
+
+
+async def test_going_on_that_is_refused_counts_nothing() -> None:
+    async with driven(NoWayOn([Script("one two three", finish_reason=FinishReason.LENGTH)])) as driver:
+        await driver.send("hello")
+        (exchange,) = driver.app.chat.conversation.path
+        before = dict(exchange.stats)
+        assert before["generated_tokens"]
+        for _ in range(2):
+            await driver.send("/continue")
+            assert "no way to continue" in driver.errors[-1]
+            assert (exchange.text, exchange.stats) == ("one two three", before)
 
 
 def test_stats_compare_the_turn_the_session_and_the_process() -> None:

@@ -76,7 +76,11 @@ class Kept:
 
     def check(self, driver: Driver) -> None:
         talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
-        here = {exchange.id: exchange.user for exchange in talk.tree.exchanges}
+        here = {
+            exchange.id: exchange.user
+            for exchange in talk.tree.exchanges
+            if exchange.finish_reason is not None  # else it may still be refused, and given back
+        }
         if session is None:
             assert not here or driver.app.chat.keeper.problem
             return

@@ -11,10 +11,12 @@ from typing import Any
 
 import pexpect
 import pytest
+from textual import events
 
 from chatterm.screens.cache import CacheScreen
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.sessions import SessionPicker
+from chatterm.screens.tools import ToolsScreen
 from chatterm.sessions.store import Store
 from chatterm.terminal.error_log import log_path, write_down
 from chatterm.widgets.completion import Completion
@@ -151,6 +153,36 @@ async def test_a_worker_and_a_thread(tmp_path: Path) -> None:
         finally:
             threading.excepthook = monkeypatched
         await goes_on(driver)
+
+
+@pytest.mark.parametrize("keys", [("enter",), ("down", "enter"), ("pagedown", "delete", "up", "enter")])
+async def test_keys_that_come_before_a_screen_stands_wait_for_it(keys: tuple[str, ...]) -> None:
+    async with driven(ScriptedBackend()) as driver:
+        app, session = driver.app, driver.app.chat.tooling.session
+        app.push_screen(ToolsScreen(session, "", [], lambda: None))
+        for key in keys:
+            app.post_message(events.Key(key, None))
+        await driver.until(lambda: session.box.on)
+        assert (session.box.on == {"list_folder"}) == (keys == ("down", "enter"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_thread_finds_when_the_program_ends_is_nothing_to_say(fails: bool) -> None:
+    gate = threading.Event()
+    async with driven(ScriptedBackend()) as driver:
+        chat = driver.app.chat
+
+        def work() -> None:
+            gate.wait()
+            if fails:
+                unlucky()
+
+        chat.in_thread(work, lambda _: chat.say("found"))
+        await driver.until(lambda: any(worker.is_running for worker in driver.app.workers))
+        (worker,) = [worker for worker in driver.app.workers if worker.is_running]
+        await chat.remarks.remove()  # as it is when the program ends
+        gate.set()
+        await worker.wait()
 
 
 async def test_an_error_that_comes_again_and_again_ends_it(

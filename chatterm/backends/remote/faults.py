@@ -63,10 +63,10 @@ def refusal(refused: Refused, address: Address, has_key: bool) -> str:
         where = one_line(refused.location or "elsewhere", 120)
         return f"{host} redirects to {where}; nothing was sent there. If that is the server, use its address."
     if status == 401:
-        way = f"check the key that {address.setting} names" if has_key else _ways(address)
+        way = f"Check the key that {address.setting} names" if has_key else _ways(address)
         return sentences(f"{host} {'does not take the key' if has_key else 'wants a key'} (401)", said, way)
     if status == 403:
-        return sentences(f"{host} does not allow this (403)", said, "check what the key may do")
+        return sentences(f"{host} does not allow this (403)", said, "Check what the key may do")
     if status == 404:
         return sentences(f"{host} has no {one_line(address.model, 80) or 'such page'} (404)", said)
     if status == 407:
@@ -79,7 +79,7 @@ def refusal(refused: Refused, address: Address, has_key: bool) -> str:
         what = "allows no more requests now" if status == 429 else "is overloaded, or still loads the model"
         return sentences(f"{host} {what} ({status})", said, when)
     if status >= 500:
-        return sentences(f"{host} failed ({status})", said, "try again; its own log says more")
+        return sentences(f"{host} failed ({status})", said, "Try again; its own log says more")
     return sentences(f"{host} refuses the request ({status})", said)
 
 
@@ -92,8 +92,8 @@ def without_tools(refused: Refused) -> str:
 
 def _ways(address: Address) -> str:
     if "://" in address.prefix:
-        return "name the server in the settings as [remotes.NAME], with key_env, key_command or keyring"
-    return f"give {address.setting} a key_env, key_command or keyring"
+        return "Name the server in the settings as [remotes.NAME], with key_env, key_command or keyring"
+    return f"Give {address.setting} a key_env, key_command or keyring"
 
 
 def said_by(body: bytes) -> str:

@@ -119,13 +119,17 @@ class ChatBase(Screen[None]):
         self.worker_thread.submit(job)
 
     def in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do what waits for a disk or a program elsewhere, then go on here. An error is said."""
+        """Do what waits for a disk or a program elsewhere, then go on here, unless the program ends by then. An error
+        is said."""
 
         async def go() -> None:
             try:
-                then(await asyncio.to_thread(work))
+                found = await asyncio.to_thread(work)
+                if self.remarks.is_attached:
+                    then(found)
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
-                self.say(problem_text(error), "error")
+                if self.remarks.is_attached:
+                    self.say(problem_text(error), "error")
 
         self.run_worker(go())
 

@@ -223,6 +223,8 @@ class ChatScreen(MessageSelection):
             case worker.Loaded(info):
                 self.info = replace(info, name=one_line(info.name, limit=200))
                 self.is_loading, self._progress = False, None
+                if self.conversation.path:
+                    self.conversation.show()  # whose answers they are is said where another model gave them
                 collect_rarely()
                 self.actions.know_others()
                 self.actions.stop_reading()

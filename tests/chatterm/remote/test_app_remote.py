@@ -159,6 +159,7 @@ async def test_comparing_two_models_and_keeping_the_other_ones_answer() -> None:
             await driver.idle()
             assert driver.answers == ["From there."]
             assert driver.app.chat.conversation.path[-1].model == address(server)
+            await driver.shows("< 3/3 > tiny")
             assert driver.app.chat.model_name == "scripted"
             await driver.send("More")
             assert here.history[0] == ("Hi", "From there.")
