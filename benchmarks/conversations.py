@@ -47,12 +47,26 @@ class Eager(Pace):
         return len(guess.tokens) < most
 
     def best(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+        self,
+        guess: Guess,
+        rows: int,
+        tokens: float,
+        balance: Balance,
+        said: int,
+        unread: int = 0,
+        spent: float = 0.0,
     ) -> tuple[float, int]:
         return float(bool(guess.chances)), len(guess.tokens)
 
     def count(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+        self,
+        guess: Guess,
+        rows: int,
+        tokens: float,
+        balance: Balance,
+        said: int,
+        unread: int = 0,
+        spent: float = 0.0,
     ) -> int:
         return max(min(len(guess.tokens) - unread, MOST_ROWS - rows), 0)
 

@@ -65,7 +65,14 @@ class Cycling(Pace):
         return len(guess.tokens) < min(self.wanted, most)
 
     def best(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+        self,
+        guess: Guess,
+        rows: int,
+        tokens: float,
+        balance: Balance,
+        said: int,
+        unread: int = 0,
+        spent: float = 0.0,
     ) -> tuple[float, int]:
         return float(len(guess.tokens)), len(guess.tokens)
 
@@ -81,9 +88,9 @@ class Watched(Speculating):
         self.steps.append((f"{sum(1 + guesses for _, guesses, _ in checked)} rows", seconds))
         Speculating.saw(self, checked, seconds)
 
-    def drafted(self, texts: int, seconds: float) -> None:
-        self.steps.append(("draft", seconds))
-        Speculating.drafted(self, texts, seconds)
+    def drafted(self, rows: int, seconds: float) -> None:
+        self.steps.append((_draft(rows), seconds))
+        Speculating.drafted(self, rows, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +119,21 @@ def usual(answers: Iterable[Said]) -> dict[str, float]:
 
 def expected_gain(costs: dict[str, float], acceptance: float) -> float:
     """So many times as many tokens/s by the cost model, with as many guesses as give the most; one step in so many has
-    none."""
+    none. A chain reads what was said since the one before: two tokens where all of that held, else one."""
     best, tokens, chance = 1.0, 1.0, 1.0
+    one, two = costs[_draft(1)], costs[_draft(2)]
     for count in range(1, MOST_ROWS):
         chance *= acceptance
         tokens += chance
-        step = (costs[f"{1 + count} rows"] + count * costs["draft"]) / costs["1 rows"]
+        step = (costs[f"{1 + count} rows"] + count * one + chance * (two - one)) / costs["1 rows"]
         if tokens / step > LEAST_GAIN:
             best = max(best, (AGAIN * tokens + 1) / (AGAIN * step + 1))
     return best
+
+
+def _draft(rows: int) -> str:
+    """The kind of a draft model's step."""
+    return f"draft of {rows}"
 
 
 def measure_pair(
@@ -160,7 +173,8 @@ def measure_pair(
             rows = ", ".join(f"{costs[f'{count} rows'] / one:.2f}" for count in range(2, MOST_ROWS + 1))
             print(
                 f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: a step takes "
-                f"{one * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model {costs['draft'] / one:.2f}\n"
+                f"{one * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model "
+                f"{costs[_draft(1)] / one:.2f}, of 2 rows {costs[_draft(2)] / one:.2f}\n"
                 f"{'simulated':>10}{'off':>9}{'expected':>10}{'by steps':>10}{'of expected':>13}{'gain':>7}"
                 f"{'measured':>10}{'right':>7}{'a step':>8}",
                 flush=True,

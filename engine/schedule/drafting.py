@@ -90,7 +90,7 @@ class Drafting:
             for (at, reading), span, row in zip(going.items(), spans, logits, strict=True):
                 self._wrote(reading, asked[at].tokens, span)
                 guesses[at] = self._longer(asked[at], guesses[at], row)
-            saw(len(going), perf_counter() - began)
+            saw(sum(span.count for span in spans), perf_counter() - began)
         return guesses
 
     def end(self, whom: Hashable) -> None:

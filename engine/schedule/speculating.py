@@ -167,9 +167,9 @@ class Speculating:
             sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds)
 
-    def drafted(self, texts: int, seconds: float) -> None:
-        """The draft model took so long for a token of each of so many texts."""
-        self.pace.costs.drafted(texts, seconds)
+    def drafted(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took the draft model so long."""
+        self.pace.costs.drafted(rows, seconds)
         self.drafting_s += seconds
 
     def ended(self, sequence: Sequence) -> None:
@@ -248,7 +248,7 @@ class Speculating:
             known.drafting_s = self.drafting_s / len(asked)
             sequence.saved_s -= reading_s / len(asked)
             if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
-                known.guess = guess
+                known.guess = guess  # what drafts took is spent for either
 
     def _hope_to_draft(self, sequences: list[Sequence]) -> None:
         """Say of which of these the draft model is worth asking for guesses, though tokens are unread."""
@@ -280,7 +280,9 @@ class Speculating:
     def _guess(self, sequence: Sequence, rows: int, tokens: float) -> tuple[int, ...]:
         known, unread = self._known[sequence], sequence.unread
         balance = self.pace.drafts if known.guess.chances else known.balance
-        count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated), unread)
+        unit = self.pace.costs.unit_s
+        spent = known.drafting_s / unit if unit else 0.0
+        count = self.pace.count(known.guess, rows, tokens, balance, len(sequence.generated), unread, spent)
         if unread:
             known.hoped = known.guess if count else DRAFTS if known.may_draft else NOTHING
             if known.hoped is DRAFTS:

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import sqrt
 from operator import mul
 from statistics import median
 
@@ -28,8 +29,11 @@ _BELIEVED_DRAFTS = (0.2, 0.35, 0.5, 0.7, 0.9)
 """How often such a token is right before anything was measured,"""
 DRAFTED = 0.75
 """and one that is yet to be drafted: more is hoped for than is likely, or it would not be found out."""
-_BELIEFS, _REMEMBERED = 4, 60
+_BELIEFS, _REMEMBERED = 12, 60
 """How many times a belief counts as, and how many are remembered."""
+_HOPE = 0.5
+"""So many deviations more than is known are hoped for: of what failed a few times by chance nothing more would be
+seen. What hopes may cost is bounded (see `Balance`)."""
 RELAX = 1 / 256
 """So much nearer to that comes what is known of drafts, for each token that none were worth making for: a text that
 they never hold in says little of the next one."""
@@ -39,6 +43,8 @@ _DIVIDED = 0.7
 """So much less often where they do not."""
 _ROW = 0.15
 """Of a step: what another row is believed to cost."""
+_DRAFT_ROW = 0.35
+"""Of a draft model's step: the same."""
 ENOUGH = 3
 """Steps of one row that have to be seen before others are compared with them."""
 LATEST = 9
@@ -83,7 +89,7 @@ class Costs:
     draft: float = 0.0
     """What a step of a draft model is believed to take, in steps of one row, before it was measured."""
     _drafts: dict[int, deque[float]] = field(default_factory=dict)
-    """By texts what its latest steps took, in seconds."""
+    """By rows what its latest steps took, in seconds."""
 
     _sized: list[int] = field(default_factory=list)
     """How many rows are computed for so many."""
@@ -114,23 +120,22 @@ class Costs:
             latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
             self._judge()
 
-    def drafted(self, texts: int, seconds: float) -> None:
-        """A draft model took so long for a token of each of so many texts."""
-        self._drafts.setdefault(texts, deque(maxlen=LATEST)).append(seconds)
+    def drafted(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took a draft model so long."""
+        self._drafts.setdefault(rows, deque(maxlen=LATEST)).append(seconds)
 
-    def of_draft(self, texts: int) -> float:
-        """Of a draft model's step, for so many texts; as for the nearest number where it has not been seen."""
-        near = min(self._drafts, key=lambda other: abs(other - texts), default=None)
+    def of_draft(self, rows: int) -> float:
+        """Of a draft model's step of so many rows; by the nearest number where it has not been seen."""
+        near = min(self._drafts, key=lambda other: abs(other - rows), default=None)
         if near is None or not self.unit_s:
-            return self.draft
-        return median(self._drafts[near]) / self.unit_s
+            return self.draft * (1 + _DRAFT_ROW * (rows - 1))
+        seen = median(self._drafts[near]) / self.unit_s
+        return seen * (1 + _DRAFT_ROW * (rows - 1)) / (1 + _DRAFT_ROW * (near - 1))
 
     def _fade(self) -> None:
         """What guesses cost was not seen for long: it may be otherwise by now, and is to be tried again."""
-        for rows, latest in list(self._seen.items()):
-            latest.popleft()
-            if not latest:
-                del self._seen[rows]
+        _drop_one(self._seen)
+        _drop_one(self._drafts)
         self._judge()
 
     def _judge(self) -> None:
@@ -157,6 +162,14 @@ class Costs:
         return float(median([*[believed] * DOUBT, *self._seen.get(rows, ())]))
 
 
+def _drop_one(seen: dict[int, deque[float]]) -> None:
+    """Forget the oldest of each."""
+    for key, latest in list(seen.items()):
+        latest.popleft()
+        if not latest:
+            del seen[key]
+
+
 Kind = tuple[int, bool]
 """Of guesses from a text that hold about as often: by how long the match was."""
 
@@ -171,6 +184,11 @@ class Rate:
 
     def __post_init__(self) -> None:
         self.now = self.belief
+
+    @property
+    def hoped(self) -> float:
+        """How often it may hold, as far as is known."""
+        return min(self.now + _HOPE * sqrt(self.now * (1 - self.now) / (self.seen + _BELIEFS)), 1.0)
 
     def saw(self, right: bool) -> None:
         self.seen = min(self.seen + 1, _REMEMBERED)
@@ -196,7 +214,7 @@ class Acceptance:
     def of(self, guess: Guess, at: int = 0) -> float:
         """For token number `at` of this guess."""
         if guess.chances:
-            return self.drafts[_sureness(guess, at)].now
+            return self.drafts[_sureness(guess, at)].hoped
         return self.rates.get(_kind(guess), _believed(guess))
 
     def hold(self, guess: Guess) -> list[float]:
@@ -285,25 +303,39 @@ class Pace:
         return not self.costs.unit_s or self.costs.since >= self.again
 
     def count(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+        self,
+        guess: Guess,
+        rows: int,
+        tokens: float,
+        balance: Balance,
+        said: int,
+        unread: int = 0,
+        spent: float = 0.0,
     ) -> int:
         """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
 
         `said` tokens has the answer, and `balance` is its own. The first `unread` of the guess have been drawn, nobody
-        knows yet as what; they are not counted.
+        knows yet as what; they are not counted. What drafts took for it is `spent` whatever is checked.
         """
-        return 0 if self.measures else self.best(guess, rows, tokens, balance, said, unread)[1]
+        return 0 if self.measures else self.best(guess, rows, tokens, balance, said, unread, spent)[1]
 
     def best(
-        self, guess: Guess, rows: int, tokens: float, balance: Balance, said: int, unread: int = 0
+        self,
+        guess: Guess,
+        rows: int,
+        tokens: float,
+        balance: Balance,
+        said: int,
+        unread: int = 0,
+        spent: float = 0.0,
     ) -> tuple[float, int]:
         """So many tokens in the time of a step of one row, with so many of `guess`; the arguments are those of
         `count`."""
-        expected, before = 0.0, self.costs.of(rows)
+        expected, before = 0.0, self.costs.of(rows) + spent
         best, found = LEAST_GAIN * tokens / before, 0
         for count, chance in enumerate(self.acceptance.hold(guess)[unread : unread + MOST_ROWS - rows], 1):
             expected += chance
-            cost = self.costs.of(rows + count)
+            cost = self.costs.of(rows + count) + spent
             gain = (tokens + expected) / cost
             if gain > best and balance.allows(cost - before, said):
                 best, found = gain, count
@@ -315,19 +347,26 @@ class Pace:
         """Whether a draft model shall guess one more token after `guess`, and up to `most` in all, for one of so many
         texts that it guesses for at once. The step has `rows` rows besides, which give `tokens`; drafts have to
         give more than `least` tokens in the time of a step of one row."""
-        each, costs, most = self.costs.of_draft(texts) / texts, self.costs, min(most, MOST_ROWS - rows)
+        costs, most = self.costs, min(most, MOST_ROWS - rows)
+        if len(guess.tokens) >= most:
+            return False
         hold, count = self.acceptance.hold(guess), len(guess.tokens)
-        if not count and not self.drafts.allows(
-            costs.of(min(rows + 1, MOST_ROWS)) - costs.of(rows) + each, 0
-        ):
+        each = costs.of_draft(texts) / texts
+        more_rows = costs.of_draft(2 * texts) / texts - each
+
+        def cost(drafted: int, all_hold: float) -> float:
+            """With all that a chain takes: the next one has a row more to begin with where all of this one holds."""
+            return costs.of(rows + drafted) + drafted * each + all_hold * more_rows
+
+        if not count and not self.drafts.allows(cost(1, 0.0) - costs.of(rows), 0):
             return False
         chance, expected = hold[-1] if hold else 1.0, tokens + sum(hold)
         if count:
-            least = expected / (costs.of(rows + count) + count * each)
+            least = expected / cost(count, chance)
         for more in range(count + 1, most + 1):
-            chance *= self.acceptance.drafted.now
+            chance *= self.acceptance.drafted.hoped
             expected += chance
-            if expected / (costs.of(rows + more) + more * each) > least:
+            if expected / cost(more, chance) > least:
                 return True
         return False
 

@@ -21,7 +21,19 @@ from engine.kernels.native import library as native
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Guessing, Speculating
-from engine.speculation.pace import DRAFT_CREDIT, DRAFTED, MOST_ROWS, Acceptance, Balance, Costs, Pace, Rate
+from engine.speculation.pace import (
+    AGAIN,
+    DRAFT_CREDIT,
+    DRAFTED,
+    FADES,
+    LATEST,
+    MOST_ROWS,
+    Acceptance,
+    Balance,
+    Costs,
+    Pace,
+    Rate,
+)
 from engine.speculation.sources import NOTHING, Asked, Guess
 from models.load import load_model
 from models.network import Network
@@ -319,10 +331,11 @@ def chain(pace: Pace, chance: float = 0.8) -> int:
 
 def test_drafts_are_as_many_as_pay() -> None:
     counts = []
-    for rate, drafting_s in ((0.9, 0.05), (0.9, 0.2), (0.7, 0.2), (0.5, 0.2), (0.2, 0.2), (0.9, 1.0)):
+    for rate, drafting_s in ((0.9, 0.05), (0.8, 0.2), (0.7, 0.2), (0.5, 0.2), (0.2, 0.2), (0.9, 1.0)):
         pace = Pace()
         measured(pace.costs, 0.05, drafting_s)
-        pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
+        known = [Rate(rate, seen=60.0) for _ in range(6)]
+        pace.acceptance = Acceptance(drafts=known[1:], drafted=known[0])
         counts.append(chain(pace))
     assert counts[0] == 7
     assert counts == sorted(counts, reverse=True)
@@ -333,24 +346,32 @@ def test_drafts_are_as_many_as_pay() -> None:
 def test_a_chain_ends_where_its_model_is_not_sure() -> None:
     pace = Pace()
     measured(pace.costs, 0.05, 0.1)
-    assert chain(pace, 0.95) > chain(pace, 0.6) > chain(pace, 0.1) == 1
+    assert chain(pace, 0.95) > chain(pace, 0.6) > chain(pace, 0.1) <= 2
+
+
+UNREAD = 0.4
+"""Of a draft model's step: what another row takes that is read first."""
 
 
 def played(rate: float, row: float, drafting: float, tokens: int, seed: int) -> float:
-    """Tokens in the time of a step of one row, where every step takes as long as was said, and drafts hold so often."""
+    """Tokens in the time of a step of one row, where every step takes as long as was said, and drafts hold so often.
+    The first step of a chain takes longer by a row of the draft model for each that was not read yet."""
     random, pace, spent, said = Random(seed), Pace(draft=drafting), 0.0, 0
+    behind, read = 0, 0.0
     pace.turn_to(100)
     while said < tokens:
-        guess = NOTHING
+        guess, drafts = NOTHING, 0.0
         if not pace.measures:
             while pace.drafts_more(guess, 1, 1.0, 7, 1, pace.best(NOTHING, 1, 1.0, Balance(), 0)[0]):
-                guess = Guess((*guess.tokens, 0), chances=(*guess.chances, rate))
-                pace.costs.drafted(1, 0.1 * drafting)
+                read = drafting * (1 if guess.tokens else 1 + UNREAD * behind)
+                pace.costs.drafted(1 if guess.tokens else 1 + behind, 0.1 * read)
+                guess, drafts = Guess((*guess.tokens, 0), chances=(*guess.chances, rate)), drafts + read
             if not guess.tokens:
                 pace.relax()
-        count = pace.count(guess, 1, 1.0, pace.drafts, 0)
+        count = pace.count(guess, 1, 1.0, pace.drafts, 0, spent=drafts)
         held = next((at for at in range(count) if random.random() >= rate), count)
-        step, drafts = 1 + row * count, drafting * len(guess.tokens)
+        behind = int(held == len(guess.tokens)) if guess.tokens else min(behind + 1, MOST_ROWS)
+        step = 1 + row * count
         spent, said = spent + step + drafts, said + 1 + held
         pace.acceptance.saw(guess, count, held)
         pace.drafts.saw(held - (step - 1) - drafts)
@@ -360,7 +381,11 @@ def played(rate: float, row: float, drafting: float, tokens: int, seed: int) -> 
 
 def most(rate: float, row: float, drafting: float) -> float:
     """The same with the same number of guesses in each step, where that is the best one."""
-    expected = [sum(rate**n for n in range(1 + count)) / (1 + count * (row + drafting)) for count in range(8)]
+    expected = [1.0]
+    for count in range(1, 8):
+        step = 1 + count * (row + drafting) + rate**count * UNREAD * drafting
+        tokens = sum(rate**n for n in range(1 + count))
+        expected.append((AGAIN * tokens + 1) / (AGAIN * step + 1))  # now and then a step has one row
     return max(expected)
 
 
@@ -369,14 +394,14 @@ def most(rate: float, row: float, drafting: float) -> float:
 def test_the_rate_is_nearly_what_the_best_number_of_guesses_gives(row: float, drafting: float) -> None:
     for rate in (0.5, 0.6, 0.7, 0.8, 0.9):
         found = sum(played(rate, row, drafting, 1000, seed) for seed in range(3)) / 3
-        assert 0.93 < found / most(rate, row, drafting) < 1.07, f"acceptance {rate}"
+        assert 0.92 < found / most(rate, row, drafting) < 1.07, f"acceptance {rate}"
 
 
 @pytest.mark.parametrize("row", [0.02, 0.1, 0.3])
 def test_drafts_that_hardly_hold_cost_an_answer_next_to_nothing(row: float) -> None:
     for rate in (0.0, 0.1, 0.2):
         found = sum(played(rate, row, 0.3, 300, seed) for seed in range(5)) / 5
-        assert found >= 0.975, f"acceptance {rate}"
+        assert found >= 0.97, f"acceptance {rate}"
 
 
 def test_drafts_that_never_hold_end_soon_and_are_tried_now_and_then() -> None:
@@ -431,7 +456,14 @@ def test_what_a_draft_takes_is_measured() -> None:
     assert costs.of_draft(1) == 0.3
     measured(costs, 0.1, 0.12)
     assert costs.of_draft(1) == pytest.approx(0.12)
-    assert costs.of_draft(4) == pytest.approx(0.12), "as for the nearest number of texts"
+    assert 0.12 < costs.of_draft(2) < 2 * 0.12, "by the nearest number of rows"
+    for _ in range(LATEST):
+        costs.drafted(2, 0.1 * 0.15)
+    assert costs.of_draft(2) == pytest.approx(0.15)
+    assert costs.of_draft(1) == pytest.approx(0.12)
+    for _ in range(FADES * LATEST):
+        costs.saw(1, 0.1)
+    assert costs.of_draft(1) == 0.3, "it may take something else by now"
     pace = Pace(draft=0.25)
     pace.turn_to(100)
     assert pace.costs.of_draft(1) == 0.25
@@ -449,7 +481,7 @@ def test_what_is_drafted_is_believed_as_its_model_does() -> None:
     for _ in range(50):
         pace.acceptance.saw(guess, 3, 1)
     assert pace.acceptance.of(guess, 0) > 0.95
-    assert pace.acceptance.of(guess, 1) < 0.1
+    assert pace.acceptance.of(guess, 1) < 0.15
     assert pace.acceptance.of(guess, 2) == third / second, "what came after a wrong one says nothing"
 
 
