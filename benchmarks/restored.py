@@ -31,6 +31,7 @@ from engine import Engine, SamplingParams
 from engine.attention.choose import choose_attention
 from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
+from engine.store import disk
 from engine.store.buffers import READERS
 from engine.store.disk import DiskTier
 from models.network import Network
@@ -195,6 +196,7 @@ def measured(
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """Every length of one shape."""
+    disk.PATIENCE_S = 600.0, 600.0  # it is measured however slow it is
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = choose_attention(arguments.attention or "auto", device, dtype, spec.attention.head_dim).block_size
