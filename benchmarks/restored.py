@@ -56,13 +56,16 @@ def keeping(network: Network, folder: Path, context: int, arguments: argparse.Na
     """An engine with a tier on disk, which has looked at what is there."""
     device = network.embedding.data.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    attention = arguments.attention or "auto"
+    size = choose_attention(attention, device, dtype, network.spec.attention.head_dim).block_size
     with random_engine(
         network.spec,
         device=device,
         dtype=dtype,
         network=network,
         context=context,
-        attention=arguments.attention or "auto",
+        num_blocks=-(-context // size) + 4,
+        attention=attention,
         kv_dtype=arguments.kv_dtype,
         offload_gb=0.0,
     ) as (engine, _):
