@@ -31,6 +31,7 @@ from engine import Engine, SamplingParams
 from engine.attention.choose import choose_attention
 from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
+from engine.store import disk
 from engine.store.buffers import READERS
 from engine.store.disk import DiskTier
 from models.network import Network
@@ -55,13 +56,16 @@ def keeping(network: Network, folder: Path, context: int, arguments: argparse.Na
     """An engine with a tier on disk, which has looked at what is there."""
     device = network.embedding.data.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    attention = arguments.attention or "auto"
+    size = choose_attention(attention, device, dtype, network.spec.attention.head_dim).block_size
     with random_engine(
         network.spec,
         device=device,
         dtype=dtype,
         network=network,
         context=context,
-        attention=arguments.attention or "auto",
+        num_blocks=-(-context // size) + 4,
+        attention=attention,
         kv_dtype=arguments.kv_dtype,
         offload_gb=0.0,
     ) as (engine, _):
@@ -195,6 +199,7 @@ def measured(
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """Every length of one shape."""
+    disk.PATIENCE_S = 600.0, 600.0  # it is measured however slow it is
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = choose_attention(arguments.attention or "auto", device, dtype, spec.attention.head_dim).block_size

@@ -190,7 +190,8 @@ class EngineCore:
             prefill_total=total,
             decode=self._decode_name,
             notes=sum(
-                (one.notes for one in (self._tuner, self._speculating) if one is not None), self._notes
+                (one.notes for one in (self._tuner, self._speculating, self._disk) if one is not None),
+                self._notes,
             ),
             bandwidth=self._bandwidth,
             host_bytes=self._host_bytes,

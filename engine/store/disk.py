@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from time import perf_counter
 
 import torch
@@ -37,6 +37,8 @@ WORTH_WAITING = 1024
 cached, as those of weights are that were just read."""
 KEPT_WITHIN = 0.1
 """What was measured is written again where it has changed by such a share."""
+PATIENCE_S = 0.5, 5.0
+"""Seconds that anybody waits for a disk at least, and where it is not known how long computing takes: else so long."""
 CLOSING_S = 1.0
 """Seconds that an engine which ends goes on writing, at most."""
 
@@ -274,12 +276,18 @@ class DiskTier:
         except Exception:  # noqa: BLE001 - whoever computes the prompt meets it again, and says it
             then()
             return
-        bringing = _Bringing(table, keys[:end], idle, [wanted], [then], missing)
+        bringing = _Bringing(table, keys[:end], idle, [wanted], [then], missing, end - present * self._size)
         self._bringing.append(bringing)
         if table.length != present * self._size:
             self._end(bringing)
             return
         self._tasks.put(lambda: self._read(folder, bringing))
+        least, unknown = PATIENCE_S
+        patience = max(self.costs.computed * bringing.asked, least) if self.costs.computed else unknown
+        bringing.timer = Timer(patience, lambda: self._tell(lambda: self._end(bringing, too_slow=True)))
+        bringing.timer.daemon = True
+        with suppress(RuntimeError):  # the system gives no more threads now
+            bringing.timer.start()
 
     def abandon(self) -> None:
         """The loop ends: nobody waits for the disk any more."""
@@ -356,14 +364,15 @@ class DiskTier:
         slot.note_copy(self._cache.kv.device)
         self._buffers.give(slot)
 
-    def _end(self, bringing: "_Bringing") -> None:
+    def _end(self, bringing: "_Bringing", too_slow: bool = False) -> None:
         if bringing not in self._bringing:
             return
         self._bringing.remove(bringing)
         bringing.is_over = True
+        bringing.timer.cancel()
         self._blocks.close(bringing.table)
-        if bringing.rows:
-            took = (perf_counter() - bringing.began) / bringing.rows
+        if rows := bringing.rows or too_slow * bringing.asked:
+            took = (perf_counter() - bringing.began) / rows
             self.costs.brought = took if self.costs.brought is None else (took + self.costs.brought) / 2
         for then in bringing.then:
             then()
@@ -373,6 +382,11 @@ class DiskTier:
     def taken(self, owner: str) -> int:
         """Bytes of the file of a conversation."""
         return self._folder.taken(owner) if self._folder is not None else 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know: why it is not used any more."""
+        return (self.problem,) if self.problem else ()
 
     def figures(self) -> DiskFigures:
         """What it holds, and what bringing it back costs."""
@@ -472,6 +486,10 @@ class _Bringing:
     """Whether each of those who wait for it still does."""
     then: list[Callable[[], None]]
     missing: list[Digest]
+    asked: int
+    """Rows that were to come, and those that have."""
     rows: int = 0
+    timer: Timer = field(default_factory=lambda: Timer(0.0, int))
+    """Who waits does so no longer than computing takes."""
     is_over: bool = False
     began: float = field(default_factory=perf_counter)

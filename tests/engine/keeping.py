@@ -1,15 +1,19 @@
 """An engine with a tier on disk, over anything that tests have for weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from time import sleep
+from typing import Any
 
 from engine.cache.rows import Rows
 from engine.engine import Engine
 from engine.params import SamplingParams
 from engine.store.disk import DiskTier
-from tests.engine.tiny import TinyEngine
+from tests.engine.tiny import TinyEngine, tiny_engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 def keep(
@@ -38,7 +42,24 @@ def keep(
     return tier
 
 
-def answer(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[tuple[int, float]], int]:
+@contextmanager
+def on_disk(
+    model: Path,
+    store: Path,
+    fingerprint: str = "as it is",
+    most: int = 10**9,
+    late: Event | None = None,
+    **options: Any,
+) -> Iterator[TinyEngine]:
+    """An engine with a tier on disk, which has begun, or begins when it is `late`."""
+    with tiny_engine(model, **options) as engine:
+        keep(engine, store, fingerprint, most, late)
+        yield engine
+
+
+def answer(
+    engine: Engine, prompt: list[int], params: SamplingParams = GREEDY
+) -> tuple[list[tuple[int, float]], int]:
     """The tokens of an answer with their log-probabilities, and how many of its prompt's were computed."""
     sequence = engine.start(Rows.of(prompt), params)
     found = [(event.token_id, event.logprob or 0.0) for event in engine.events(sequence)]

@@ -1,10 +1,7 @@
 """The KV cache on disk: the same text after a restart, whatever became of the files."""
 
-import errno
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from time import sleep, time
@@ -24,35 +21,12 @@ from engine.schedule.sequence import Priority, Sequence
 from engine.store import disk, measured, records
 from engine.store.folder import Folder, forget
 from engine.store.readers import Readers
-from tests.engine.keeping import eventually, is_saved, keep, saved
-from tests.engine.tiny import TinyEngine, say, tiny_engine
+from tests.engine.keeping import GREEDY, answer, eventually, is_saved, on_disk, saved
+from tests.engine.tiny import say, tiny_engine
 from tests.models.checkpoints import files_of
 from tests.models.families import MistralConfig, tiny
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PROMPT = [(17 * i) % 250 for i in range(120)]
-
-
-@contextmanager
-def on_disk(
-    model: Path,
-    store: Path,
-    fingerprint: str = "as it is",
-    most: int = 10**9,
-    late: Event | None = None,
-    **options: Any,
-) -> Iterator[TinyEngine]:
-    """An engine with a tier on disk, which has begun, or begins when it is `late`."""
-    with tiny_engine(model, **options) as engine:
-        keep(engine, store, fingerprint, most, late)
-        yield engine
-
-
-def answer(engine: TinyEngine, prompt: list[int], params: SamplingParams = GREEDY) -> tuple[list[int], int]:
-    """The tokens of an answer, and how many of its prompt's were computed."""
-    sequence = engine.start(Rows.of(prompt), params)
-    found = [event.token_id for event in engine.events(sequence)]
-    return found, sequence.stats().prefilled_tokens
 
 
 def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
@@ -60,7 +34,7 @@ def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
     with on_disk(tmp_path, store) as engine:
         first, computed = answer(engine, PROMPT)
         assert computed == len(PROMPT)
-        told = PROMPT + first
+        told = PROMPT + [token for token, _ in first]
         engine.warm(told)  # the last token of an answer has no row before
         saved(engine, "one", told)
         expected, _ = answer(engine, [*told, 5, 6, 7])
@@ -128,7 +102,7 @@ def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that
         assert not engine._loop.call(lambda: engine._scheduler.has_work), "they wait"
         late.set()
         assert idle.finished.wait(10)
-        assert [event.token_id for event in engine.events(asked)] == expected
+        assert [(event.token_id, 0.0) for event in engine.events(asked)] == expected
         assert asked.stats().prefilled_tokens == 1, "the row whose logits are needed"
     with on_disk(tmp_path, store, late=(never := Event())) as engine:
         asked = engine.start(Rows.of(PROMPT), GREEDY)
@@ -271,40 +245,6 @@ def test_what_takes_the_place_of_reading_while_blocks_come(
         answer = chat.send("why?", GREEDY)
         go.set()
         assert list(answer) == expected
-
-
-@pytest.mark.parametrize("when", ["begin", "append", "read"])
-def test_a_disk_that_fails_is_one_line_and_the_text_the_same(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = tmp_path / "kv"
-    with on_disk(tmp_path, store) as engine:
-        expected, _ = answer(engine, PROMPT)
-        if when == "read":
-            saved(engine, "one", PROMPT)
-
-    def fails(*arguments: Any) -> Any:
-        raise OSError(errno.ENOSPC if when == "append" else errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(Folder, {"begin": "__init__", "append": "append", "read": "read"}[when], fails)
-    with on_disk(tmp_path, store) as engine:
-        assert answer(engine, PROMPT)[0] == expected
-        engine.save("two", Rows.of(PROMPT))
-        assert eventually(lambda: bool(engine.figures().disk.problem))
-        assert "\n" not in engine.figures().disk.problem
-        assert answer(engine, PROMPT)[0] == expected
-
-
-def test_a_cache_without_room_takes_what_fits(tmp_path: Path) -> None:
-    store = tmp_path / "kv"
-    with on_disk(tmp_path, store) as engine:
-        expected, _ = answer(engine, PROMPT)
-        saved(engine, "one", PROMPT)
-    with on_disk(tmp_path, store, num_blocks=36, context=140) as engine:
-        other = [(3 * i + 1) % 250 for i in range(100)]
-        engine.warm(other)
-        assert answer(engine, PROMPT)[0] == expected
-        engine.check()
 
 
 def test_a_chunk_says_what_it_takes_on_disk(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from select import select
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -72,17 +72,22 @@ class Lives:
         assert select([self.process.stdout], [], [], PATIENCE)[0], "the process says nothing"
         return json.loads(self.process.stdout.readline())
 
-    def one(self, order: dict[str, Any], lines: int, delay: float) -> list[dict[str, Any]]:
-        """Have one go on until it has said so many `lines`, kill it after `delay` more; the answers that it told."""
+    def one(
+        self, order: dict[str, Any], lines: int, delay: float, moment: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Have one go on until it has said so many `lines`, kill it after `delay` more, or before that at a `moment`
+        that the shared byte tells of; the answers that it told."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
-        pid, told = self.line(), []
+        pid, told, shared = self.line(), [], Path(order["shared"])
         while len(told) < lines and (not told or told[-1] != "done"):
             told.append(self.line())
             assert "failed" not in told[-1], told[-1]["failed"]
-        sleep(delay)
+        until_then = monotonic() + delay
+        while monotonic() < until_then and (moment is None or shared.read_bytes()[0] != moment):
+            sleep(0.0005)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not _lives(pid))
         # What it was saying when it was killed may be cut off: an answer that nobody has heard.
@@ -201,7 +206,9 @@ def test_what_is_said_after_a_kill_is_what_would_have_been_said(
                 # At once after it began to ask, it reads; after it has heard an answer, it writes.
                 lines = random.choice([1, random.randint(0, 2 * (len(expected) - len(said)))])
                 delay = random.choice([random.uniform(0, 0.02), random.expovariate(20)])
-                told = lives.one(order, 99 if calm else lines, 0.0 if calm else delay)
+                moment = random.choice([None, READING, WRITING])
+                waits = delay if moment is None else 0.3
+                told = lives.one(order, 99 if calm else lines, 0.0 if calm else waits, moment)
                 for one in told:
                     assert one["problem"] == ""
                     assert one["told"] == expected[len(said)]["told"], f"conversation {number}, {len(said)}"

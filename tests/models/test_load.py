@@ -167,10 +167,10 @@ class CancelledError(Exception):
 
 def test_a_cancelled_load_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers: list[Any] = []
-    slots = models.weights.staging._Slot
+    slots = models.weights.staging.Slot
     monkeypatch.setattr(
         models.weights.staging,
-        "_Slot",
+        "Slot",
         lambda memory: (buffers.append(weakref.ref(memory)), slots(memory))[1],
     )
     weights: list[Any] = []
