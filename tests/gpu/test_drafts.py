@@ -31,7 +31,7 @@ SMALL = tiny_qwen3(
     **{**SIZES, "vocab_size": 288}, hidden_size=256, head_dim=64, num_attention_heads=4, num_hidden_layers=1
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=120, speculation="draft")
-CASES = 16
+CASES = 10
 
 
 @pytest.fixture(scope="module")
