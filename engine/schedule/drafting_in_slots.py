@@ -62,7 +62,7 @@ class SlotDrafting(Drafting):
             reading, tokens = there[at], asked[at].tokens
             guesses[at] = self._guessed(asked[at], drawn)
             self.blocks.commit(reading.table, tokens[reading.table.length :])
-            reading.ahead = [token.token_id for token in drawn[:-1]]
+            reading.ahead = list(guesses[at].tokens[:-1])
         longest = max(counts.values())
         each = (perf_counter() - began) / longest
         for _ in range(longest if self.decode_runner.firsts == firsts else 0):

@@ -143,7 +143,10 @@ class Speculating:
         sequence.accepted += held
         tally.guessed_tokens += guesses
         tally.accepted_tokens += held
-        if known is not None and known.guess.chances:
+        if known is None:
+            return
+        known.hoped = NOTHING
+        if known.guess.chances:
             sequence.drafted += guesses
             sequence.drafts_accepted += held
 

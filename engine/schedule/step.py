@@ -92,15 +92,14 @@ class EngineStep:
     def while_idle(self) -> bool:
         """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
         more = self.disk is not None and self.disk.go_on()
-        if self.device.type != "cpu":
-            if self.speculating is not None and self.speculating.while_idle():
-                return True
-            return (self.decoding is not None and self.decoding.runner.while_idle()) or more
-        self.alone = self.others.are_busy()
-        self.runner.set_alone(self.alone)
+        if self.device.type == "cpu":
+            self.alone = self.others.are_busy()
+            self.runner.set_alone(self.alone)
         if self.speculating is not None and self.speculating.while_idle():
             return True
-        return self.runner.while_idle() or more
+        if self.device.type == "cpu":
+            return self.runner.while_idle() or more
+        return (self.decoding is not None and self.decoding.runner.while_idle()) or more
 
     def step(self) -> None:
         """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
