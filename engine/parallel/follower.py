@@ -20,19 +20,23 @@ from engine.cache.kv_cache import KVCache, Runs
 from engine.device import DTYPES
 from engine.errors import EngineError
 from engine.execute.cpu.held_weights import read_model
+from engine.execute.cuda.decode_runner import DecodeRunner
+from engine.execute.cuda.slots import DividedStep
 from engine.execute.group import Group
 from engine.execute.runner import Runner
 from engine.parallel.link import hear, receive, tell
 from engine.parallel.messages import follow
 from engine.parallel.ranks import Order
+from engine.schedule.sequence import Sequence
 from models.errors import ModelError
 
 
 class _Follower:
     """The runner and the KV cache of this rank."""
 
-    def __init__(self, runner: Runner, cache: KVCache) -> None:
+    def __init__(self, runner: Runner, decode_runner: DecodeRunner[Sequence] | None, cache: KVCache) -> None:
         self._runner = runner
+        self._decode_runner = decode_runner
         self._cache = cache
 
     def run(self, batch: StepBatch) -> None:
@@ -42,6 +46,11 @@ class _Follower:
     def copy_rows(self, source: Runs, target: Runs) -> None:
         """Copy rows of the KV cache."""
         self._cache.copy_rows(source, target)
+
+    def decode(self, step: DividedStep) -> None:
+        """Enqueue a step of the decode runner."""
+        assert self._decode_runner is not None
+        self._decode_runner.follow(step)
 
 
 def main(fd: int) -> None:
@@ -63,7 +72,9 @@ def _follow(link: socket.socket, begin: dict[str, Any]) -> None:
     told: SimpleQueue[bytes] = SimpleQueue()
     # Nobody waits for this process: without rank 0 it ends at once, whatever it computes.
     Thread(target=_listen, args=(link, told), daemon=True).start()
-    device = torch.device("cuda", rank) if order.device == "cuda" else torch.device("cpu")
+    device = torch.device("cpu")
+    if order.device == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -76,7 +87,7 @@ def _follow(link: socket.socket, begin: dict[str, Any]) -> None:
     group = Group.join(Path(begin["meeting"]), rank, ranks, device)
     # Rank 0 knows how much memory there is for all ranks of a CPU.
     pieces = build(network, device, DTYPES[order.dtype], order.options(group, sys.maxsize), ())
-    follower = _Follower(pieces.runner, pieces.cache)
+    follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})
     while True:
         follow(told.get(), follower)

@@ -16,9 +16,10 @@ from engine.batch import StepBatch
 from engine.build import Options
 from engine.cache.kv_cache import Runs
 from engine.errors import EngineError
+from engine.execute.cuda.slots import DividedStep
 from engine.execute.group import LOST, Group
 from engine.parallel.link import hear, send, tell
-from engine.parallel.messages import of_copy, of_step
+from engine.parallel.messages import of_copy, of_decode, of_step
 from models.files import ModelFiles
 
 _GRACE_S = 3.0
@@ -85,6 +86,7 @@ class Ranks:
         self._lock = Lock()
         self._closed = False
         self._problem: EngineError | None = None
+        self._group: Group | None = None
         self._ranks: list[_Rank] = []
         try:
             for number in range(1, count):
@@ -101,7 +103,8 @@ class Ranks:
             self._wait(rank)
         for rank in self._ranks:
             self._send(rank, b"meet")
-        return Group.join(self._meeting, 0, self.count, device)
+        self._group = Group.join(self._meeting, 0, self.count, device)
+        return self._group
 
     def ready(self) -> None:
         """Wait until all follow. Raises EngineError when one of them cannot."""
@@ -111,6 +114,10 @@ class Ranks:
     def step(self, batch: StepBatch) -> None:
         """Have all compute a step, which this process does then. Raises EngineError once one is lost."""
         self._broadcast(of_step(batch))
+
+    def decode(self, step: DividedStep) -> None:
+        """The same for a step of the decode runner."""
+        self._broadcast(of_decode(step))
 
     def copy(self, source: Runs, target: Runs) -> None:
         """The same for rows of the KV cache that are copied."""
@@ -154,6 +161,8 @@ class Ranks:
             if not self._closed and self._problem is None:
                 self._problem = EngineError(error or _lost(rank))
                 self._end(0.0)
+        for leave in self._group.leave if self._group is not None else ():
+            leave()
         rank.said.put(None)
 
     def _end(self, grace: float) -> None:
