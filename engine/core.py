@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,6 +76,7 @@ class EngineCore:
             parts, pieces.runner.tell, pieces.cache.tell = ranks.count, ranks.step, ranks.copy
             if pieces.decode_runner is not None:
                 pieces.decode_runner.tell = ranks.decode
+                pieces.decode_runner.watch = partial(ranks.watch, pieces.decode_runner.watch)
         self.model_name = name
         self.device = device
         self.dtype = dtype

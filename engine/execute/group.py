@@ -1,5 +1,6 @@
 """What ranks exchange in a step, by torch's process groups: gloo between CPUs, NCCL between GPUs."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -46,6 +47,8 @@ class Group:
                 options._timeout = PATIENCE
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
                 return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device, rank, store)
+            # Who waits in vain gives up, and does not end the process, as is the rule: there is a conversation in it.
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = PATIENCE
             return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)

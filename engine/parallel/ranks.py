@@ -1,8 +1,10 @@
 """The other ranks of a model, as rank 0 knows them: processes that it starts, tells what to compute, and ends."""
 
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,9 +19,10 @@ from engine.build import Options
 from engine.cache.kv_cache import Runs
 from engine.errors import EngineError
 from engine.execute.cuda.slots import DividedStep
-from engine.execute.group import LOST, Group
+from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
 from engine.parallel.messages import of_copy, of_decode, of_step
+from engine.parallel.ring import LARGEST, Ring, open_file
 from models.files import ModelFiles
 
 _GRACE_S = 3.0
@@ -72,6 +75,7 @@ class _Rank:
     number: int
     process: subprocess.Popen[bytes]
     link: socket.socket
+    ring: Ring
     said: "SimpleQueue[dict[str, object] | None]" = field(default_factory=SimpleQueue)
 
 
@@ -123,6 +127,17 @@ class Ranks:
         """The same for rows of the KV cache that are copied."""
         self._broadcast(of_copy(source, target))
 
+    def watch(self, ask: Callable[[], None]) -> None:
+        """End them if `ask` raises EngineError, because one does not answer: then nobody is waited for again."""
+        try:
+            ask()
+        except EngineError as error:
+            with self._lock:
+                if not self._closed and self._problem is None:
+                    self._problem = error
+                    self._end(0.0)
+            raise
+
     def close(self) -> None:
         """End them. Closing twice is fine."""
         with self._lock:
@@ -139,9 +154,14 @@ class Ranks:
     def _send(self, rank: _Rank, message: bytes) -> None:
         if self._problem is not None:
             raise EngineError(*self._problem.args)
+        in_ring = message if len(message) <= LARGEST else b""
         try:
-            send(rank.link, message)
-        except OSError:
+            wakes = rank.ring.put(in_ring, PATIENCE.total_seconds())
+            if message is not in_ring:
+                send(rank.link, message)
+            if wakes:
+                send(rank.link, b"")
+        except OSError:  # TimeoutError is one
             raise EngineError(LOST) from None
 
     def _wait(self, rank: _Rank) -> None:
@@ -190,14 +210,17 @@ def _lost(rank: _Rank) -> str:
 
 def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
     ours, theirs = socket.socketpair()
+    memory = open_file()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.parallel.follower", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
+            [sys.executable, "-P", "-m", "engine.parallel.follower", str(theirs.fileno()), str(memory)],
+            pass_fds=(theirs.fileno(), memory),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which ends them
         )
     tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})
-    return _Rank(number, process, ours)
+    ring = Ring(memory)
+    os.close(memory)
+    return _Rank(number, process, ours, ring)

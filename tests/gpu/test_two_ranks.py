@@ -166,23 +166,6 @@ def test_the_text_is_that_of_one_gpu(folder: Path, monkeypatch: pytest.MonkeyPat
     assert errors["two"] <= 1.5 * errors["one"] + 0.01
 
 
-def test_streams_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a step get what they get alone, and more of them than the few go another way."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with loaded(folder, 2, monkeypatch, streams=20) as engine:
-        params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=24) for seed in range(20)]
-
-        def text(each: SamplingParams) -> list[int]:
-            return [event.token_id for event in engine.stream(PROMPT, each)]
-
-        alone = [text(each) for each in params[:3]]
-        with ThreadPoolExecutor(20) as pool:
-            assert list(pool.map(text, params[:3])) == alone
-            together = list(pool.map(text, params))
-        assert [len(tokens) for tokens in together] == [24] * 20
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_is_one_line_soon(
     folder: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
@@ -204,3 +187,20 @@ def test_a_lost_rank_is_one_line_soon(
         with pytest.raises(EngineError, match="Load the model again"):
             answer(engine)
     assert rank.process.poll() is not None
+
+
+def test_streams_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a step get what they get alone, and more of them than the few go another way."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with loaded(folder, 2, monkeypatch, streams=20) as engine:
+        params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=24) for seed in range(20)]
+
+        def text(each: SamplingParams) -> list[int]:
+            return [event.token_id for event in engine.stream(PROMPT, each)]
+
+        alone = [text(each) for each in params[:3]]
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(text, params[:3])) == alone
+            together = list(pool.map(text, params))
+        assert [len(tokens) for tokens in together] == [24] * 20
