@@ -34,6 +34,8 @@ class Group:
     """torch's, in the file where they met."""
     leave: list[Callable[[], None]] = field(default_factory=list)
     """What ends whatever waits for others here, from any thread."""
+    shared: list[Callable[[], None]] = field(default_factory=list)
+    """What lets go of memory that others had open, once they have ended."""
 
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":

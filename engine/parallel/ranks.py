@@ -145,6 +145,9 @@ class Ranks:
                 return
             self._closed = True
         self._end(_GRACE_S)
+        for release in self._group.shared if self._group is not None else ():
+            with suppress(RuntimeError):  # a GPU that failed has nothing to give back
+                release()
         self._folder.cleanup()
 
     def _broadcast(self, message: bytes) -> None:

@@ -42,6 +42,7 @@ def meet(network: Network, device: torch.device, group: Group) -> Exchange | str
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     exchange = Exchange(memory, plan, share.rank, device, network.dtype, pdl)
     group.leave.append(exchange.give_up)
+    group.shared.append(exchange.close)
     return exchange
 
 

@@ -116,7 +116,8 @@ class Exchange:
         self._patience.fill_(int(seconds * 1e9))
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Let go of the memory; nothing may be enqueued any more."""
+        self.give_up()
         self._memory.close()
 
     def begin(self, given: StepInput, rows: int, first: int, last: int) -> tuple[Tensor, Tensor]:

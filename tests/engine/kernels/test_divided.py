@@ -39,9 +39,16 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
 )
 SLOTS = 20
-QWEN3 = tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=27, hidden_size=192, intermediate_size=160)
+QWEN3 = tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=27, hidden_size=64, intermediate_size=64)
 LLAMA = tiny_llama(
-    num_hidden_layers=1, hidden_size=192, num_attention_heads=3, num_key_value_heads=1, attention_bias=True
+    num_hidden_layers=1,
+    hidden_size=192,
+    intermediate_size=96,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=64,
+    attention_bias=True,
+    vocab_size=27,
 )
 
 
@@ -80,23 +87,30 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
     return found
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "blocks"])
-def test_two_ranks_have_the_logits_of_one(tmp_path: Path, name: str) -> None:
-    if name == "blocks":
-        path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), {
-            "token_embd": GGUF.Q8_0, "attn_q": GGUF.Q8_0, "attn_k": GGUF.Q8_0, "attn_v": GGUF.Q8_0,
-            "attn_output": GGUF.Q8_0, "ffn_gate": GGUF.Q4_0, "ffn_up": GGUF.Q4_0, "ffn_down": GGUF.Q8_0,
-        })  # fmt: skip
-    else:
-        path = write_checkpoint(tmp_path / "model", {"qwen3": QWEN3, "llama": LLAMA}[name])
+def each_logits(rank: int, ranks: int, folder: Path, asked: dict[str, list[list[int]]]) -> list[list[Tensor]]:
+    """`logits_of` one model after the other, in the same processes: starting them takes longer than all else."""
+    return [logits_of(rank, ranks, folder / name, folder / f"{name}-memory", asked[name]) for name in asked]
+
+
+def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "qwen3", QWEN3)
+    write_checkpoint(tmp_path / "llama", LLAMA)
+    write_gguf(tmp_path / "blocks.gguf", random_model(QWEN3), {
+        "token_embd": GGUF.Q8_0, "attn_q": GGUF.Q8_0, "attn_k": GGUF.Q8_0, "attn_v": GGUF.Q8_0,
+        "attn_output": GGUF.Q8_0, "ffn_gate": GGUF.Q4_0, "ffn_up": GGUF.Q4_0, "ffn_down": GGUF.Q8_0,
+    })  # fmt: skip
     few = [[3], [3, 1, 0]]
-    steps = few if name != "qwen3" else [*few, list(range(SLOTS)), [3]]
-    expected = logits_of(0, 1, path, tmp_path, steps)
-    found, _ = run_ranks(2, logits_of, 2, path, tmp_path, steps)
-    for step, (one, two) in enumerate(zip(expected, found, strict=True)):
-        torch.testing.assert_close(
-            two, one, rtol=1e-4, atol=2e-4, msg=lambda text, n=step: f"step {n}: {text}"
-        )
+    asked = {"qwen3": [*few, list(range(SLOTS)), [3]], "llama": few, "blocks.gguf": few}
+    for name in asked:
+        (tmp_path / f"{name}-memory").mkdir()
+    expected = each_logits(0, 1, tmp_path, asked)
+    found, _ = run_ranks(2, each_logits, 2, tmp_path, asked)
+    for name, ones, twos in zip(asked, expected, found, strict=True):
+        for step, (one, two) in enumerate(zip(ones, twos, strict=True)):
+            told = f"{name}, step {step}: "
+            torch.testing.assert_close(
+                two, one, rtol=1e-4, atol=2e-4, msg=lambda text, told=told: told + text
+            )
 
 
 class Answer:
