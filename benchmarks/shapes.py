@@ -21,6 +21,7 @@ from models.network import FeedForwardWeights, Network
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, each_attention, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
+from models.weights.share import Share
 from models.weights.slots import Slot, layer_parameters, slots
 
 SHAPES = {
@@ -40,6 +41,28 @@ SHAPES = {
     "4B": shape_of("qwen3:4b"),
     "8B": shape_of("qwen3:8b"),
     "30B-A3B": shape_of("qwen3:30b-a3b"),
+    "32B": uniform(
+        "Qwen3ForCausalLM",
+        layers=64,
+        vocab_size=151_936,
+        hidden_size=5120,
+        max_positions=40_960,
+        attention=Attention(64, 8, 128, head_norm=Norm(), rope=Rope(1e6)),
+        feed_forward=FeedForward(25_600),
+        norm=Norm(),
+        tied=False,
+    ),
+    "70B": uniform(
+        "LlamaForCausalLM",
+        layers=80,
+        vocab_size=128_256,
+        hidden_size=8192,
+        max_positions=8192,
+        attention=Attention(64, 8, 128, rope=Rope(5e5)),
+        feed_forward=FeedForward(28_672),
+        norm=Norm(),
+        tied=False,
+    ),
     "Qwen2.5-0.5B": shape_of("qwen2.5:0.5b"),
     "Gemma-2-2B": shape_of("gemma2:2b"),
     "Gemma-3-1B": shape_of("gemma3:1b"),
@@ -61,9 +84,18 @@ def names_of(spec: ModelSpec) -> dict[str, str]:
 
 
 def random_model(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, positions: int, seed: int = 0
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    positions: int,
+    seed: int = 0,
+    rank: tuple[int, int] = (0, 1),
 ) -> Network:
-    """A network with normal weights of deviation 0.02 and norms of 1, drawn on the device."""
+    """A network with normal weights of deviation 0.02 and norms of 1, drawn on the device; which of how many parts of
+    one it is to be, each with weights of its own."""
+    share = Share(*rank, spec) if rank[1] > 1 else None
+    if share is not None:
+        spec = share.spec
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(target: Tensor) -> None:
@@ -82,7 +114,7 @@ def random_model(
         )
         for slot in slots(spec)
     ]
-    return fill_network(spec, tensors, dtype, device, positions=positions, names=names)
+    return fill_network(spec, tensors, dtype, device, positions=positions, names=names, share=share)
 
 
 def shared_tensors(network: Network) -> dict[str, Tensor]:

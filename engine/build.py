@@ -54,6 +54,8 @@ from models.reference.decoder import Decoder as Reference
 from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
+PARTS_ARE_FUSED = False
+"""Whether a network that is divided is computed by fused kernels: not before that was seen to work on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ def build(
             _speed_up_gpu(pieces, network, device, options)
         else:
             _refuse_deterministic(options, DIVIDED)
-            pieces.notes += (f"Computed by {by_torch(DIVIDED, False)}.",)
+            _speed_up_parts(pieces, network, device, options)
     elif options.fused:
         try:
             _tell(pieces, pieces.runner.go_native(network, cache, pieces.threads, options.pool))
@@ -414,6 +416,34 @@ def _draft_runner(
     network: Network, pieces: Pieces, options: Options, graphs: Graphs | None, cuts: Cuts | None
 ) -> DraftRunner:
     return make_draft_runner(network, pieces.cache, pieces.context_length, options.drafts_for, graphs, cuts)
+
+
+def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
+    """The same of a network that is divided: all ranks decide alike, and none goes on alone with what failed."""
+    reason, group = "this GPU is too old", options.group
+    assert group is not None
+    if not PARTS_ARE_FUSED or not options.fused or not options.decode_runner:
+        reason = DIVIDED
+    elif torch.cuda.get_device_capability(device) >= FULL_SPEED:
+        try:
+            from engine.execute.cuda.divided import make_divided_runner, meet
+            from engine.execute.cuda.fused_program import unsupported
+        except ImportError as error:
+            reason = str(error)
+        else:
+            found = unsupported(network) or meet(network, device, group)
+            if not isinstance(found, str):
+                graphs = Graphs() if options.graphs else None
+                pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False)
+                runner: DecodeRunner[Sequence] = make_divided_runner(
+                    network, pieces.cache, found, pieces.context_length, graphs
+                )
+                runner.prepare(options.streams)
+                found.wait_at_most()
+                pieces.decode_runner = runner
+                return
+            reason = found
+    pieces.notes += (f"Computed by {by_torch(reason, False)}.",)
 
 
 def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:

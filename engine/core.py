@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,6 +74,9 @@ class EngineCore:
         if ranks is not None:
             ranks.ready()
             parts, pieces.runner.tell, pieces.cache.tell = ranks.count, ranks.step, ranks.copy
+            if pieces.decode_runner is not None:
+                pieces.decode_runner.tell = ranks.decode
+                pieces.decode_runner.watch = partial(ranks.watch, pieces.decode_runner.watch)
         self.model_name = name
         self.device = device
         self.dtype = dtype
@@ -272,6 +276,8 @@ class EngineCore:
     def tuner(self) -> "Tuner":
         """What measures how the kernels of a decode step run best here. Raises EngineError where nothing is to tune."""
         decode_runner = self._decode_runner
+        if self._ranks is not None:
+            raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
         if decode_runner is None or not hasattr(decode_runner.program, "cuts"):
             raise EngineError(
                 "Only the fused kernels of a GPU can be tuned or profiled; this model is computed by "

@@ -105,6 +105,8 @@ def sections(machine: "Machine") -> list[Section]:
     if machine.tunings:
         found.append(_tunings(machine))
     found.append(_speeds(machine))
+    if machine.splits:
+        found.append(_splits(machine))
     if machine.drafts:
         found.append(_drafts(machine))
     advice = [(one_line(line),) for line in machine.advice]
@@ -116,6 +118,22 @@ def sections(machine: "Machine") -> list[Section]:
     return found
 
 
+def _splits(machine: "Machine") -> Section:
+    assert machine.links is not None
+    count = machine.links.count
+    rows = [
+        (one.name, _rate(one.alone), _rate(one.divided), f"{one.divided / one.alone:.2f}x")
+        for one in machine.splits
+    ]
+    return Section(
+        f"Divided among {count} GPUs (--tensor-parallel {count})",
+        rows,
+        ("Model", "Tokens/s of one", "Of all", "Gain"),
+        frozenset((1, 2, 3)),
+        "Estimated from the bandwidth and what adding up between GPUs may take; nothing of this was measured.",
+    )
+
+
 def _hardware(machine: "Machine") -> Section:
     gpu, cpu = machine.gpu, machine.cpu
     rows = [("GPU", "none usable by torch")]
@@ -123,6 +141,12 @@ def _hardware(machine: "Machine") -> Section:
         memory = f"{bytes_text(gpu.memory_free)} of {bytes_text(gpu.memory_total)} free"
         more = f"; {gpu.count} GPUs, using the first" if gpu.count > 1 else ""
         rows = [("GPU", f"{gpu.name} ({gpu.capability}), {memory}{more}")]
+    if (links := machine.links) is not None:
+        kinds = " and ".join(one_line(kind) for kind in links.kinds) or "unknown"
+        reach = (
+            "each addresses the others' memory" if links.direct else "no memory of another one's is addressed"
+        )
+        rows.append(("Links", f"{kinds} between {links.count} GPUs; {reach}"))
     if machine.driver or machine.driver_cuda:
         cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
         rows.append(("Driver", f"{machine.driver or 'version unknown'}{cuda}"))

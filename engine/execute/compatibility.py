@@ -56,6 +56,8 @@ FUSED_HEADS = (64, 96, 128, 256)
 NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 """What the kernels for experts do not know of that."""
 
+DIVIDED = "that are divided among GPUs"
+
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
 
@@ -93,6 +95,15 @@ def not_fused(spec: ModelSpec) -> str | None:
     if dim not in FUSED_HEADS:
         return f"there are no fused kernels for a head_dim of {dim}"
     return _not_fused_experts(spec)
+
+
+def not_divided(spec: ModelSpec) -> str | None:
+    """What the fused kernels do not know of a network that several GPUs compute together, beside `not_fused`."""
+    if has_experts(spec):
+        return f"the fused kernels do not know experts {DIVIDED}"
+    if any(layer.attention.norms_all_heads for layer in spec.layers):
+        return f"the fused kernels do not know {Feature.NORM_ALL_HEADS.value} {DIVIDED}"
+    return None
 
 
 def has_experts(spec: ModelSpec) -> bool:

@@ -1,7 +1,8 @@
 """What ranks exchange in a step, by torch's process groups: gloo between CPUs, NCCL between GPUs."""
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,31 @@ class Group:
     """torch's."""
     ranks: int
     device: torch.device
+    rank: int
+    store: Any
+    """torch's, in the file where they met."""
+    leave: list[Callable[[], None]] = field(default_factory=list)
+    """What ends whatever waits for others here, from any thread."""
+    shared: list[Callable[[], None]] = field(default_factory=list)
+    """What lets go of memory that others had open, once they have ended."""
 
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
         """Meet the others in the new file `meeting`, which all name. Raises EngineError when they do not come."""
         try:
             store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
-            if device.type == "cpu":
+            store.set_timeout(PATIENCE)
+            # NCCL refuses ranks that share a GPU, which is for tests only.
+            if device.type == "cpu" or ranks > torch.cuda.device_count():
                 options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
                 options._timeout = PATIENCE
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-                return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device)
+                return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device, rank, store)
+            # Who waits in vain gives up, and does not end the process, as is the rule: there is a conversation in it.
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = PATIENCE
-            return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device)
+            return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)
         except RuntimeError as error:
             raise EngineError(f"The processes of the model did not meet ({_line(error)}).") from None
 
@@ -56,6 +68,14 @@ class Group:
         found = [torch.empty_like(x) for _ in range(self.ranks)]
         self._do(lambda: self.group.allgather([found], [x.contiguous()]))
         return torch.cat(found, -1)
+
+    def swap(self, what: str, data: bytes) -> list[bytes]:
+        """`data` of every rank, in their order; `what` is asked for once. Raises EngineError when a rank is lost."""
+        try:
+            self.store.set(f"{what}/{self.rank}", data)
+            return [bytes(self.store.get(f"{what}/{rank}")) for rank in range(self.ranks)]
+        except RuntimeError as error:
+            raise EngineError(LOST) from error
 
     def least(self, number: int) -> int:
         """The smallest of what the ranks give."""

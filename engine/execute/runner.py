@@ -119,11 +119,13 @@ class Runner:
 
         if (reason := unsupported(network)) is not None:
             return reason
-        self._model = FusedPrefill(network, self._on_host)
+        self._model = FusedPrefill(network, self._on_host, self._peers)
         count = min(32, cache.block_size)  # more than few: what long prompts take is compiled
         ids = torch.arange(count, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
         self._model.logits(hidden[-1:])
+        if self._peers is not None:  # what they exchange for a prompt is not recorded
+            return None
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)
         elif graphs is not None and isinstance(self._backend, (FlashBackend, TritonBackend)):

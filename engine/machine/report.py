@@ -34,7 +34,8 @@ from engine.kernels.native import library as native
 from engine.machine.bandwidth import cpu_name, known_bandwidth
 from engine.machine.drafts import DraftPair, draft_pairs
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
-from engine.machine.shapes import COMMON
+from engine.machine.links import Links, Split, find_links, split
+from engine.machine.shapes import COMMON, shape_of
 from models.hub.catalogue import HUB_FILES, names
 
 T = TypeVar("T")
@@ -124,6 +125,10 @@ class Machine:
     """What to install or change to get more; one line each."""
     failures: tuple[str, ...]
     """Probes that failed, and why; one line each."""
+    links: Links | None = None
+    """Where there are several GPUs."""
+    splits: tuple[Split, ...] = ()
+    """What dividing a model among all of them may give."""
 
 
 def inspect_machine() -> Machine:
@@ -157,6 +162,8 @@ def _inspect() -> Machine:
     bandwidth = probe("The memory bandwidth", lambda: measure_bandwidth(device), None)
     free = probe("Free memory", lambda: available_memory(device), None)
     here = _here(device, dtype, decode, bandwidth, free)
+    speeds = tuple(catalogue_speed(name, here) for name in _worth_telling(here))
+    links = probe("How the GPUs are linked", find_links, None) if device.type == "cuda" else None
     return Machine(
         device=device.type,
         dtype=str(dtype).removeprefix("torch."),
@@ -172,7 +179,9 @@ def _inspect() -> Machine:
         decode=decode,
         bandwidth=bandwidth,
         program=here.program,
-        speeds=tuple(catalogue_speed(name, here) for name in _worth_telling(here)),
+        speeds=speeds,
+        links=links,
+        splits=_splits(speeds, here, links),
         tunings=probe("What was tuned", lambda: _tunings(device), ()),
         drafts=probe("Draft models", lambda: draft_pairs(device.type), ()),
         advice=advice(
@@ -339,6 +348,15 @@ def advice(
     broken = [part.reason for part in attention if part.reason and "installed but" in part.reason]
     lines += [f"Reinstall what is broken: {reason}" for reason in broken]
     return tuple(lines)
+
+
+def _splits(speeds: tuple[Speed, ...], here: Here, links: Links | None) -> tuple[Split, ...]:
+    if links is None or not links.direct:
+        return ()
+    files = (HUB_FILES.get(speed.name) for speed in speeds)
+    specs = (shape_of(file.model if file else speed.name) for file, speed in zip(files, speeds, strict=True))
+    found = (split(speed, spec, here, links.count) for speed, spec in zip(speeds, specs, strict=True))
+    return tuple(one for one in found if one is not None)
 
 
 def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Feature, ...]:

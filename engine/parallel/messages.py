@@ -6,8 +6,9 @@ from typing import Protocol
 
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import Runs
+from engine.execute.cuda.slots import Changes, DividedStep
 
-STEP, COPY = 1, 2
+STEP, COPY, DECODE = 1, 2, 3
 _SPAN = 7
 """Numbers before the lists of a span."""
 
@@ -20,6 +21,9 @@ class Follower(Protocol):
 
     def copy_rows(self, source: Runs, target: Runs) -> None:
         """Copy rows of the KV cache."""
+
+    def decode(self, step: DividedStep) -> None:
+        """Enqueue a step of the decode runner."""
 
 
 def of_step(batch: StepBatch) -> bytes:
@@ -38,6 +42,16 @@ def of_copy(source: Runs, target: Runs) -> bytes:
     return array("q", chain((COPY, len(source)), chain(*source), chain(*target))).tobytes()
 
 
+def of_decode(step: DividedStep) -> bytes:
+    """A step of the decode runner."""
+    words, counters = step.changes.words, step.changes.counters
+    numbers = array("q", (DECODE, len(words), step.rows, step.limit, step.own))
+    for changed in (words, counters):
+        numbers.extend(changed)
+        numbers.extend(changed.values())
+    return numbers.tobytes()
+
+
 def follow(message: bytes, follower: Follower) -> None:
     """Have done what a message says. Raises ValueError for what is none."""
     numbers = array("q")
@@ -48,8 +62,18 @@ def follow(message: bytes, follower: Follower) -> None:
     elif kind == COPY:
         pairs = list(zip(numbers[2::2], numbers[3::2], strict=True))
         follower.copy_rows(pairs[:count], pairs[count:])
+    elif kind == DECODE:
+        rows, limit, own = numbers[2:5]
+        words, counters = numbers[5 : 5 + 2 * count], numbers[5 + 2 * count :]
+        changes = Changes(_pairs(words), _pairs(counters))
+        follower.decode(DividedStep(changes, rows, limit, own))
     else:
         raise ValueError(f"a message of kind {kind}")
+
+
+def _pairs(numbers: "array[int]") -> dict[int, int]:
+    half = len(numbers) // 2
+    return dict(zip(numbers[:half], numbers[half:], strict=True))
 
 
 def _spans(numbers: "array[int]", count: int) -> list[Span]:

@@ -1,8 +1,10 @@
 """The other ranks of a model, as rank 0 knows them: processes that it starts, tells what to compute, and ends."""
 
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,9 +18,11 @@ from engine.batch import StepBatch
 from engine.build import Options
 from engine.cache.kv_cache import Runs
 from engine.errors import EngineError
-from engine.execute.group import LOST, Group
+from engine.execute.cuda.slots import DividedStep
+from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
-from engine.parallel.messages import of_copy, of_step
+from engine.parallel.messages import of_copy, of_decode, of_step
+from engine.parallel.ring import LARGEST, Ring, open_file
 from models.files import ModelFiles
 
 _GRACE_S = 3.0
@@ -71,6 +75,7 @@ class _Rank:
     number: int
     process: subprocess.Popen[bytes]
     link: socket.socket
+    ring: Ring
     said: "SimpleQueue[dict[str, object] | None]" = field(default_factory=SimpleQueue)
 
 
@@ -85,6 +90,7 @@ class Ranks:
         self._lock = Lock()
         self._closed = False
         self._problem: EngineError | None = None
+        self._group: Group | None = None
         self._ranks: list[_Rank] = []
         try:
             for number in range(1, count):
@@ -101,7 +107,8 @@ class Ranks:
             self._wait(rank)
         for rank in self._ranks:
             self._send(rank, b"meet")
-        return Group.join(self._meeting, 0, self.count, device)
+        self._group = Group.join(self._meeting, 0, self.count, device)
+        return self._group
 
     def ready(self) -> None:
         """Wait until all follow. Raises EngineError when one of them cannot."""
@@ -112,9 +119,24 @@ class Ranks:
         """Have all compute a step, which this process does then. Raises EngineError once one is lost."""
         self._broadcast(of_step(batch))
 
+    def decode(self, step: DividedStep) -> None:
+        """The same for a step of the decode runner."""
+        self._broadcast(of_decode(step))
+
     def copy(self, source: Runs, target: Runs) -> None:
         """The same for rows of the KV cache that are copied."""
         self._broadcast(of_copy(source, target))
+
+    def watch(self, ask: Callable[[], None]) -> None:
+        """End them if `ask` raises EngineError, because one does not answer: then nobody is waited for again."""
+        try:
+            ask()
+        except EngineError as error:
+            with self._lock:
+                if not self._closed and self._problem is None:
+                    self._problem = error
+                    self._end(0.0)
+            raise
 
     def close(self) -> None:
         """End them. Closing twice is fine."""
@@ -123,6 +145,9 @@ class Ranks:
                 return
             self._closed = True
         self._end(_GRACE_S)
+        for release in self._group.shared if self._group is not None else ():
+            with suppress(RuntimeError):  # a GPU that failed has nothing to give back
+                release()
         self._folder.cleanup()
 
     def _broadcast(self, message: bytes) -> None:
@@ -132,9 +157,14 @@ class Ranks:
     def _send(self, rank: _Rank, message: bytes) -> None:
         if self._problem is not None:
             raise EngineError(*self._problem.args)
+        in_ring = message if len(message) <= LARGEST else b""
         try:
-            send(rank.link, message)
-        except OSError:
+            wakes = rank.ring.put(in_ring, PATIENCE.total_seconds())
+            if message is not in_ring:
+                send(rank.link, message)
+            if wakes:
+                send(rank.link, b"")
+        except OSError:  # TimeoutError is one
             raise EngineError(LOST) from None
 
     def _wait(self, rank: _Rank) -> None:
@@ -154,6 +184,8 @@ class Ranks:
             if not self._closed and self._problem is None:
                 self._problem = EngineError(error or _lost(rank))
                 self._end(0.0)
+        for leave in self._group.leave if self._group is not None else ():
+            leave()
         rank.said.put(None)
 
     def _end(self, grace: float) -> None:
@@ -181,14 +213,17 @@ def _lost(rank: _Rank) -> str:
 
 def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
     ours, theirs = socket.socketpair()
+    memory = open_file()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.parallel.follower", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
+            [sys.executable, "-P", "-m", "engine.parallel.follower", str(theirs.fileno()), str(memory)],
+            pass_fds=(theirs.fileno(), memory),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which ends them
         )
     tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})
-    return _Rank(number, process, ours)
+    ring = Ring(memory)
+    os.close(memory)
+    return _Rank(number, process, ours, ring)

@@ -19,6 +19,7 @@ from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning
 from engine.machine.drafts import DraftPair
 from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
+from engine.machine.links import Links, Split
 from engine.machine.report import Cpu, Feature, Gpu, Machine
 from engine.machine.shapes import COMMON, shape_of
 from tests.engine.tiny import tiny_engine
@@ -65,6 +66,7 @@ def with_speeds(machine: Machine, free: int) -> Machine:
     return replace(machine, speeds=tuple(speeds))
 
 
+TWO = replace(GPU, links=Links(2, ("NV18",), True), splits=(Split("qwen3:8b", 205.0, 340.0),))
 CPU = replace(
     GPU,
     device="cpu",
@@ -294,3 +296,14 @@ def test_the_command_on_this_machine() -> None:
     found = json.loads(done.stdout)
     assert found["bandwidth"] > 1e8
     assert found["cpu"]["cores"] >= 1
+
+
+def test_several_gpus_and_what_dividing_a_model_may_give() -> None:
+    report = doctor.plain(doctor.sections(TWO))
+    assert "NV18 between 2 GPUs; each addresses the others' memory" in report
+    assert "Divided among 2 GPUs (--tensor-parallel 2)" in report
+    assert "1.66x" in report
+    apart = replace(TWO, links=Links(2, ("SYS",), False), splits=())
+    report = doctor.plain(doctor.sections(apart))
+    assert "no memory of another one's is addressed" in report
+    assert "Divided" not in report

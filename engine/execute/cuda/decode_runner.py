@@ -22,10 +22,11 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.checking import Checking, SeveralRows
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
+from engine.execute.cuda.following import Counting
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.sharing import LEAST, choose_sharing, share
-from engine.execute.cuda.slots import Slots, StepInput
+from engine.execute.cuda.slots import Changes, DividedStep, Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler, Draw
@@ -82,7 +83,7 @@ class DecodeRunner(Generic[S]):
     def __init__(
         self,
         program: DecodeProgram,
-        sampler: DeviceSampler,
+        sampler: DeviceSampler | Counting,
         slots: Slots,
         rows: int,
         graphs: Graphs | None,
@@ -99,6 +100,11 @@ class DecodeRunner(Generic[S]):
         self._graphs = graphs
         self._event = event
         self._several = several
+        self.tell: Callable[[DividedStep], None] = lambda step: None
+        """Called before a step is enqueued, where others have to `follow` it."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called when a step has ended; raises EngineError where its tokens mean nothing, as others were lost."""
+        self._sent = Changes({}, {})
         self._ahead: list[tuple[int, int, Draw]] = []
         """Steps to be done while nobody waits, the next one last."""
         self._free = list(range(self.capacity))[::-1]
@@ -297,6 +303,7 @@ class DecodeRunner(Generic[S]):
         """
         event, drawn = self._unread.popleft()
         event.synchronize()
+        self.watch()
         self._events.append(event)
         there = [(seat, number) for seat, number in drawn if not seat.left]
         tokens = self.sampler.drawn([(seat.slot, number, seat.logprobs) for seat, number in there])
@@ -328,8 +335,13 @@ class DecodeRunner(Generic[S]):
         """The rows of a step of these slots, which is the next one."""
         rows = rows_for(len(slots))
         self.slots.activate(slots, rows)
-        self.slots.send()
+        self._sent = self.slots.send()
         return rows
+
+    def follow(self, step: DividedStep) -> None:
+        """Enqueue a step that the runner of rank 0 told of."""
+        self.slots.change(step.changes)
+        self._step(step.rows, step.limit, self.sampler.draw([]), step.own)
 
     @torch.inference_mode()
     def prepare(self, streams: int = 1) -> None:
@@ -399,11 +411,13 @@ class DecodeRunner(Generic[S]):
         return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
 
     def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
+        self.tell(DividedStep(self._sent, rows, limit, own))
         self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     def _compute(self, rows: int, limit: int, own: int) -> Tensor:
         """Enqueue what gives the logits [rows, vocab] of a step."""
         key = rows, limit, own
+        self.tell(DividedStep(self._sent, *key))
 
         @torch.inference_mode()
         def run() -> None:

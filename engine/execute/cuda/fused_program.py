@@ -17,6 +17,9 @@ With many query heads to a KV head tensor cores attend (`attention_mma.py`). Mor
 share are attended to once, beside those that each has alone. From 17 rows on (nine with experts or large products) the
 layers are those of a prompt, with its kernels between products, and small products are those of `wide.py`.
 
+Where the network is divided, o and down give a part of a sum, which `Exchange` adds up with those of the other ranks
+before the residual is added, in a launch of its own; the embedding and the logits go the same way.
+
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
 """
@@ -28,7 +31,7 @@ import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.compatibility import has_experts, not_fused
+from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import (
     attend_mma,
@@ -38,6 +41,7 @@ from engine.execute.cuda.attend_mma import (
     choose_shared_cut,
 )
 from engine.execute.cuda.cuts import Cuts, table_cuts
+from engine.execute.cuda.exchange import Exchange
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product, planes_of
@@ -72,6 +76,8 @@ def unsupported(network: Network) -> str | None:
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
     reason = not_fused(network.spec)
+    if reason is None and network.share is not None:
+        reason = not_divided(network.whole)
     if reason is None and apart(network):
         return "the fused kernels do not know experts that do not lie in one tensor"
     return reason
@@ -100,10 +106,11 @@ class FusedDecoder:
         deterministic: bool = False,
         on_host: HostExperts | None = None,
         cuts: Cuts | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
         FEW, so that each gets what it gets alone; `on_host` computes the experts that lie in host memory; `cuts` are
-        how kernels are cut (None: as the tables say)."""
+        how kernels are cut (None: as the tables say); `exchange` are the others, where the network is divided."""
         spec, heads = network.spec, network.spec.attention
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
@@ -114,6 +121,7 @@ class FusedDecoder:
         self._pdl = pdl
         self._deterministic = deterministic
         self._on_host = on_host
+        self._exchange = exchange
         self._wide = WideProducts(pdl)
         self.cuts = cuts or table_cuts(network.device)
         self._machine = (1, 0)
@@ -138,6 +146,7 @@ class FusedDecoder:
 
         self._x = buffer(most, size)
         self._out = buffer(few, size)
+        self._part = buffer(few if exchange is not None else 0, size, dtype=torch.float32)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
         self._inner = buffer(few * _largest(spec))
@@ -154,21 +163,21 @@ class FusedDecoder:
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
 
-        They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row of its
-        sequence below `limit`. With `own`, sequences read together what `StepInput` says they share, and have less than
-        `own` rows before their newest token's beside that.
+        They are in the model's dtype; those of rows without a slot mean nothing, nor do any on ranks after the
+        first. Every token lies in a row of its sequence below `limit`. With `own`, sequences read together what
+        `StepInput` says they share, and have less than `own` rows before their newest token's beside that.
         """
         given = self._given
         self._embed(given, rows)
         if rows > self._fused and not self._deterministic:
-            return self._many(rows, limit, own)
+            return self._whole(self._many(rows, limit, own))
         if rows <= FEW or not self._deterministic:
             self._few(given, self._x, self._logits, rows, limit, own)
         else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
             for first in range(0, rows, FEW):
                 group = replace(given, active=given.active[first:])
                 self._few(group, self._x[first:], self._logits[first:], FEW, limit)
-        return self._logits[:rows]
+        return self._whole(self._logits[:rows])
 
     def check(self, given: StepInput, alone: StepInput, rows: int, limit: int) -> Tensor:
         """See `ChecksGuesses`; at most FEW rows."""
@@ -176,13 +185,29 @@ class FusedDecoder:
         self._few(given, self._x, self._logits, rows, limit, alone=alone)
         return self._logits[:rows]
 
+    def _whole(self, logits: Tensor) -> Tensor:
+        """Logits [rows, vocab] of what this rank has of them."""
+        return logits if self._exchange is None else self._exchange.join_columns(logits)
+
     def _embed(self, given: StepInput, rows: int) -> None:
+        exchange, share = self._exchange, self._network.share
+        if exchange is None or share is None:
+            self._look_up(given.active, given.token, rows)
+            return
+        # Each rank has some rows of the embedding: what it does not have is zeros, and all are added up.
+        active, token = exchange.begin(given, rows, share.vocab.start, share.vocab.stop)
+        x = self._x[:rows].zero_()
+        self._look_up(active, token, rows)
+        exchange.sum(x)
+
+    def _look_up(self, active: Tensor, token: Tensor, rows: int) -> None:
+        """Of each row the embedding of token[active[row]], where that is not -1."""
         size, embedding = self._x.shape[1], self._network.embedding
         plain = embedding.planes is None
         launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]
         kernel = launch(
-            given.active,
-            given.token,
+            active,
+            token,
             **({"weight": embedding.data} if plain else planes_of(embedding)),
             out=self._x,
             SIZE=size,
@@ -262,18 +287,27 @@ class FusedDecoder:
 
         # A step of decoding fetches no experts, however many rows it has.
         on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
-        hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide)
+        hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide, self._exchange)
         return self._reference.logits(hidden)
 
     def _add(
         self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float
     ) -> None:
         """Add the product, which is normed where there is an `after`, times `scale` to x."""
-        if after is None:
+        exchange, here = self._exchange, x[:rows]
+        if after is None and exchange is None:
             self._linear(rows, given, layer, x, residual=x, scale=scale)
             return
-        self._linear(rows, given, layer, self._out)
-        kernel = add_norm(self._out, x, after, scale, None, x[:rows], x, self._pdl)
+        if exchange is None:
+            self._linear(rows, given, layer, self._out)
+        else:
+            self._linear(rows, given, layer, self._part, scale=scale if after is None else 1.0)
+            if after is None:
+                exchange.add(self._part[:rows], here, here)
+                return
+            exchange.add(self._part[:rows], None, self._out[:rows])
+        assert after is not None
+        kernel = add_norm(self._out, x, after, scale, None, here, x, self._pdl)
         split_alike(kernel)
 
     def _linear(

@@ -27,6 +27,7 @@ from engine.kernels.triton.prefill import (
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
+from models.reference.peers import Peers
 from models.spec import Attention as AttentionSpec
 from models.spec import Experts, FeedForward, Norm
 
@@ -91,9 +92,14 @@ LIBRARY = LibraryProducts()
 
 
 def run_layers(
-    network: Network, x: Tensor, attend: Attend, on_host: OnHost | None = None, by: Products = LIBRARY
+    network: Network,
+    x: Tensor,
+    attend: Attend,
+    on_host: OnHost | None = None,
+    by: Products = LIBRARY,
+    peers: Peers | None = None,
 ) -> Tensor:
-    """Embedded tokens [T, hidden] -> the same shape after the final norm."""
+    """Embedded tokens [T, hidden] -> the same shape after the final norm. `peers` have the other parts of the sums."""
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
@@ -103,22 +109,33 @@ def run_layers(
         norm = normed(layer.attention_norm, weights.attention_norm)
         given, residual = _add_norm(x, residual, post, scale, norm, by.pdl)
         x = by.parts(weights.attention.out, attend(index, by.product(weights.attention.qkv, given)))
+        x = _together(x, peers)
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         norm = normed(layer.feed_forward_norm, weights.feed_forward_norm)
         given, residual = _add_norm(x, residual, post, scale, norm, by.pdl)
-        x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by)
+        x = _together(_feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by), peers)
         post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
     return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm), by.pdl)[0]
+
+
+def _together(x: Tensor, peers: Peers | None) -> Tensor:
+    """What all ranks have of a product (`Products.parts`)."""
+    if peers is None:
+        return x
+    return peers.sum(x.sum(0) if x.dim() == 3 else x)
 
 
 class FusedPrefill:
     """Implements `engine.execute.runner.Decoder`, for what `engine.execute.cuda.fused_program` supports."""
 
-    def __init__(self, network: Network, on_host: HostExperts | None = None) -> None:
-        """`on_host` computes the experts that lie in host memory."""
+    def __init__(
+        self, network: Network, on_host: HostExperts | None = None, peers: Peers | None = None
+    ) -> None:
+        """`on_host` computes the experts that lie in host memory, `peers` the other parts of the network."""
         self._network = network
-        self._reference = Decoder(network, packed_product, embedding=packed_embedding)
+        self._reference = Decoder(network, packed_product, embedding=packed_embedding, peers=peers)
         self._on_host = on_host
+        self._peers = peers
 
     def forward(
         self,
@@ -137,7 +154,8 @@ class FusedPrefill:
         def attend(index: int, projected: Tensor) -> Tensor:
             return self._attend(index, projected, positions, attention)
 
-        return run_layers(self._network, self._reference.embed(token_ids, positions), attend, on_host)
+        x = self._reference.embed(token_ids, positions)
+        return run_layers(self._network, x, attend, on_host, peers=self._peers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Decoder.logits`."""

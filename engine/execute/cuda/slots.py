@@ -28,6 +28,24 @@ class StepInput:
     """int32 [most_members]: the rows of the step in each tile (`Sharing`), tile after tile, -1 for none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Numbers by their places in the words and in the counters of a `Slots`."""
+
+    words: dict[int, int]
+    counters: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DividedStep:
+    """What other ranks have to know of a step: see `DecodeProgram.run`, and what has changed in `Slots`."""
+
+    changes: Changes
+    rows: int
+    limit: int
+    own: int
+
+
 class Slots:
     """The host's side of a `StepInput`: it knows what the device has, and sends what differs.
 
@@ -101,10 +119,16 @@ class Slots:
                 if known[index] != number:
                     self._changes[start + index] = known[index] = number
 
-    def send(self) -> None:
-        """Enqueue what has changed."""
-        changes = [(self._words, self._changes), (self.given.counters.view(-1), self._places)]
+    def send(self) -> Changes:
+        """Enqueue what has changed, and return it."""
+        changed = Changes(self._changes, self._places)
         self._changes, self._places = {}, {}
+        self.change(changed)
+        return changed
+
+    def change(self, asked: Changes) -> None:
+        """Enqueue changes."""
+        changes = [(self._words, asked.words), (self.given.counters.view(-1), asked.counters)]
         where = [index for _, changed in changes for index in changed]
         if not where:
             return

@@ -1,0 +1,69 @@
+"""Decoding of a network that several GPUs compute together, with fused kernels and graphs.
+
+All ranks have the same runner, and enqueue the same steps. Rank 0 tells what has changed for one, and samples.
+"""
+
+import torch
+
+from engine.cache.kv_cache import KVCache
+from engine.errors import EngineError
+from engine.execute.cuda.decode_runner import DecodeRunner, S, rows_for
+from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.following import Counting
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.peer_memory import share_memory
+from engine.execute.cuda.slots import Slots
+from engine.execute.group import LOST, Group
+from engine.sampling.device_sampler import DeviceSampler
+from models.network import Network
+
+ROWS = 64
+"""The most of a step."""
+
+
+def meet(network: Network, device: torch.device, group: Group) -> Exchange | str:
+    """What the ranks of `network` exchange decode steps with; the same on all of them.
+
+    Else why there is none, as the middle of a sentence. Raises EngineError when a rank is lost.
+    """
+    share = network.share
+    assert share is not None
+    plan, memory, reason = Plan.of(network, ROWS), None, "the GPUs of another part cannot share memory"
+    try:
+        memory = share_memory(plan.nbytes, share.rank, device, lambda data: group.swap("memory", data))
+    except RuntimeError as error:
+        reason = str(error)
+    if not group.least(int(memory is not None)):
+        if memory is not None:
+            memory.close()
+        return reason
+    assert memory is not None
+    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    exchange = Exchange(memory, plan, share.rank, device, network.dtype, pdl)
+    group.leave.append(exchange.give_up)
+    group.shared.append(exchange.close)
+    return exchange
+
+
+def make_divided_runner(
+    network: Network, cache: KVCache, exchange: Exchange, rows: int, graphs: Graphs | None
+) -> DecodeRunner[S]:
+    """A runner for up to ROWS sequences of up to `rows` rows, ready to be asked; all ranks make theirs at once."""
+    device, vocab = cache.kv.device, network.whole.vocab_size
+    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    sampler: DeviceSampler | Counting
+    if exchange.rank:
+        sampler = Counting(vocab, ROWS, device, exchange.count)
+    else:
+        sampler = DeviceSampler(vocab, ROWS, device, pdl)
+    held = Slots(ROWS, rows_for(ROWS), -(-rows // cache.block_size) + 1, sampler.token)
+    program = FusedDecoder(network, cache, held.given, pdl, exchange=exchange)
+    runner: DecodeRunner[S] = DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)
+
+    def watch() -> None:
+        if exchange.is_lost:
+            raise EngineError(LOST)
+
+    runner.watch = watch
+    return runner

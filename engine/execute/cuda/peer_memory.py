@@ -1,0 +1,89 @@
+"""Memory of a GPU that the processes of other GPUs read and write as their own, by CUDA's IPC.
+
+Torch has `symmetric_memory` for this, whose interface still changes and wants a named process group; what is needed of
+it are four calls of the driver.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+_HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_char * _HANDLE_BYTES),)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """The memory of every rank, as this process addresses it."""
+
+    addresses: tuple[int, ...]
+    close: Callable[[], None]
+    """Lets go of all of it."""
+
+
+def share_memory(
+    nbytes: int, rank: int, device: torch.device, swap: Callable[[bytes], list[bytes]]
+) -> PeerMemory:
+    """Take `nbytes` zeros of `device`, and open what the other ranks take; `swap` is `Group.swap`.
+
+    Raises RuntimeError where the GPUs cannot address each other's memory.
+    """
+    torch.cuda.synchronize(device)  # the driver's calls need the context that torch makes
+    own = ctypes.c_uint64()
+    opened: list[ctypes.c_uint64] = []
+
+    def close() -> None:
+        torch.cuda.synchronize(device)
+        for address in opened:
+            _driver().cuIpcCloseMemHandle(address)
+        _driver().cuMemFree_v2(own)
+
+    handle, failed = _Handle(), None
+    try:
+        _check(_driver().cuMemAlloc_v2(ctypes.byref(own), ctypes.c_size_t(nbytes)))
+        _check(_driver().cuMemsetD8_v2(own, ctypes.c_ubyte(0), ctypes.c_size_t(nbytes)))
+        torch.cuda.synchronize(device)
+        _check(_driver().cuIpcGetMemHandle(ctypes.byref(handle), own))
+    except RuntimeError as error:
+        failed = error
+    try:
+        addresses = []
+        for other, data in enumerate(
+            swap(b"" if failed else bytes(handle))
+        ):  # nobody waits for those who fail
+            if failed is not None:
+                raise failed
+            if other == rank:
+                addresses.append(int(own.value))
+                continue
+            address = ctypes.c_uint64()
+            if len(data) != _HANDLE_BYTES:
+                raise RuntimeError("another GPU cannot share its memory")
+            theirs = _Handle.from_buffer_copy(data)
+            _check(_driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), theirs, _LAZY_PEER_ACCESS))
+            opened.append(address)
+            addresses.append(int(address.value))
+    except BaseException:
+        close()
+        raise
+    return PeerMemory(tuple(addresses), close)
+
+
+def _check(error: int) -> None:
+    if error:
+        name = ctypes.c_char_p()
+        _driver().cuGetErrorName(error, ctypes.byref(name))
+        raise RuntimeError(f"the GPUs cannot share memory ({(name.value or b'unknown').decode()})")
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if ctypes.sizeof(ctypes.c_wchar) == 2 else "libcuda.so.1")

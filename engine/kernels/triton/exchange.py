@@ -1,0 +1,220 @@
+"""What the GPUs of a divided model send each other in a decode step: sums, logits and tokens, each one launch.
+
+Every rank writes into the memory of the others, and waits for what they write into its own. A word of 64 bits holds 32
+bits of data beside a tag, the number of the exchange, and is written at once: who finds the tag has the data, so
+there are no signals and no fences (the LL protocol of NCCL). Two buffers take turns. A rank writes into one again only
+after it has what all others sent in the exchange between, and they sent that after they had read what was there before.
+
+The plain twin is `engine/execute/group.py`.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+
+LOOKS = tl.constexpr(1024)
+"""How often a rank looks for a word before it asks whether anybody is lost."""
+
+
+@triton.jit
+def _tag(epoch, number):
+    """The tag of an exchange; 0 is that of memory that nobody has written."""
+    return (tl.load(epoch) + number) & 0x7FFFFFFF
+
+
+@triton.jit
+def _send(base, place, bits, tag, inside, CUDA: tl.constexpr):
+    """Write bits int32 with the tag at the words `place` int64 of the memory at address `base`."""
+    word = (tag << 32) | (bits.to(tl.int64) & 0xFFFFFFFF)
+    if CUDA:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,l,r",
+            [base + place * 8, word, inside.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.store((base + place * 8).to(tl.pointer_type(tl.int64)), word, mask=inside)
+
+
+@triton.jit
+def _receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
+    """The bits int32 that come with the tag to the words `place` of the memory at `base`; all its threads have words.
+
+    Once `lost` is not 0, whatever is there. It becomes 1 when that takes longer than `patience`: nanoseconds, or looks
+    in the interpreter.
+    """
+    at = (base + place * 8).to(tl.pointer_type(tl.int64))
+    word = tl.load(at, mask=inside, other=0, volatile=True)
+    waits = tl.max((inside & ((word >> 32) != tag)).to(tl.int32), 0)
+    looks = 0
+    began = tl.zeros([], tl.int64)
+    while waits > 0:
+        word = tl.load(at, mask=inside, other=0, volatile=True)
+        waits = tl.max((inside & ((word >> 32) != tag)).to(tl.int32), 0)
+        looks += 1
+        if looks % LOOKS == 0:
+            now = tl.zeros([], tl.int64) + looks
+            if CUDA:
+                now = tl.extra.cuda.globaltimer()
+            began = tl.where(began == 0, now, began)
+            tl.store(lost, 1, mask=now - began > patience)
+            # Every thread loads it, so that all take the same way from here.
+            given_up = tl.max(tl.load(lost + place * 0, mask=inside, other=0, volatile=True), 0)
+            waits = tl.where(given_up != 0, 0, waits)
+    return (word & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["number", "rank"])
+def sum_kernel(
+    x,
+    residual,
+    out,
+    peers,
+    epoch,
+    number,
+    rank,
+    lost,
+    patience,
+    COUNT,
+    RANKS: tl.constexpr,
+    ROOM: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+    CUDA: tl.constexpr,
+):
+    """out [COUNT] = residual (None: 0) + the sum over all ranks of x [PARTS, COUNT], in fp32 and in the order of ranks.
+
+    peers int64 [RANKS]: addresses of the memory of each, two buffers of RANKS * ROOM words; epoch int64 [1] and the
+    `number` of the exchange make its tag. lost int32 [1] and patience int64 [1] as in `_receive`. `out` may be x or the
+    residual. Programs cdiv(COUNT, BLOCK); BLOCK is at least the number of threads.
+    """
+    gdc_launch_dependents(PDL)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < COUNT
+    gdc_wait(PDL)
+    own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        own += tl.load(x + part * COUNT + at, mask=inside, other=0.0).to(tl.float32)
+    tag = _tag(epoch, number)
+    buffer = (tag & 1) * (RANKS * ROOM)
+    bits = own.to(tl.int32, bitcast=True)
+    for other in tl.static_range(RANKS):
+        _send(tl.load(peers + other), buffer + rank * ROOM + at, bits, tag, inside, CUDA)
+    mine, longest = tl.load(peers + rank), tl.load(patience)
+    total = tl.zeros([BLOCK], tl.float32)
+    for other in tl.static_range(RANKS):
+        found = _receive(mine, buffer + other * ROOM + at, tag, inside, lost, longest, CUDA)
+        total += found.to(tl.float32, bitcast=True)
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["number", "rank"])
+def join_kernel(
+    x,
+    out,
+    peers,
+    epoch,
+    number,
+    rank,
+    lost,
+    patience,
+    START,
+    RANKS: tl.constexpr,
+    ROOM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TOTAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+    CUDA: tl.constexpr,
+):
+    """On rank 0 out int32 [rows, TOTAL] = x int32 [rows, COLUMNS] of all ranks side by side; elsewhere it is untouched.
+
+    From word START on, the memory of rank 0 has RANKS * ROOM words for this. The rest as in `sum_kernel`. Programs
+    [cdiv(COLUMNS, BLOCK), rows].
+    """
+    gdc_launch_dependents(PDL)
+    column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    at = row * COLUMNS + column
+    gdc_wait(PDL)
+    first = tl.load(peers)
+    tag = _tag(epoch, number)
+    inside = column < COLUMNS
+    own = tl.load(x + at, mask=inside, other=0)
+    _send(first, START + rank * ROOM + at, own, tag, inside, CUDA)
+    if rank == 0:
+        longest = tl.load(patience)
+        for other in tl.static_range(RANKS):
+            target = other * COLUMNS + column
+            there = inside & (target < TOTAL)
+            found = _receive(first, START + other * ROOM + at, tag, there, lost, longest, CUDA)
+            tl.store(out + row * TOTAL + target, found, mask=there)
+
+
+@triton.jit(do_not_specialize=["rank"])
+def begin_kernel(
+    active,
+    token,
+    own_row,
+    own_token,
+    peers,
+    epoch,
+    rank,
+    lost,
+    patience,
+    START,
+    FIRST,
+    LAST,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    EXCHANGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CUDA: tl.constexpr,
+):
+    """A step begins: `epoch` goes up by EXCHANGES, and every rank has the tokens of rank 0.
+
+    active int32 [ROWS]: the slot of each row, -1 for none; token int64 [slots]. From word START on every memory has
+    ROWS words for this. Of the rows whose tokens are FIRST to LAST - 1, own_row int32 [ROWS] is the row itself, else
+    -1, and own_token int64 [ROWS] counts from FIRST. One program, which does not overlap the kernel before.
+    """
+    now = tl.load(epoch) + EXCHANGES
+    tag = now & 0x7FFFFFFF
+    row = tl.arange(0, BLOCK)
+    slot = tl.load(active + row, mask=row < ROWS, other=-1)
+    inside = slot >= 0
+    if rank == 0:
+        newest = tl.load(token + slot, mask=inside, other=0)
+        for other in tl.static_range(1, RANKS):
+            _send(tl.load(peers + other), START + row.to(tl.int64), newest.to(tl.int32), tag, inside, CUDA)
+    else:
+        mine, longest = tl.load(peers + rank), tl.load(patience)
+        found = _receive(mine, START + row.to(tl.int64), tag, inside, lost, longest, CUDA)
+        newest = found.to(tl.int64)
+        tl.store(token + slot, newest, mask=inside)
+    newest = tl.maximum(newest, 0)
+    held = inside & (newest >= FIRST) & (newest < LAST)
+    tl.store(own_row + row, tl.where(held, row, -1), mask=row < ROWS)
+    tl.store(own_token + row, newest - FIRST, mask=row < ROWS)
+    tl.debug_barrier()  # every thread has read the epoch
+    tl.store(epoch, now)
+
+
+@triton.jit
+def count_kernel(active, counters, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Where nobody samples: counters int64 [slots, WIDTH] of the slots `active` go up by 1, as by a sampler.
+
+    One program; active int32 [ROWS].
+    """
+    row = tl.arange(0, BLOCK)
+    slot = tl.load(active + row, mask=row < ROWS, other=-1)
+    for place in tl.static_range(WIDTH):
+        at = counters + slot * WIDTH + place
+        tl.store(at, tl.load(at, mask=slot >= 0, other=0) + 1, mask=slot >= 0)

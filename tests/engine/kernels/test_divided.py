@@ -1,0 +1,221 @@
+"""Decode steps of a network that two processes compute together, by the fused kernels, in Triton's interpreter."""
+
+from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGUF
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from engine.cache.kv_cache import KVCache
+from engine.cache.rows import Rows
+from engine.execute.cuda.decode_runner import DecodeRunner
+from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.following import Counting
+from engine.execute.cuda.fused_program import FusedDecoder, unsupported
+from engine.execute.cuda.slots import DividedStep, Slots
+from engine.parallel.messages import follow, of_decode
+from engine.parallel.ring import ROOM, Ring
+from engine.params import SamplingParams
+from engine.sampling.device_sampler import DeviceSampler
+from models.load import load_model
+from tests.engine.kernels.two_ranks import memory_in, run_ranks
+from tests.models.checkpoints import (
+    files_of,
+    random_model,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+    write_gguf,
+)
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
+)
+SLOTS = 20
+QWEN3 = tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=27, hidden_size=64, intermediate_size=64)
+LLAMA = tiny_llama(
+    num_hidden_layers=1,
+    hidden_size=192,
+    intermediate_size=96,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=64,
+    attention_bias=True,
+    vocab_size=27,
+)
+
+
+def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[int]]) -> list[Tensor]:
+    """Logits [rows, vocab] of each step, of these slots. What is likeliest is taken, by the first rank alone."""
+    network = load_model(
+        files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks), packs=lambda spec: True
+    )
+    assert unsupported(network) is None
+    exchange = None
+    if network.share is not None:
+        plan = Plan.of(network, SLOTS)
+        exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
+        exchange.wait_at_most(60.0)
+    shape = network.spec.attention
+    cache = KVCache(1, 2 * SLOTS, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+    first = rank == 0
+    token = torch.arange(SLOTS) % 7 if first else torch.full((SLOTS,), -1)
+    slots, found = Slots(SLOTS, 32, 2, token), []
+    program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
+    for slot in range(SLOTS):
+        slots.put(slot, 0, 0)
+        slots.show(slot, [2 * slot, 2 * slot + 1])
+    for taken in steps:
+        rows = next(count for count in (1, 4, 20) if count >= len(taken))
+        slots.activate(taken, rows)
+        slots.send()
+        logits = program.run(rows, 640)[: len(taken)].clone()
+        if exchange is None:
+            slots.given.counters[taken] += 1
+        else:
+            exchange.count(slots.given.active[:rows], slots.given.counters)
+        if first:
+            token[taken] = logits.argmax(-1)
+        found.append(logits)
+    return found
+
+
+def each_logits(rank: int, ranks: int, folder: Path, asked: dict[str, list[list[int]]]) -> list[list[Tensor]]:
+    """`logits_of` one model after the other, in the same processes: starting them takes longer than all else."""
+    return [logits_of(rank, ranks, folder / name, folder / f"{name}-memory", asked[name]) for name in asked]
+
+
+def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "qwen3", QWEN3)
+    write_checkpoint(tmp_path / "llama", LLAMA)
+    write_gguf(tmp_path / "blocks.gguf", random_model(QWEN3), {
+        "token_embd": GGUF.Q8_0, "attn_q": GGUF.Q8_0, "attn_k": GGUF.Q8_0, "attn_v": GGUF.Q8_0,
+        "attn_output": GGUF.Q8_0, "ffn_gate": GGUF.Q4_0, "ffn_up": GGUF.Q4_0, "ffn_down": GGUF.Q8_0,
+    })  # fmt: skip
+    few = [[3], [3, 1, 0]]
+    asked = {"qwen3": [*few, list(range(SLOTS)), [3]], "llama": few, "blocks.gguf": few}
+    for name in asked:
+        (tmp_path / f"{name}-memory").mkdir()
+    expected = each_logits(0, 1, tmp_path, asked)
+    found, _ = run_ranks(2, each_logits, 2, tmp_path, asked)
+    for name, ones, twos in zip(asked, expected, found, strict=True):
+        for step, (one, two) in enumerate(zip(ones, twos, strict=True)):
+            told = f"{name}, step {step}: "
+            torch.testing.assert_close(
+                two, one, rtol=1e-4, atol=2e-4, msg=lambda text, told=told: told + text
+            )
+
+
+class Answer:
+    """A sequence as the runner has it."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        self.rows, self.params, self.seed = Rows.of(prompt), SamplingParams(temperature=0.0), 1
+        self.table: Any = SimpleNamespace(blocks=[2, 3], first=0)
+        self.generated: list[int] = []
+
+    def allow(self, words: Any, drawn: int | None = None) -> None:
+        raise AssertionError("nothing is constrained")
+
+
+class Now:
+    """An event on a device that does everything at once."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[Answer]:
+    network = load_model(files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks))
+    vocab, exchange = network.whole.vocab_size, None
+    sampler: DeviceSampler | Counting = DeviceSampler(vocab, 2, CPU)
+    if network.share is not None:
+        plan = Plan.of(network, 2)
+        exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
+        exchange.wait_at_most(60.0)
+        if rank:
+            sampler = Counting(vocab, 2, CPU, exchange.count)
+    shape = network.spec.attention
+    cache = KVCache(1, 8, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+    cache.kv.zero_()  # the row of the prompt was never computed
+    slots = Slots(2, 2, 2, sampler.token)
+    program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
+    found: DecodeRunner[Answer] = DecodeRunner(program, sampler, slots, 32, None, Now)
+    found.prepare()
+    return found
+
+
+def decoded(rank: int, ranks: int, path: Path, folder: Path, ring: Path, count: int) -> list[int]:
+    """The tokens after a first one, by runners of which only the first is asked."""
+    runner = runner_of(rank, ranks, path, folder)
+    with ring.open("r+b") as file:
+        messages = Ring(file.fileno())
+    tokens: list[int] = []
+    if rank:
+        follower: Any = SimpleNamespace(decode=runner.follow)
+        for _ in range(count):
+            follow(messages.take(lambda: sleep(0.01)), follower)
+        return tokens
+    if ranks > 1:
+        runner.tell = lambda step: bool(messages.put(of_decode(step), 60.0)) and None
+    answer = Answer([5])
+    first = torch.zeros(runner.sampler.vocab_size)
+    first[9] = 1.0
+    runner.join(answer, first)
+    for _ in range(count):  # always a step ahead of what is read
+        runner.launch([answer])
+        tokens += [token.token_id for _, token in runner.read()]
+    return tokens
+
+
+def test_a_runner_that_is_told_follows_the_one_that_draws(tmp_path: Path) -> None:
+    """Also while both prepare: a step more on one of them, and they would wait for each other."""
+    path, ring = write_checkpoint(tmp_path / "model", QWEN3), tmp_path / "ring"
+    ring.write_bytes(bytes(2 * ROOM))
+    alone = decoded(0, 1, path, tmp_path, ring, 4)
+    together, nothing = run_ranks(2, decoded, 2, path, tmp_path, ring, 4)
+    assert alone == together
+    assert alone[0] == 9
+    assert not nothing
+
+
+def test_who_follows_is_told_what_has_changed() -> None:
+    """A rank that gets nothing but the messages has the same numbers in its slots, wherever rank 0 changed some."""
+    told, followed = (Slots(3, 4, 5, torch.zeros(3, dtype=torch.int64)) for _ in range(2))
+    heard: list[DividedStep] = []
+
+    class Follows:
+        def decode(self, step: DividedStep) -> None:
+            heard.append(step)
+            followed.change(step.changes)
+
+    for blocks, row in (([4, 7], 20), ([4, 7, 9], 40), ([4, 7, 9, 1], 50)):
+        told.put(1, row, row + 3)
+        told.show(1, blocks)
+        told.activate([1, 2], 2)
+        told.share([row, 0], [[1, 0], [2]])
+        sent = told.send()
+        follow(of_decode(DividedStep(sent, 2, 640, row)), Follows())  # type: ignore[arg-type]
+        assert heard[-1] == DividedStep(sent, 2, 640, row)
+        assert torch.equal(told._words, followed._words)
+        assert torch.equal(told.given.counters, followed.given.counters)
+
+
+def test_a_follower_counts_where_rank_0_samples() -> None:
+    counted: list[Tensor] = []
+    counting = Counting(11, 2, CPU, lambda active, counters: counted.append(counters))
+    counters = torch.zeros(2, 2)
+    counting.sample(torch.zeros(1, 11), torch.zeros(1), None)
+    assert not counted, "as where the first token of an answer is drawn"
+    counting.sample(torch.zeros(1, 11), torch.zeros(1), counters, counting.draw([0]))
+    assert counted == [counters]

@@ -1,0 +1,105 @@
+"""What ranks send each other in a decode step, in Triton's interpreter, between processes that share memory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.slots import StepInput
+from tests.engine.kernels.two_ranks import memory_in, run_ranks
+
+CPU = torch.device("cpu")
+PLAN = Plan(ranks=2, rows=3, size=700, columns=9, vocab=17, layers=2)
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="fp32 in the interpreter only")
+
+
+def exchange(rank: int, folder: Path, plan: Plan) -> Exchange:
+    memory = memory_in(folder, plan.ranks, plan.nbytes)
+    found = Exchange(memory, plan, rank, CPU, torch.float32, False)
+    found.wait_at_most(60.0)  # looks, in the interpreter: as good as for ever
+    return found
+
+
+def given(rank: int, plan: Plan, step: int) -> StepInput:
+    """Three slots, the tokens of which rank 0 alone knows."""
+    tokens = torch.tensor([step, 16 - step, 8]) if rank == 0 else torch.zeros(3, dtype=torch.int64)
+    nothing = torch.zeros(1, dtype=torch.int32)
+    active = torch.tensor([2, 0, -1], dtype=torch.int32)
+    counters = torch.zeros(3, 2, dtype=torch.int64)
+    return StepInput(active, tokens, counters, nothing.view(1, 1), nothing, nothing)
+
+
+def numbers(rank: int, step: int, place: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * place + rank)
+    return torch.randn(shape, generator=generator)
+
+
+def steps(rank: int, folder: Path, plan: Plan, count: int) -> list[tuple[Tensor, ...]]:
+    """What a rank has of each step: rows and tokens, tokens of the slots, sums, logits."""
+    peers, found = exchange(rank, folder, plan), []
+    for step in range(count):
+        rows = 2 + step % 2
+        told = given(rank, plan, step)
+        first = rank * plan.columns
+        rows_and_tokens = [x.clone() for x in peers.begin(told, rows, first, first + plan.columns)]
+        sums = []
+        for place in range(plan.sums):
+            x, residual = (numbers(r, step, place, rows, plan.size) for r in (rank, 9))
+            if place % 2:
+                peers.add(x, residual, residual)
+                sums.append(residual)
+            else:
+                parts = torch.stack((x - 1.0, torch.ones_like(x)))
+                out = torch.empty_like(x)
+                peers.add(parts, None, out)
+                sums.append(out)
+        logits = peers.join_columns(numbers(rank, step, 77, rows, plan.columns)).clone()
+        peers.count(told.active[:rows], told.counters)
+        found.append((*rows_and_tokens, told.token, torch.stack(sums), logits, told.counters))
+    assert not peers.is_lost
+    return found
+
+
+def test_all_have_the_sums_and_the_first_the_logits(tmp_path: Path) -> None:
+    first, second = run_ranks(2, steps, tmp_path, PLAN, 4)
+    for step, (one, other) in enumerate(zip(first, second, strict=True)):
+        rows = 2 + step % 2
+        assert torch.equal(one[3], other[3]), "the same bits"
+        for place, found in enumerate(one[3]):
+            x, y, residual = (numbers(r, step, place, rows, PLAN.size) for r in (0, 1, 9))
+            torch.testing.assert_close(found, x + y + (residual if place % 2 else 0.0))
+        parts = [numbers(rank, step, 77, rows, PLAN.columns) for rank in (0, 1)]
+        assert torch.equal(one[4], torch.cat(parts, 1)[:, : PLAN.vocab])
+        assert other[2].tolist() == [step, 0, 8], "the slots of this step"
+        tokens = [8, step]
+        for rank, (own_row, own_token) in enumerate((one[:2], other[:2])):
+            held = [token // PLAN.columns == rank for token in tokens]
+            assert own_row.tolist()[:2] == [row if there else -1 for row, there in enumerate(held)]
+            assert [int(own_token[row]) for row in (0, 1) if held[row]] == [
+                token % PLAN.columns for token, there in zip(tokens, held, strict=True) if there
+            ]
+            assert (own_row[2:] == -1).all()
+        assert one[5].tolist() == other[5].tolist() == [[1, 1], [0, 0], [1, 1]]
+
+
+def test_who_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    peers = exchange(0, tmp_path, PLAN)
+    peers.wait_at_most(0.000_002)  # 2,000 looks
+    told = given(0, PLAN, 0)
+    peers.begin(told, 2, 0, 9)
+    assert not peers.is_lost, "rank 0 waits for nobody's tokens"
+    peers.sum(torch.ones(2, PLAN.size))
+    assert peers.is_lost
+    peers.wait_at_most(1e9)
+    peers.sum(torch.ones(2, PLAN.size))  # and the others of the step at once
+
+
+def test_who_is_told_to_gives_up(tmp_path: Path) -> None:
+    peers = exchange(1, tmp_path, PLAN)
+    peers.give_up()
+    peers.begin(given(1, PLAN, 0), 2, 9, 17)
+    assert peers.is_lost
