@@ -2,21 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import time
 from typing import ClassVar
 
-from textual import events, on
-from textual.app import ComposeResult
+from textual import on
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.message import Message
 from textual.widgets import Input
 
 from chatterm.backends.backend import Chunk
 from chatterm.conversation.figures import meter
-from chatterm.markdown.lines import Line, cells, elided, line_cells, padded, styled
-from chatterm.screens.notes import Choices, Note
-from chatterm.screens.picker import Picker, PickerList
+from chatterm.markdown.lines import Line, cells, elided, line_cells
+from chatterm.screens.search_picker import ItemList, SearchPicker
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.library import Entry, Library, size_text
 from chatterm.sessions.records import SessionError
@@ -30,7 +25,7 @@ _SIZE, _STATE, _SAVES, _WHEN = 19, 18, 16, 12
 _BAR = 10
 
 
-class LibraryPicker(Picker):
+class LibraryPicker(SearchPicker[Entry]):
     """Dismisses with the names to begin a conversation on, a space between them, or with None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -39,12 +34,11 @@ class LibraryPicker(Picker):
     ]
     DEFAULT_CSS = """
     LibraryPicker > Vertical { max-width: 120; }
-    LibraryPicker LibraryList { height: auto; }
-    LibraryPicker #library-about { margin-top: 1; height: 3; }
-    LibraryPicker #library-note { display: none; margin-top: 1; }
-    LibraryPicker #library-foot { margin-top: 1; }
+    LibraryPicker #picker-about { height: 3; }
     """
     AROUND = 15
+    HEADING = "Library"
+    _list: "LibraryList"
 
     def __init__(
         self,
@@ -65,25 +59,15 @@ class LibraryPicker(Picker):
         self._changed = changed
         self._removed = removed
         self._entries: list[Entry] | None = None
-        self._asking: Entry | None = None
-        """The document that is to be removed when the person says yes."""
 
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Note(id="library-head")
-            yield Input(placeholder="Type to search")
-            yield LibraryList(self._opened, self._model)
-            yield Note(id="library-about")
-            yield Note(id="library-note")
-            yield Choices(id="library-foot")
+    def items(self) -> "LibraryList":
+        return LibraryList(self._opened, self._model)
 
     def on_mount(self) -> None:
-        self._input = self.query_one(Input)
-        self._list = self.query_one(LibraryList)
-        self._show_mode()
+        self.show_mode()
         self._load()
         self.set_interval(_READ_AGAIN, self._load)
-        self.set_interval(_LOOK, self._look)
+        self.set_interval(_LOOK, self.look)
 
     def _load(self) -> None:
         self.run_worker(self._read(), exclusive=True)
@@ -108,76 +92,42 @@ class LibraryPicker(Picker):
         fitting = [e for e in entries if all(word in f"{e.name} {e.source}".casefold() for word in words)]
         nothing = "No matches." if words else "The library is empty; /library add FILE adds a document."
         self._list.show(fitting, nothing if self._entries is not None else "")
-        self._show_mode()
-        self._look()
+        self.show_mode()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         self._list.look(self._chunks())
-        chosen, note = self._list.chosen, self.query_one("#library-about", Note)
-        if chosen is None:
-            note.show([])
+        if (chosen := self._list.chosen) is None:
+            self._about([])
             return
-        source = elided(one_line(chosen.source, 500), max(note.size.width, 8))
-        about = about_text(chosen, self._list.chunk_of(chosen), self._model)
-        note.show([(source, ""), ("\n", ""), (about, "muted")])
+        source = elided(one_line(chosen.source, 500), self._about_width)
+        self._about([(source, "")], about_text(chosen, self._list.chunk_of(chosen), self._model))
 
-    def _say(self, text: str, style: str = "muted") -> None:
-        note = self.query_one("#library-note", Note)
-        note.display = bool(text)
-        note.show([(text, style)])
+    def question(self, item: Entry) -> tuple[str, str, str]:
+        asked = f"Remove {elided(item.name, 30)}? Conversations that were begun on it keep it."
+        return asked, "y removes it", "n keeps it"
 
-    def _show_mode(self) -> None:
-        count = len(self._list.entries)
-        head: Line = [("Library", "heading"), (f"  {count:,}" if count else "", "muted")]
-        self.query_one("#library-head", Note).show(head)
-        foot = self.query_one("#library-foot", Choices)
-        if self._asking is not None:
-            question = f"Remove {elided(self._asking.name, 30)}? Conversations that were begun on it keep it."
-            foot.offer((question, ""), ("y removes it", "confirm"), ("n keeps it", "back"))
-            return
+    def offers(self) -> Sequence[tuple[str, str]]:
         order = self._list.order
         begins = f"Enter begins a conversation on {elided(', '.join(order), 40)}" if order else "Enter opens"
-        foot.offer(
+        return (
             (begins, "accept"),
             ("Tab chooses several, in order", "mark"),
             ("Ctrl+D removes", "remove"),
             ("Esc goes back", "back"),
         )
 
-    def on_choices_chosen(self, message: Choices.Chosen) -> None:
-        {
-            "accept": self.action_accept,
-            "mark": self.action_mark,
-            "remove": self.action_remove,
-            "back": self.action_back,
-            "confirm": self._remove,
-        }[message.action]()
-
     # --- what the person does ---
 
-    def on_key(self, event: events.Key) -> None:
-        if self._asking is not None:
-            event.stop()
-            event.prevent_default()
-            if event.key in ("y", "Y"):
-                self._remove()
-            else:
-                self.action_back()
-
-    def on_library_list_chosen(self, message: "LibraryList.Chosen") -> None:
+    def on_item_list_chosen(self, message: ItemList.Chosen) -> None:
         if self._asking is None:
-            self.dismiss(message.name)
-
-    def action_move(self, step: int) -> None:
-        self._stop_asking()
-        self._list.move(step)
-        self._look()
+            self.dismiss(message.key)
 
     def action_mark(self) -> None:
         """Choose a document behind those that are chosen, or no longer."""
-        self._stop_asking()
+        self.stop_asking()
         self._list.mark()
-        self._show_mode()
+        self.show_mode()
 
     def action_accept(self) -> None:
         if self._asking is not None:
@@ -187,84 +137,52 @@ class LibraryPicker(Picker):
         elif (chosen := self._list.chosen) is not None:
             self.dismiss(chosen.name)
 
-    def action_back(self) -> None:
-        if self._asking is not None:
-            self._stop_asking()
-        else:
-            self.dismiss(None)
-
     def action_remove(self) -> None:
         if (chosen := self._list.chosen) is not None:
-            self._asking = chosen
-            self.set_focus(None)  # or the answer would be typed into the search
-            self._say("")
-            self._show_mode()
+            self.ask(chosen)
 
-    def _remove(self) -> None:
-        if (entry := self._asking) is not None:
-            self._stop_asking()
-            self.run_worker(self._removing(entry), group="remove")
+    def remove_item(self, item: Entry) -> None:
+        self.run_worker(self._removing(item), group="remove")
 
     async def _removing(self, entry: Entry) -> None:
         try:
             self._removed(await asyncio.to_thread(self._library.remove, entry.name))
+            self._list.drop(entry.name)
         except SessionError as error:
             self._say(str(error), "error")
         self._load()
 
-    def _stop_asking(self) -> None:
-        if self._asking is not None:
-            self._asking = None
-            self._input.focus()
-            self._show_mode()
 
-
-class LibraryList(PickerList):
-    """Documents, one a line, one of them chosen and several marked in an order."""
-
-    class Chosen(Message):
-        """A document was clicked."""
-
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
+class LibraryList(ItemList[Entry]):
+    """Documents, one a line; several may be marked, in an order."""
 
     def __init__(self, opened: Sequence[str], model: str) -> None:
         super().__init__()
-        self.entries: list[Entry] = []
         self._marked: list[str] = []
         self._opened = opened
         self._model = model
         self._chunks: tuple[Chunk, ...] = ()
-        self._nothing = ""
 
-    @property
-    def count(self) -> int:
-        return len(self.entries)
+    def key(self, item: Entry) -> str:
+        return item.name
 
-    @property
-    def chosen(self) -> Entry | None:
-        return self.entries[self._index] if self.entries else None
+    def line(self, item: Entry, width: int, now: float) -> Line:
+        order = self.order
+        mark = f"{order.index(item.name) + 1} " if item.name in order else "  "
+        if not mark.strip() and item.name in self._opened:
+            mark = "▸ "
+        return entry_line(item, self.chunk_of(item), self._model, mark, width, now)
 
     @property
     def order(self) -> list[str]:
         """The names that are marked and there."""
-        names = {entry.name for entry in self.entries}
+        names = {entry.name for entry in self.items}
         return [name for name in self._marked if name in names]
 
     def chunk_of(self, entry: Entry) -> Chunk | None:
         """What the engine has of a document: alone, else with others before or behind it."""
         having = [chunk for chunk in self._chunks if entry.name in chunk.name.split(", ")]
         return next((chunk for chunk in having if chunk.name == entry.name), having[0] if having else None)
-
-    def show(self, entries: list[Entry], nothing: str) -> None:
-        """These are there; the chosen one stays chosen where it is among them. `nothing` is said of an empty list."""
-        before = self.chosen
-        self.entries, self._nothing = entries, nothing
-        names = [entry.name for entry in entries]
-        known = names.index(before.name) if before is not None and before.name in names else None
-        self._index = known if known is not None else min(self._index, max(len(names) - 1, 0))
-        self.resized()
 
     def look(self, chunks: Sequence[Chunk]) -> None:
         if tuple(chunks) != self._chunks:
@@ -278,28 +196,6 @@ class LibraryList(PickerList):
             else:
                 self._marked.append(chosen.name)
             self.refresh()
-
-    def on_click(self, event: events.Click) -> None:
-        row = self.clicked(event)
-        if row is not None:
-            event.stop()
-            self._index = row
-            self.refresh()
-            self.post_message(self.Chosen(self.entries[row].name))
-
-    def build(self, width: int) -> list[Line]:
-        if not self.entries:
-            return [[(elided(self._nothing, width), "muted")]]
-        now, order = time(), self.order
-        lines: list[Line] = []
-        for row in self.in_view():
-            entry = self.entries[row]
-            mark = f"{order.index(entry.name) + 1} " if entry.name in order else "  "
-            if not mark.strip() and entry.name in self._opened:
-                mark = "▸ "
-            line = entry_line(entry, self.chunk_of(entry), self._model, mark, width, now)
-            lines.append(styled(padded(line, width, ""), "chosen") if row == self._index else line)
-        return lines
 
 
 def entry_line(entry: Entry, chunk: Chunk | None, model: str, mark: str, width: int, now: float) -> Line:

@@ -314,7 +314,7 @@ async def picker(driver: Driver) -> LibraryPicker:
 
 
 def names_in(screen: LibraryPicker) -> list[str]:
-    return [entry.name for entry in screen.query_one(LibraryList).entries]
+    return [entry.name for entry in screen.query_one(LibraryList).items]
 
 
 async def test_several_are_chosen_in_an_order(store: Store) -> None:

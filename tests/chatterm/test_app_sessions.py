@@ -181,7 +181,7 @@ async def test_another_session_is_picked_and_its_model_is_loaded(store: Store) -
         await driver.pilot.press("f6")
         await driver.shows("Old talk")
         await driver.types("old")
-        await driver.until(lambda: len(driver.app.screen.query_one(SessionList).sessions) == 1)
+        await driver.until(lambda: len(driver.app.screen.query_one(SessionList).items) == 1)
         await driver.pilot.press("enter")
         await driver.shows("old answer")
         await driver.until(lambda: backend.model == "other")

@@ -50,7 +50,7 @@ class Hands:
 
     @property
     def titles(self) -> list[str]:
-        return [info.title for info in self.host.picker.query_one(SessionList).sessions]
+        return [info.title for info in self.host.picker.query_one(SessionList).items]
 
     async def until(self, condition: Callable[[], object]) -> None:
         for _ in range(LOOKS):
@@ -205,7 +205,7 @@ async def test_the_preview_shows_the_line_that_matches(store: Store, ids: list[s
         await hands.shows("3 messages · 9 tokens generated")
         await hands.press(*"needle")
         await hands.shows("the needle stands here")
-        preview = hands.host.picker.query_one("#session-preview")
+        preview = hands.host.picker.query_one("#picker-about")
         assert isinstance(preview, Note)
         assert [text for text, style in preview.build(70)[0] if style == "found"] == ["needle"]
         await hands.press("ctrl+u", *"pears")

@@ -432,7 +432,7 @@ def test_screen(
     time.tzset()
     gate = threading.Event()
     store = None
-    monkeypatch.setattr("chatterm.screens.library.time", lambda: NOW)
+    monkeypatch.setattr("chatterm.screens.search_picker.time", lambda: NOW)
     if name == "picture":
         gauge(tmp_path / "gauge.png")
         monkeypatch.chdir(tmp_path)
@@ -440,7 +440,6 @@ def test_screen(
         clock = [NOW]
         for module in ("store", "database"):
             monkeypatch.setattr(f"chatterm.sessions.{module}.time", lambda: clock[0])
-        monkeypatch.setattr("chatterm.screens.sessions.time", lambda: NOW)
         store = stored(tmp_path / "sessions.db", clock)
     app = ChatApp(backend_for(name, gate), theme=theme, store=store)
     app.chat.looks = ()
