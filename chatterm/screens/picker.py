@@ -71,7 +71,10 @@ class PickerList(Canvas):
     def in_view(self) -> range:
         """The lines to show. There must be one."""
         height = max(self.size.height, 1)
-        self._first = min(max(self._first, self._index - height + 1), self._index, self.count - 1)
+        first = min(
+            self._first, self._index, max(self.count - height, 0)
+        )  # no room is left below the last line
+        self._first = max(first, self._index - height + 1)
         return range(self._first, min(self._first + height, self.count))
 
     def clicked(self, event: events.Click) -> int | None:

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from textual.geometry import Size
 from textual.widgets import Input
 
 from chatterm.backends.backend import DraftCost, Figures, ModelChoice
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.screens.cache import CacheMap, CacheScreen
 from chatterm.screens.models import ModelList, ModelPicker, choice_line, head_line
+from chatterm.screens.picker import PickerList
 from chatterm.widgets.meter import ContextNote
 from engine.cache.block_map import BlockMap, BlockState
 from models.hub.catalogue import names
@@ -185,3 +187,25 @@ async def test_the_note_comes_and_goes() -> None:
         await driver.send("q")
         await driver.shows("The context is 95% full, 50 tokens left.")
         await driver.shows("silently.")
+
+
+def test_a_list_that_grows_is_scrolled_no_further_than_it_has_to_be() -> None:
+    class Five(PickerList):
+        count = 5  # type: ignore[assignment]
+        height = 1
+
+        @property
+        def size(self) -> Size:
+            return Size(40, self.height)
+
+    lines = Five()
+    lines.move(4)
+    assert lines.in_view() == range(4, 5)
+    lines.height = 3
+    assert lines.in_view() == range(2, 5)
+    lines.move(-1)
+    assert lines.in_view() == range(2, 5)
+    lines.move(-2)
+    assert lines.in_view() == range(1, 4)
+    lines.height = 9
+    assert lines.in_view() == range(5)
