@@ -300,8 +300,7 @@ class AnswerEntry(Entry):
         if self.model:
             said[:0] = [(self.model, "muted"), *([(" · ", "muted")] if said else [])]
         if said or marks:
-            gap: Line = [(" ", "")] if marks and said else []
-            sections.append(Section([[], *wrap([*marks, *gap, *said], room)], _MARGIN))
+            sections.append(Section([[], *wrap([*marks, *said], room)], _MARGIN))
         return sections
 
     def _thinking_head(self) -> str:

@@ -64,6 +64,18 @@ async def test_a_title_that_a_person_gave_is_never_overwritten(store: Store) -> 
     assert titles(store) == ["Mine"]
 
 
+async def test_the_first_answer_is_undone_while_it_runs(store: Store) -> None:
+    gate = threading.Event()
+    backend = ScriptedBackend([Script("Six minutes.", gate=gate, gate_after=1)], title="Boiling an egg")
+    async with driven(backend, store=store) as driver:
+        await driver.send("how long?", wait=False)
+        await driver.until(lambda: driver.app.chat.conversation.turn is not None)
+        await driver.send("/undo", wait=False)
+        gate.set()
+        await driver.idle()
+        assert driver.app.chat.titling._wanted is None
+
+
 async def test_nothing_is_asked_while_somebody_types_or_where_it_is_off(store: Store) -> None:
     gate = threading.Event()
     backend = ScriptedBackend([Script(), Script(gate=gate)], title="Boiling an egg")

@@ -42,7 +42,7 @@ def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_th
         (coming,) = engine._disk._bringing
         assert not coming.idle, "a person waits for it now"
         go()
-        assert [event.token_id for event in engine.events(asked)] == expected
+        assert [(event.token_id, event.logprob or 0.0) for event in engine.events(asked)] == expected
         assert asked.stats().prefilled_tokens == 2
         assert engine.figures().disk.restored_tokens == len(PROMPT), "each block once"
         engine.check()
@@ -60,7 +60,7 @@ def test_who_does_not_want_it_any_more_does_not_end_it_for_others(tmp_path: Path
         asked = engine.start(Rows.of(PROMPT), GREEDY)
         reading.cancelled = True
         go()
-        assert [event.token_id for event in engine.events(asked)] == expected
+        assert [(event.token_id, event.logprob or 0.0) for event in engine.events(asked)] == expected
         assert asked.stats().prefilled_tokens == 1
         assert reading.finished.wait(60)
 
