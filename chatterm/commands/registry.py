@@ -1,4 +1,4 @@
-"""The one list of commands. It feeds the parser, the completion, the palette, /help, F1, the keys and the README."""
+"""The one list of commands. It feeds the parser, the completion, the palette, /help, F1, the keys and docs/chat.md."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -468,7 +468,7 @@ def path_start(text: str) -> int | None:
 
 
 def tables() -> str:
-    """The commands and the other keys as tables in Markdown, for the README."""
+    """The commands and the other keys as tables in Markdown, for docs/chat.md."""
     rows = ["| command | key | does |", "|---|---|---|"]
     for command in COMMANDS:
         usage = command.usage.replace("|", "\\|")

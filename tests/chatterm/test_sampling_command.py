@@ -197,5 +197,5 @@ def test_each_setting_can_be_given_in_every_way() -> None:
     assert {*NAMES} <= {*requests._FIELDS}
     assert {name.split()[0] for name in suggested() if name.endswith("default")} == {*NAMES, "default"}
     assert {*sampling._OFFERED} == {*NAMES} - {"stop"}
-    documented = (Path(__file__).parents[2] / "README.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text()
     assert all(f"`{name}`" in documented for name in NAMES)

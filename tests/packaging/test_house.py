@@ -1,6 +1,5 @@
 """How the packages are laid out, as far as the contracts in pyproject.toml cannot say it."""
 
-import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["chatterm", "engine", "models"]
-ROOMS = [*PACKAGES, "benchmarks", "docs", "tests"]
 MOST_FILES = 10
 MOST_LINES = 500
 
@@ -28,17 +26,6 @@ def test_no_file_is_long(package: str) -> None:
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in (ROOT / package).rglob("*.py")}
     assert len(lines) > 10
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
-
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
-def test_files_that_a_page_names_are_there(page: Path) -> None:
-    named = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]+)`", page.read_text("utf-8"))
-    named += re.findall(r"\]\(((?!https?:)[^)#]+)\)", page.read_text("utf-8"))
-    bases = (ROOT, page.parent)
-    assert [name for name in named if not any((base / name).exists() for base in bases)] == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
