@@ -21,7 +21,13 @@ ENVIRONMENT = {
     "HF_HOME, HF_TOKEN, HF_ENDPOINT": "The cache, the token and the address of the Hugging Face Hub.",
     "NO_COLOR": "Set to anything, nothing is coloured.",
 }
-STATUS = {"0": "All went well.", "1": "Something failed.", "2": "Wrong usage.", "130": "Stopped with Ctrl+C."}
+STATUS = {
+    "0": "All went well.",
+    "1": "Something failed.",
+    "2": "Wrong usage.",
+    "3": "A tool was refused.",
+    "130": "Stopped with Ctrl+C.",
+}
 EXAMPLES = {
     "chatterm": "Show the commands.",
     "chatterm run": "Open the chat with the default model.",

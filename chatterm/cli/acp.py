@@ -62,7 +62,7 @@ def acp(
             "Editors need the package agent-client-protocol; install it with: pip install 'chatterm[acp]'"
         )
     if sys.stdin is None or sys.stdin.isatty():
-        raise WrongUsage("chatterm acp is started by an editor; the README says how to set up Zed and Toad.")
+        raise WrongUsage("chatterm acp is started by an editor; docs/editors.md says how to set up Zed and Toad.")
     if system is not None:
         options.check_utf8(system)
     options.check_model(model)
