@@ -29,7 +29,7 @@ def acp(
         typer.Option(
             metavar="NAMES",
             help="Tools that are on from the start: read, search, write, run, fetch, or all. The editor asks before "
-            "each call, and switches them by its modes.",
+            "each call, and switches tools on and off with its modes.",
             show_default=False,
         ),
     ] = "",
@@ -53,7 +53,7 @@ def acp(
 ) -> None:
     """Answer an editor (Zed, Toad, ...) that speaks the Agent Client Protocol on standard input and output.
 
-    The editor starts this command. Conversations are saved as any other: chatterm run --session goes on with them.
+    The editor starts this command. Conversations are saved like any others: chatterm run --session continues them.
     """
     from importlib.util import find_spec
 
