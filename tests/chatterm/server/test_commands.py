@@ -103,7 +103,7 @@ def test_stop_ends_it(served: Served, capsys: pytest.CaptureFixture[str]) -> Non
     assert "has ended" in capsys.readouterr().out
     assert call(["stop"]) == 1
     assert call(["ps"]) == 1
-    assert capsys.readouterr().err.count("No chatterm server runs here") == 2
+    assert capsys.readouterr().err.count("No chatterm server is running") == 2
 
 
 def test_serve_is_a_process_that_ends_with_its_parent(runtime: Path) -> None:
