@@ -82,7 +82,7 @@ async def test_a_file_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await driver.send("and @image.png", wait=False)
         await driver.until(lambda: driver.errors)
         assert driver.errors == [
-            "image.png is a picture, and the models of this machine read text only; describe it in words, "
+            "image.png is a picture, and the models on this machine read text only; describe it in words, "
             "or choose a remote model that sees."
         ]
         assert driver.composer.text == "and @image.png"

@@ -51,7 +51,7 @@ async def opens(driver: Driver, *names: str) -> None:
     """Begin a conversation on these."""
     await driver.send(f"/library open {' '.join(names)}")
     await driver.until(
-        lambda: any(f"A conversation on {', '.join(names)} begins." in text for text in driver.told)
+        lambda: any(f"A new conversation with {', '.join(names)} begins." in text for text in driver.told)
     )
 
 
@@ -131,9 +131,9 @@ async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_t
         ("/library open papr", "did you mean paper"),
         ("/library remove zzz", "it has notes, paper"),
         ("/library add nofile", "There is no file or folder 'nofile'"),
-        ("/library add paper.md", "is in the library already, with the same text"),
+        ("/library add paper.md", "is already in the library, with the same text"),
         ("/library add 'my notes.txt' as Paper", "with another text"),
-        ("/library add paper.md as a,b", "is no name for a document"),
+        ("/library add paper.md as a,b", "cannot be the name of a document"),
         ("/library frobnicate", "takes add, open or remove"),
         ("/library open", "/library open needs a name"),
         ("/library add", "/library add needs a file"),
@@ -264,7 +264,7 @@ def test_the_map_of_the_cache_says_it_too() -> None:
     from tests.chatterm.snapshots.test_screens import blocks
 
     text = "\n".join(map(text_of, cache_lines(blocks(), 100, chunks=[chunk("paper", 12, branches=3)])))
-    assert "paper: 12 of 12 tokens in the cache; 3 branches stand on it, which saves 24 kB." in text
+    assert "paper: 12 of 12 tokens in the cache; 3 branches share it, which saves 24 kB." in text
 
 
 def test_what_is_told() -> None:

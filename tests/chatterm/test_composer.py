@@ -394,7 +394,7 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
     [
         (
             "see @image.png",
-            "image.png is a picture, and the models of this machine read text only; describe it in words, "
+            "image.png is a picture, and the models on this machine read text only; describe it in words, "
             "or choose a remote model that sees.",
         ),
         ("see @big.txt", "big.txt has 1.1 MB; at most 1.0 MB can be attached."),
