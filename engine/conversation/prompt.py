@@ -28,7 +28,9 @@ from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
 
 COMPLETES = "This model completes text and has no chat format: it continues the conversation as one text."
-SYSTEM_IN_MESSAGE = "This model does not take a system prompt, so yours is put before your first message, separated by a blank line."
+SYSTEM_IN_MESSAGE = (
+    "This model does not take a system prompt, so yours is put before your first message, separated by a blank line."
+)
 
 _Text = tuple[tuple[Piece, ...], int | None]
 """Pieces, and the token that stands before them."""

