@@ -31,7 +31,7 @@ def editor_command() -> list[str]:
             except ValueError as error:
                 raise EditorError(f"{variable} cannot be read ({error}); it is {text!r}.") from error
             if shutil.which(words[0]) is None:
-                raise EditorError(f"{variable} names the editor {words[0]}, which is not installed.")
+                raise EditorError(f"{variable} names the editor {words[0]}, which was not found.")
             return words
     for name in _COMMON:
         if shutil.which(name):

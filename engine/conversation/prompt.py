@@ -29,7 +29,7 @@ from models.text.tokenizer import Message, Piece, Tokenizer
 
 COMPLETES = "This model completes text and has no chat format: it continues the conversation as one text."
 SYSTEM_IN_MESSAGE = (
-    "This model does not take a system prompt, so yours is put before your first message, separated by a blank line."
+    "This model takes no system prompt, so yours is put before your first message, with a blank line between."
 )
 
 _Text = tuple[tuple[Piece, ...], int | None]

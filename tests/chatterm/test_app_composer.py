@@ -94,7 +94,7 @@ async def test_an_editor_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyP
         await driver.types("draft")
         await driver.pilot.press("ctrl+g")
         await driver.until(lambda: driver.errors)
-        assert driver.errors == ["There is no program no-such-editor, which VISUAL names as your editor."]
+        assert driver.errors == ["VISUAL names the editor no-such-editor, which was not found."]
         assert driver.composer.text == "draft"
 
 

@@ -105,7 +105,7 @@ async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_t
         await driver.send("hello")
         await driver.send("/library open notes PAPER")
         await driver.until(lambda: [one.name for one in backend.documents] == ["notes", "paper"])
-        await driver.shows("A conversation on notes, paper begins.")
+        await driver.shows("A new conversation with notes, paper begins.")
         assert driver.questions == []
         assert "/sessions opens it" in driver.told[-1]
         await driver.shows("notes · paper")
@@ -324,10 +324,10 @@ async def test_several_are_chosen_in_an_order(store: Store) -> None:
         screen = await picker(driver)
         await driver.until(lambda: names_in(screen) == ["notes", "paper"])
         await driver.pilot.press("tab", "tab", "down", "tab", "up", "tab")
-        await driver.shows("begins a conversation on paper, notes")
+        await driver.shows("begins a conversation with paper, notes")
         await driver.pilot.press("enter")
         await driver.until(lambda: [one.name for one in backend.documents] == ["paper", "notes"])
-        await driver.shows("A conversation on paper, notes begins.")
+        await driver.shows("A new conversation with paper, notes begins.")
 
 
 async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: Store) -> None:

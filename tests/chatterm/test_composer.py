@@ -524,7 +524,7 @@ async def test_without_a_terminal_or_an_editor_the_draft_stays(monkeypatch: pyte
         await writer.pilot.press("ctrl+g")
         await writer.until(lambda: len(writer.screen.problems) == 2)
         assert writer.screen.problems == [
-            "There is no program no-such-editor, which VISUAL names as your editor.",
+            "VISUAL names the editor no-such-editor, which was not found.",
             "An editor cannot run in this terminal.",
         ]
         assert writer.composer.text == "draft"
