@@ -346,7 +346,8 @@ class CompactionEntry(Entry):
         mark = ("▾ " if self._is_open else "▸ ") if summary else "◇ "
         what = "a summary" if summary else "nothing"
         left = f", except for {counted(pinned, 'pinned message')}" if pinned else ""
-        head = f"{mark}The model sees {what} of the {counted(count, 'message')} above{left}"
+        messages = "message" if count == 1 else counted(count, "message")
+        head = f"{mark}The model sees {what} of the {messages} above{left}"
         rule = "─" * max(room - cells(head) - 1, 0)
         sections = [Section([[(elided(head, room), "thinking-head"), (" ", ""), (rule, "rule")]], _MARGIN)]
         if self._is_open:

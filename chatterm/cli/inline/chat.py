@@ -271,8 +271,7 @@ class Inline:
     def _compact(self, argument: str) -> None:
         if not argument:
             raise EngineError(
-                "You read a summary before it is used, which needs the chat screen; /compact files, start "
-                "and off work here."
+                "A summary is read before it is used, in the chat screen; /compact files, start and off work here."
             )
         self._talk.compact(argument)
         self._page.line(COMPACTED[argument])
