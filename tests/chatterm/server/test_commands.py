@@ -79,7 +79,7 @@ def test_without_the_server_nobody_knows_the_model(
     assert "Unknown model" in capsys.readouterr().err
     assert call([*RUN, "--threads", "3"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("chatterm: The server that runs here has another --threads")
+    assert err.startswith("chatterm: The running server was started with another --threads")
 
 
 def test_ps_tells_what_is_loaded(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
