@@ -13,13 +13,13 @@ from typer.main import get_command
 from chatterm.cli.main import app
 
 ENVIRONMENT = {
-    "CHATTERM_CONFIG": "The file of settings, instead of the user's.",
+    "CHATTERM_CONFIG": "The settings file, instead of the user's.",
     "CHATTERM_DATA": "The folder of the conversations, instead of the user's.",
     "CHATTERM_CACHE": "The folder of the models from the package index, instead of the user's.",
-    "CHATTERM_RUNTIME": "The folder of the server's socket, instead of the session's.",
-    "CHATTERM_DEBUG": "Set to 1, a failure is followed by its traceback.",
+    "CHATTERM_RUNTIME": "The folder of the server's socket, instead of the login session's.",
+    "CHATTERM_DEBUG": "If set to 1, a failure is followed by its traceback.",
     "HF_HOME, HF_TOKEN, HF_ENDPOINT": "The cache, the token and the address of the Hugging Face Hub.",
-    "NO_COLOR": "Set to anything, nothing is coloured.",
+    "NO_COLOR": "If set to anything, nothing is coloured.",
 }
 STATUS = {
     "0": "All went well.",
@@ -33,7 +33,7 @@ EXAMPLES = {
     "chatterm run": "Open the chat with the default model.",
     "chatterm run qwen3:0.6b -p 'Why is the sky blue?'": "Answer once and exit.",
     "chatterm run -p 'Name a river' -p 'Name a lake' --parallel": "Answer two prompts at once.",
-    "chatterm batch qwen3:0.6b in.jsonl -o out.jsonl": "Answer a file of requests, or continue with it.",
+    "chatterm batch qwen3:0.6b in.jsonl -o out.jsonl": "Answer a file of requests, or continue where that was stopped.",
     "chatterm serve qwen3:0.6b": "Keep a model loaded for chatterm run and for other programs.",
     "chatterm --install-completion": "Complete commands, options and models with Tab in this shell from now on.",
 }

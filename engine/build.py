@@ -234,7 +234,7 @@ def build(
             except (EngineError, RuntimeError, ImportError) as error:  # there are answers without it, too
                 why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         if why is not None:
-            pieces.notes += (f"Nothing is drafted: {why}.",)
+            pieces.notes += (f"No draft model is used: {why}.",)
     return pieces
 
 
@@ -380,7 +380,8 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
             _tell(pieces, reason)
         if options.deterministic:
             pieces.notes += (
-                "Deterministic: sums have one order, however prompts are cut and whoever else is served.",
+                "Deterministic: sums have a fixed order, however prompts are split and whatever else runs "
+                "at the same time.",
             )
         # The runner's plain program attends over all rows before, whatever the network asks for.
         if options.decode_runner and (fused or lacking(network.spec, PLAIN_ATTENTION) is None):

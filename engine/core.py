@@ -339,7 +339,7 @@ class EngineCore:
         unknown = [id for id in params.logit_bias if id >= self.vocab_size]
         if unknown:
             raise EngineError(
-                f"logit_bias names token {unknown[0]}; this model knows tokens 0 to {self.vocab_size - 1}."
+                f"logit_bias names token {unknown[0]}; this model has tokens 0 to {self.vocab_size - 1}."
             )
         answer = list(earlier or [])
         sequence = Sequence(

@@ -34,10 +34,10 @@ def find_draft(
     if (found := first_here(names)) is not None:
         return found, ()
     if not names:
-        return None, (
-            f"Nothing is drafted: the catalogue has no draft model for {model}; name one with --draft.",
-        )
-    return None, (f"Nothing is drafted: no draft model for {model} is here; run: chatterm pull {names[0]}",)
+        return None, (f"No draft model is used: the catalogue has none for {model}; name one with --draft.",)
+    return None, (
+        f"No draft model is used: none for {model} is on this machine; run: chatterm pull {names[0]}",
+    )
 
 
 def read_draft(
@@ -53,7 +53,7 @@ def read_draft(
     """A draft model for `model`, which has this tokenizer and leaves `free` bytes of the memory; and what people should
     know. None where it cannot guess for it. Raises ModelError."""
     if (why := _refused(files, model, tokenizer, device, quantize, context, free)) is not None:
-        return None, (f"Nothing is drafted: {why}",)
+        return None, (f"No draft model is used: {why}",)
     return read_model(files, model.dtype, device, quantize, on_progress, context)
 
 
@@ -69,9 +69,7 @@ def _refused(
     if model.share is not None or _lacks_kernels(model, device):
         return f"{DRAFTS_NEED}."
     if (why := tokenizer.difference(load_tokenizer(files))) is not None:
-        return (
-            f"the tokenizer of {files.name} is another one ({why}); choose a draft model of the same family."
-        )
+        return f"the tokenizer of {files.name} is different ({why}); choose a draft model of the same family."
     spec, weights = bytes_to_load(
         files,
         dtype=model.dtype,

@@ -43,7 +43,7 @@ class Constraint:
             raise EngineError(f"The {NAMES[self.kind]} is empty; write one, or leave it out.")
         if len(self.text) > MOST_CHARACTERS:
             raise EngineError(
-                f"The {NAMES[self.kind]} has {len(self.text):,} characters; it may have {MOST_CHARACTERS:,}."
+                f"The {NAMES[self.kind]} has {len(self.text):,} characters; it may have at most {MOST_CHARACTERS:,}."
             )
 
 

@@ -125,9 +125,9 @@ class Agent:
     ) -> schema.ListSessionsResponse:
         """All of them, whatever the folder: sessions here belong to none."""
         if self._store is None:
-            raise EngineError("Conversations are not saved here; there is nothing to list.")
+            raise EngineError("Conversations are not saved, so there is nothing to list.")
         if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-            raise EngineError("That is no place in the list of sessions; leave the cursor out.")
+            raise EngineError("The cursor is not a place in the list of sessions; leave it out.")
         found = await asyncio.to_thread(self._store.find)
         begin = int(cursor or 0)
         page = [
@@ -151,7 +151,7 @@ class Agent:
         dialogue = self._dialogue(session_id)
         info = self._engine.backend.info
         if mode_id != CHAT and info is not None and not info.calls_tools:
-            raise EngineError(f"{info.name} knows no tools; stay in the mode Chat, or use another model.")
+            raise EngineError(f"{info.name} does not support tools; stay in Chat mode, or use another model.")
         switch(dialogue, mode_id, self._tools)
 
     # --- prompts ---
@@ -227,10 +227,10 @@ class Agent:
         """A saved session, open from now on. Raises EngineError."""
         folder = _folder(cwd)
         if self._store is None:
-            raise EngineError("Conversations are not saved here; begin a new session.")
+            raise EngineError("Conversations are not saved; begin a new session.")
         if (open_one := self._dialogues.get(id)) is not None:
             if open_one.is_running:
-                raise EngineError("This session is being answered; cancel that first.")
+                raise EngineError("An answer is running in this session; cancel it first.")
             await self._close(open_one)
         talk = await asyncio.to_thread(Talk, self._engine.backend, self._store, id)
         return self._opened(id, talk, folder, servers)
@@ -282,7 +282,7 @@ class Agent:
 def _alone(dialogue: Dialogue) -> Iterator[None]:
     """One prompt at a time. Raises EngineError."""
     if dialogue.is_running:
-        raise EngineError("This session is being answered; wait for the end, or cancel it.")
+        raise EngineError("An answer is running in this session; wait for its end, or cancel it.")
     dialogue.is_running = True
     dialogue.stopped.clear()
     try:

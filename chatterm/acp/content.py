@@ -61,11 +61,11 @@ def message_of(blocks: Iterable[Any], folder: Path) -> str:
                 name, _ = _named(block.resource.uri)
                 text = getattr(block.resource, "text", None)
                 if text is None:
-                    raise EngineError(f"{name} is not a text; only text can be attached here.")
+                    raise EngineError(f"{name} is not text; only text can be attached here.")
                 words.append(name)
                 files.append(f"{name}:\n{fenced(cleaned(text))}")
             case other:
-                raise EngineError(f"A prompt here is text and files; {one_line(other, 20)} is neither.")
+                raise EngineError(f"A prompt may contain text and files; {one_line(other, 20)} is neither.")
     message = "".join(words).strip()
     if not message:
         raise EngineError("The prompt is empty; write something.")
@@ -84,7 +84,7 @@ def _named(uri: str) -> tuple[str, Path | None]:
 def _file(path: Path, folder: Path) -> Sequence[str]:
     if '"' in str(path) or "\n" in str(path) or "\0" in str(path):
         raise EngineError(
-            f"{one_line(str(path), 200)} cannot be attached: its name has a quote or a line end."
+            f"{one_line(str(path), 200)} cannot be attached: its name contains a quotation mark or a line break."
         )
     end = "/" if path.is_dir() else ""
     return attach(f'@"{path}{end}"', folder, fetches=False).blocks
@@ -145,7 +145,7 @@ def started(id: str, call: ToolCall, plan: Plan, folder: Path) -> Update:
 def to_allow(id: str, call: ToolCall, plan: Plan, why: str, folder: Path) -> schema.ToolCallUpdate:
     """What a person is asked about: everything that the call was given."""
     described = _described(id, call, plan, folder)
-    why = f"Look twice: {' · '.join(plan.dangers)}" if plan.dangers else why
+    why = f"Caution: {' · '.join(plan.dangers)}" if plan.dangers else why
     return schema.ToolCallUpdate(**{**described, "content": [_text(why), *described["content"]]})
 
 

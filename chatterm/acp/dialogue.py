@@ -35,7 +35,7 @@ def modes(given: str, now: str) -> schema.SessionModeState:
     """Which tools may be on; `given` are those that the command line named."""
     offered = {
         CHAT: ("Chat", "No tools: the model only talks."),
-        READ: ("Read", "The model may ask to read and to search files; you are asked each time."),
+        READ: ("Read", "The model may ask to read and search files; you are asked each time."),
         ALL: (
             "All tools",
             "The model may ask to read, write, run commands and fetch pages; you are asked each time.",
@@ -60,7 +60,7 @@ def switch(dialogue: Dialogue, mode: str, given: str) -> None:
         **({GIVEN: tuple(filter(None, (word.strip() for word in given.split(","))))} if given else {}),
     }
     if mode not in words:
-        raise EngineError(f"There is no such mode; there are: {', '.join(words)}.")
+        raise EngineError(f"There is no such mode; the modes are: {', '.join(words)}.")
     box = dialogue.tools.box
     box.on = {name for word in words[mode] for name in box.found(word)}
     dialogue.mode = mode

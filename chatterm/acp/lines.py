@@ -56,7 +56,7 @@ class Lines:
             while view:
                 view = view[os.write(self._target, view) :]
         except OSError as error:
-            raise ConnectionError(error.strerror or "The other side is gone.") from None
+            raise ConnectionError(error.strerror or "The other side has closed the connection.") from None
 
     def _read(self) -> None:
         for line in _lines_of(self._source):
@@ -103,25 +103,25 @@ def understood(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | Non
     if not line.strip():
         return None, None
     if len(line) > LONGEST:
-        return None, _error(None, _INVALID, f"A message may have {LONGEST:,} bytes.")
+        return None, _error(None, _INVALID, f"A message may have at most {LONGEST:,} bytes.")
     try:
         message = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None, _error(None, _NO_JSON, "This line is not JSON.")
     if not isinstance(message, dict):
-        return None, _error(None, _INVALID, "A message is a JSON object.")
+        return None, _error(None, _INVALID, "A message must be a JSON object.")
     id = message.get("id")
     if isinstance(id, bool) or not isinstance(id, str | int | None):
-        return None, _error(None, _INVALID, "The id of a message is a text or a whole number.")
+        return None, _error(None, _INVALID, "The id of a message must be a string or a whole number.")
     if "method" not in message:
         if not isinstance(message.get("error", {}), dict):
             message["error"] = {}
         return message, None
     if not isinstance(message["method"], str):
-        return None, _error(id, _INVALID, "The method of a message is a text.")
+        return None, _error(id, _INVALID, "The method of a message must be a string.")
     params = message.get("params")
     if not isinstance(params, dict | None):
-        return None, _error(id, _INVALID, "The params of a message are an object.")
+        return None, _error(id, _INVALID, "The params of a message must be an object.")
     # The SDK would pass what is in _meta on as arguments, unchecked.
     message["params"] = {name: value for name, value in (params or {}).items() if name != "_meta"}
     return message, None

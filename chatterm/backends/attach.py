@@ -94,7 +94,7 @@ def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
         link.close()
         names = ", ".join(f"--{_OPTION.get(name, name.replace('_', '-'))}" for name in other)
         end = " chatterm stop ends that server." if welcome.ends_unused else ""
-        why = f"The server that runs here has another {names}, so the model is loaded in this process."
+        why = f"The running server was started with another {names}, so the model is loaded in this process."
         return None, why + end
     return peer, ""
 
@@ -229,7 +229,7 @@ class Attached:
             load()
         except ServerGoneError:
             raise EngineError(
-                "The engine process has ended while it loaded the model; it may have run out of memory. Choose a "
+                "The engine process ended while it was loading the model; it may have run out of memory. Choose a "
                 "smaller model, or free some memory."
             ) from None
 
@@ -282,7 +282,7 @@ class Attached:
         except ServerGoneError as error:
             is_cut = True
             raise EngineError(
-                f"{error} What came of the answer is kept; ask again, and the model is loaded in this process."
+                f"{error} What had arrived of the answer is kept. Ask again: the model is then loaded in this process."
             ) from None
         finally:
             cast("Any", events).close()

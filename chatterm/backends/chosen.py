@@ -85,7 +85,7 @@ class Chosen:
         return ""
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
-        raise EngineError("Nothing else can be asked from here; /model switches to another model.")
+        raise EngineError("No other model can be asked from here; /model switches to another model.")
 
     @property
     def options(self) -> ChatOptions:
@@ -125,7 +125,7 @@ def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
 def no_tools(info: ModelInfo | None) -> EngineError:
     """A model is to use tools that knows none."""
     name = info.name if info is not None else "This model"
-    return EngineError(f"{name} knows no tools; /model chooses another model.")
+    return EngineError(f"{name} does not support tools; /model chooses another model.")
 
 
 def no_model() -> EngineError:
@@ -137,9 +137,9 @@ def no_guesses(sampling: Mapping[str, Any], figures: Figures) -> list[str]:
     """What to tell a person who asked for guesses where there are none."""
     asked = sampling.get("speculation")
     if asked in ("suffix", "draft") and figures.speculation.startswith("off: "):
-        return [f"Speculation is {figures.speculation}; answers come as without it."]
+        return [f"Speculation is {figures.speculation}; answers are made without it."]
     if asked == "draft" and not figures.draft_bytes:
         return [
-            "Nothing is guessed, because there is no draft model; name one with --draft, or /set speculation auto."
+            "There is no draft model, so nothing is guessed; name one with --draft, or use /set speculation auto."
         ]
     return []

@@ -58,14 +58,14 @@ def looked_at(path: Path, name: str) -> Picture:
         raise PictureError(f"is larger than {bytes_text(LARGEST)}")
     found = measured(data)
     if found is None:
-        raise PictureError("is no PNG, JPEG, GIF or WebP, and other pictures no server takes")
+        raise PictureError("is not a PNG, JPEG, GIF or WebP picture, and servers accept no others")
     kind, width, height = found
     if not (0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE):
         raise PictureError(
-            f"says that it has {width} x {height} pixels; it may have {_LONGEST_SIDE:,} a side"
+            f"claims to have {width} x {height} pixels; at most {_LONGEST_SIDE:,} a side are allowed"
         )
     if not str(place).isprintable() or len(str(place)) > 4096:
-        raise PictureError("has a path that cannot be written down")
+        raise PictureError("has a path that is too long or has control characters")
     return Picture(name, kind, width, height, len(data), sha256(data).hexdigest(), str(place))
 
 

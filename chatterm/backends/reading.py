@@ -74,8 +74,8 @@ class Reading:
         tokens, room = self._tokens(with_documents(system, documents)), self._engine.context_length
         if len(tokens) >= room:
             raise ContextFullError(
-                f"{names_of(documents)}: {counted(len(tokens), 'token')} and the context has {room:,}; open less, or "
-                "start with a larger --context.",
+                f"{names_of(documents)}: {counted(len(tokens), 'token')} do not fit into a context of "
+                f"{room:,}; open fewer documents, or start with a larger --context.",
                 needed=len(tokens),
                 available=room,
             )
@@ -97,7 +97,7 @@ class Reading:
         names = ",".join(document.name for document in [*order, *left])
         if most - kept < self._engine.block_size:
             return ""
-        return f"In the order {names}, {counted(most - kept, 'token')} more would be there already."
+        return f"In the order {names}, {counted(most - kept, 'token')} more would already be in the cache."
 
     def _kept(self, system: str | None, documents: Sequence[Document]) -> int:
         return self._engine.kept_tokens(self._tokens(with_documents(system, documents)))

@@ -15,7 +15,7 @@ def framed(body: bytes) -> bytes:
     """`body` as a frame. Raises FrameError where it is too long."""
     if len(body) > MOST:
         raise FrameError(
-            f"A message of {len(body):,} bytes is more than the server takes; send less at once."
+            f"A message of {len(body):,} bytes is larger than the server accepts; send less at once."
         )
     return len(body).to_bytes(_HEADER, "big") + body
 
@@ -34,7 +34,9 @@ class FrameReader:
         while len(self._held) - at >= _HEADER:
             size = int.from_bytes(self._held[at : at + _HEADER], "big")
             if not 0 < size <= self._most:
-                raise FrameError(f"The other side sent a frame of {size:,} bytes, which is none of ours.")
+                raise FrameError(
+                    f"The other side sent a frame of {size:,} bytes, which cannot be one of chatterm's."
+                )
             if len(self._held) - at - _HEADER < size:
                 break
             at += _HEADER + size

@@ -82,7 +82,7 @@ def unpacked(body: Raw | bytes, kind: type[T]) -> T:
         value: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
         return value
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"The other side sent something else than was agreed: {error}") from None
+        raise FrameError(f"The other side sent something unexpected: {error}") from None
 
 
 @cache
@@ -108,4 +108,4 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[T]", body: bytes) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"The other side sent something else than was agreed: {error}") from None
+        raise FrameError(f"The other side sent something unexpected: {error}") from None

@@ -59,7 +59,7 @@ def check_folder(path: Path) -> None:
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
         raise EngineError(f"{path} is not a folder of yours; remove it, or set CHATTERM_RUNTIME to another.")
     if state.st_mode & 0o077:
-        raise EngineError(f"Others may enter the folder {path}; run: chmod 700 {path}")
+        raise EngineError(f"Other users have access to the folder {path}; run: chmod 700 {path}")
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def listening() -> Iterator[socket.socket]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(f"The folder {path.parent} cannot be made ({error.strerror}).") from error
+        raise EngineError(f"The folder {path.parent} cannot be created ({error.strerror}).") from error
     check_folder(path.parent)
     lock = os.open(path.with_name("engine.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -82,7 +82,7 @@ def listening() -> Iterator[socket.socket]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ServerRunsError(
-                "A chatterm server runs here already; see chatterm ps, or end it with chatterm stop."
+                "A chatterm server is already running; see chatterm ps, or end it with chatterm stop."
             ) from None
         with suppress(FileNotFoundError):
             path.unlink()  # whoever made it is gone, or would hold the lock
@@ -91,7 +91,7 @@ def listening() -> Iterator[socket.socket]:
             try:
                 made.bind(str(path))
             except OSError as error:
-                raise EngineError(f"The socket {path} cannot be made ({error.strerror}).") from error
+                raise EngineError(f"The socket {path} cannot be created ({error.strerror}).") from error
             finally:
                 os.umask(before)
             made.listen(64)

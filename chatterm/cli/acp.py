@@ -29,7 +29,7 @@ def acp(
         typer.Option(
             metavar="NAMES",
             help="Tools that are on from the start: read, search, write, run, fetch, or all. The editor asks before "
-            "each call, and switches them by its modes.",
+            "each call, and switches tools on and off with its modes.",
             show_default=False,
         ),
     ] = "",
@@ -53,7 +53,7 @@ def acp(
 ) -> None:
     """Answer an editor (Zed, Toad, ...) that speaks the Agent Client Protocol on standard input and output.
 
-    The editor starts this command. Conversations are saved as any other: chatterm run --session goes on with them.
+    The editor starts this command. Conversations are saved like any others: chatterm run --session continues them.
     """
     from importlib.util import find_spec
 
@@ -62,7 +62,9 @@ def acp(
             "Editors need the package agent-client-protocol; install it with: pip install 'chatterm[acp]'"
         )
     if sys.stdin is None or sys.stdin.isatty():
-        raise WrongUsage("chatterm acp is started by an editor; docs/editors.md says how to set up Zed and Toad.")
+        raise WrongUsage(
+            "chatterm acp is started by an editor; docs/editors.md says how to set up Zed and Toad."
+        )
     if system is not None:
         options.check_utf8(system)
     options.check_model(model)

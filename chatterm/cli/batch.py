@@ -24,7 +24,7 @@ def batch(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="As in chatterm run. It may be left out: then FILE stands here, and the default model answers.",
+            help="As in chatterm run. It may be left out: FILE then comes first, and the default model answers.",
             show_default=False,
             autocompletion=model_names,
         ),
@@ -69,7 +69,7 @@ def batch(
     A request is a JSON object on a line of its own, with "prompt": TEXT or
     "messages": [{"role": "user", "content": TEXT}, ...] (system, user, assistant).
 
-    It may have an "id", and these, which go before the options given here:
+    It may have an "id", and these, which take precedence over the options given here:
     temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
     frequency_penalty, seed, max_tokens, stop, speculation, think and
     response_format.
@@ -80,7 +80,7 @@ def batch(
     A result has the number of its line, the id, and the answer ("text",
     "reasoning", "finish_reason", "stats") or an "error" of that line alone.
 
-    Stopped in the middle, the same command continues where it was.
+    If it is stopped, the same command continues where it left off.
     """
     name = model if file is None else file
     chosen_model = None if file is None else model

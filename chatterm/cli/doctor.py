@@ -71,10 +71,10 @@ def tune(model: str) -> None:
         f"{_STEPS.get(kind, kind)} {before * 1e6:,.0f} us, tuned {after * 1e6:,.0f} us"
         for kind, (before, after) in found.seconds.items()
     ]
-    none = [("Nothing: the usual ways are the fastest here.",)]
+    none = [("Nothing to change: the built-in choices are the fastest here.",)]
     print(
         plain(
-            [Section(f"What runs best for {one_line(model, 60)}", rows or none, note="; ".join(times) + ".")]
+            [Section(f"Fastest choices for {one_line(model, 60)}", rows or none, note="; ".join(times) + ".")]
         )
     )
 
@@ -130,7 +130,7 @@ def _splits(machine: "Machine") -> Section:
         rows,
         ("Model", "Tokens/s of one", "Of all", "Gain"),
         frozenset((1, 2, 3)),
-        "Estimated from the bandwidth and what adding up between GPUs may take; nothing of this was measured.",
+        "Estimated from the bandwidth and the likely time for sums across GPUs; none of this was measured.",
     )
 
 
@@ -144,7 +144,9 @@ def _hardware(machine: "Machine") -> Section:
     if (links := machine.links) is not None:
         kinds = " and ".join(one_line(kind) for kind in links.kinds) or "unknown"
         reach = (
-            "each addresses the others' memory" if links.direct else "no memory of another one's is addressed"
+            "each can access the memory of the others"
+            if links.direct
+            else "none can access the memory of another"
         )
         rows.append(("Links", f"{kinds} between {links.count} GPUs; {reach}"))
     if machine.driver or machine.driver_cuda:
@@ -194,9 +196,9 @@ def _tunings(machine: "Machine") -> Section:
     return Section(
         "Tuned for this GPU",
         rows,
-        ("Model", "Choices", "Token before", "Token now", "Gain"),
+        ("Model", "Choices", "Token untuned", "Token tuned", "Gain"),
         frozenset((1, 2, 3, 4)),
-        "Times of one token after 511, as they were measured; chatterm doctor --tune MODEL measures again.",
+        "Times of token 512, as measured; chatterm doctor --tune MODEL measures again.",
     )
 
 
@@ -241,7 +243,7 @@ def _drafts(machine: "Machine") -> Section:
         rows,
         ("Model", "Draft model", "Weights", "KV cache", "Fits"),
         frozenset((2, 3)),
-        "They guess what comes next with --draft auto, where that pays; the text stays the same.",
+        "With --draft auto they guess what comes next, where that saves time; the text stays the same.",
     )
 
 

@@ -22,12 +22,12 @@ LibraryOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[,NAME...]",
-        help="Begin the conversation on these documents, in this order (chatterm library lists them).",
+        help="Begin the conversation with these documents, in this order (chatterm library lists them).",
         show_default=False,
     ),
 ]
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="A document of the library.", show_default=False)
+    str, typer.Argument(metavar="NAME", help="A document in the library.", show_default=False)
 ]
 
 
@@ -70,16 +70,16 @@ def add(
         ),
     ] = None,
 ) -> None:
-    """Keep the text of a document. A model reads it in idle time, in the next chat."""
+    """Keep the text of a document. The model of the next chat reads it in idle time."""
     from chatterm.conversation.attachments import working_folder
     from chatterm.conversation.source import keep_document
     from chatterm.sessions.library import Library, name_for, size_text
 
     entry, _, remark = keep_document(Library(), source, name or name_for(source), working_folder())
     print(
-        f"Added: {entry.name} ({size_text(entry)}). A model reads it in idle time of the next chatterm run."
+        f"Added: {entry.name} ({size_text(entry)}). The model of the next chatterm run reads it in idle time."
     )
-    print(f"To begin a conversation on it: chatterm run --library {entry.name}")
+    print(f"To begin a conversation with it: chatterm run --library {entry.name}")
     if remark:
         print(f"chatterm: {remark}", file=sys.stderr)
 
@@ -96,10 +96,10 @@ def show(name: NameArgument) -> None:
 @library_app.command()
 def remove(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Documents of the library.", show_default=False)
+        list[str], typer.Argument(metavar="NAME...", help="Documents in the library.", show_default=False)
     ],
 ) -> None:
-    """Remove documents. Conversations that were begun on them keep them."""
+    """Remove documents. Conversations that began with them keep them."""
     from chatterm.sessions.library import Library
 
     known = Library()

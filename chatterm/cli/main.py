@@ -214,7 +214,7 @@ def run(
         chosen, stated, of_preset = options.with_preset(chosen, preset, invocation)
         model, tools = model or stated.model, tools or ",".join(stated.tools or ()) or None
     if allow_changes and tools is None:
-        raise WrongUsage("--allow-changes is about --tools; add --tools NAMES.")
+        raise WrongUsage("--allow-changes applies to --tools; add --tools NAMES.")
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
@@ -246,9 +246,7 @@ def run(
         raise WrongUsage("--continue and --session cannot be combined; use one of them.")
     if library is not None:
         if continue_last or session is not None:
-            raise WrongUsage(
-                "A session goes on with the documents that it was begun on; leave out --library."
-            )
+            raise WrongUsage("A session keeps the documents that it began with; leave out --library.")
         chosen = replace(chosen, documents=documents_of(library))
     if continue_last or session is not None:
         from chatterm.sessions.resume import find_session, resumed
@@ -361,7 +359,7 @@ app.command()(acp)
 def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the server that runs here: its models, their memory, who uses them."""
+    """Show the running server: its models, their memory, who uses them."""
     from chatterm.cli.servers import show_server
 
     raise typer.Exit(show_server(as_json=as_json))
@@ -372,7 +370,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the figures of one second and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a second.")] = False,
 ) -> None:
-    """Watch the server that runs here: requests, tokens/s, latency, KV cache; q or Ctrl+C ends it."""
+    """Watch the running server: requests, tokens/s, latency, KV cache; q or Ctrl+C ends it."""
     from chatterm.cli.top import watch
 
     if not (once or as_json or sys.stdout.isatty()):
@@ -382,7 +380,7 @@ def top(
 
 @app.command()
 def stop() -> None:
-    """End the server that runs here; running answers end with a message."""
+    """End the running server; running answers end with a message."""
     from chatterm.cli.servers import stop_server
 
     raise typer.Exit(stop_server())
@@ -403,7 +401,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Measure now how a GPU's kernels run best for MODEL, and use that from the next start on.",
+            help="Measure now how the GPU's kernels run fastest for MODEL; the next start uses the result.",
             autocompletion=model_names,
         ),
     ] = None,
@@ -411,7 +409,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Show which kernel of a GPU a token of MODEL spends its time in.",
+            help="Show in which GPU kernels a token of MODEL spends its time.",
             autocompletion=model_names,
         ),
     ] = None,
@@ -423,7 +421,7 @@ def doctor(
     from chatterm.cli import doctor as doctor_command
 
     if tune is not None and profile is not None:
-        raise WrongUsage("--tune and --profile are two commands; give one of them.")
+        raise WrongUsage("--tune and --profile cannot be combined; use one of them.")
     if tune is not None or profile is not None:
         if as_json:
             raise WrongUsage("--tune and --profile print no JSON; leave out --json.")
@@ -472,7 +470,7 @@ def quantize(
         ),
     ],
 ) -> None:
-    """Write MODEL in 4 bits to OUT, calibrated on a short text; what is most sensitive stays in 8."""
+    """Write MODEL in 4 bits to OUT, calibrated on a short text; the most sensitive weights stay in 8 bits."""
     from chatterm.cli.quantize import quantize as quantize_model
 
     quantize_model(model, out)
@@ -494,7 +492,7 @@ def verify(
 
 @app.command()
 def show(model: options.ModelArgument) -> None:
-    """Show what MODEL is, and how it would run here; of one on the Hub only its description is fetched."""
+    """Show what MODEL is, and how it would run here; for a model on the Hub only its description is fetched."""
     from chatterm.cli.show import show as show_model
 
     show_model(model)

@@ -48,7 +48,7 @@ def add(
     known = read_servers(path)
     if any(server.name == name for server in known):
         raise WrongUsage(
-            f"There is a server {one_line(name, 40)} already; remove it first, or use another name."
+            f"There is already a server {one_line(name, 40)}; remove it first, or use another name."
         )
     given = {"command": command[0], "args": command[1:], "env": _pairs(env)} if command else {}
     if url:
@@ -74,7 +74,7 @@ def import_servers(
     names = {server.name for server in known}
     found = [server for server in read_servers(file) if server.name not in names]
     write_servers(path, [*known, *found])
-    typer.echo(f"Added: {', '.join(server.name for server in found) or 'nothing that was not there'}.")
+    typer.echo(f"Added: {', '.join(server.name for server in found) or 'nothing new'}.")
 
 
 @mcp_app.command("list")
@@ -84,7 +84,7 @@ def list_servers() -> None:
 
     servers = read_servers(servers_path())
     if not servers:
-        typer.echo("There are no MCP servers; chatterm mcp add adds one.")
+        typer.echo("There are no MCP servers yet; chatterm mcp add adds one.")
     width = max((len(server.name) for server in servers), default=0)
     for server in servers:
         typer.echo(f"{server.name:<{width}}  {one_line(server.where, 200)}")

@@ -154,7 +154,7 @@ def _act(backend: Backend, talk: Talk, tools: "Unasked", **how: Any) -> None:
     if backend.last is not None and backend.last.calls:
         tools.refused = True
         write(
-            err, f"chatterm: The model called tools {MOST_ROUNDS} times in a row; no more calls are done.\n"
+            err, f"chatterm: The model called tools {MOST_ROUNDS} times in a row; no further calls are run.\n"
         )
 
 
@@ -275,7 +275,9 @@ def guesses_line(stats: TurnStats) -> str:
     if 0 < stats.drafted_tokens < stats.guessed_tokens:
         right += f", {guesses_text(stats.drafted_tokens, stats.accepted_drafts)} of them"
     right += " by the draft model" if stats.drafted_tokens else ""
-    return f"guessed right {right}, in a step {a_step:.2f} on average, saved {saved_text(stats.saved_s)}"
+    return (
+        f"guessed right {right}, {a_step:.2f} tokens per step on average, saved {saved_text(stats.saved_s)}"
+    )
 
 
 def write(stream: TextIO, text: str) -> None:

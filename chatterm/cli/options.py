@@ -26,8 +26,8 @@ MODEL = (
     "hf.co/owner/name/file.gguf, a folder, or a .gguf file."
 )
 ASKED = (
-    f"{MODEL[:-1]}; or one of a server: openai://HOST:PORT/MODEL, ollama://HOST:PORT/MODEL, "
-    "or a remote of the settings (NAME or NAME/MODEL)."
+    f"{MODEL[:-1]}; or a model on a server: openai://HOST:PORT/MODEL, ollama://HOST:PORT/MODEL, "
+    "or a remote from the settings (NAME or NAME/MODEL)."
 )
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
@@ -172,8 +172,8 @@ KVDtype = Annotated[
     Literal["auto", "bf16", "fp16", "fp8", "int8"],
     typer.Option(
         "--kv-dtype",
-        help="The KV cache: as the model computes (auto), or 8 bits a number, which holds and reads long contexts in "
-        "half the memory.",
+        help="The KV cache: as the model computes (auto), or 8 bits per number, which halves the memory "
+        "that long contexts take and the data read for each token.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -185,8 +185,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="A small model of the same family that guesses what comes next; auto: the catalogue's, if it is here; "
-        "none. The text stays the same.",
+        help="A small model of the same family that guesses what comes next; auto: the catalogue's, if it "
+        "is on this machine; none: no such model. The text stays the same.",
         rich_help_panel=_MACHINE,
         show_default=False,
         autocompletion=model_names,
@@ -215,7 +215,7 @@ NoTune = Annotated[
     bool,
     typer.Option(
         "--no-tune",
-        help="On a GPU: neither measure how its kernels run best nor use what was measured.",
+        help="On a GPU: neither measure how its kernels run fastest nor use earlier measurements.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -223,7 +223,7 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="On a GPU: the same text for the same conversation and seed, whoever else is served. Slower.",
+        help="On a GPU: the same text for the same conversation and seed, whatever else runs at the same time. Slower.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -231,7 +231,7 @@ TensorParallel = Annotated[
     str,
     typer.Option(
         metavar="N|auto",
-        help="GPUs that compute every layer together; auto: as few as have room for the model.",
+        help="How many GPUs share the work of every layer; auto: the fewest that have room for the model.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -240,7 +240,8 @@ DiskGb = Annotated[
     typer.Option(
         min=0,
         metavar="GB",
-        help="Disk for what saved conversations have computed, so that they go on at once after a restart; 0: none.",
+        help="Disk space for the KV cache of saved conversations, so that they continue at once after a "
+        "restart; 0: none.",
         rich_help_panel=_MACHINE,
         show_default=False,
     ),
@@ -249,7 +250,7 @@ NoServer = Annotated[
     bool,
     typer.Option(
         "--no-server",
-        help="Load the model in this process, even where a chatterm server runs.",
+        help="Load the model in this process, even if a chatterm server is running.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -257,8 +258,8 @@ KeepAlive = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Keep the model loaded for the next chatterm run, until nobody has used it for so long: 30m, 2h, forever; "
-        "0 does not. chatterm ps shows it, chatterm stop frees it.",
+        help="Keep the model loaded for the next chatterm run, until it has not been used for this long: "
+        "30m, 2h, forever; 0: do not keep it. chatterm ps shows it, chatterm stop frees it.",
         rich_help_panel=_MACHINE,
         show_default=False,
     ),

@@ -43,7 +43,7 @@ def picture(model: str, parts: "Sequence[Part]", blocks: bool = True) -> list[st
         sums[name] = sums.get(name, 0.0) + part.seconds
     most, width = max(sums.values()), max(map(len, sums))
     lines = [
-        f"{model}: a token after 511 takes {whole * 1e3:.3f} ms in {layers} layers, without drawing it.",
+        f"{model}: token 512 takes {whole * 1e3:.3f} ms in {layers} layers, without sampling.",
         "",
     ]
     full = "█" if blocks else "#"

@@ -87,7 +87,7 @@ def asked_of(line: InputLine) -> Asked:
         id = fields.get("id")
         if not (id is None or (isinstance(id, str | int | float) and not isinstance(id, bool))):
             id = None
-            raise LineError("id must be a text or a number.")
+            raise LineError("id must be a string or a number.")
         return Asked(_request(fields), id)
     except LineError as error:
         return Asked(None, id, str(error))
@@ -106,7 +106,7 @@ def _fields(data: bytes | None) -> dict[str, Any]:
         raise LineError(f"The line is not JSON: {error.msg} at character {error.pos + 1}.") from error
     except (ValueError, RecursionError) as error:
         raise LineError(
-            "The line is not JSON that can be read: a number or a nesting in it is too large."
+            "The line cannot be read as JSON: it has a number that is too large or is nested too deeply."
         ) from error
     if not isinstance(fields, dict):
         raise LineError('The line must be an object like {"prompt": "..."}.')
@@ -165,20 +165,21 @@ def _messages(given: Any) -> list[Message]:
         or len(turns) % 2 == 0
     ):
         raise LineError(
-            "messages must be a system message or none, then user and assistant by turns; the last must be the user's."
+            "messages may begin with a system message; user and assistant must then alternate, and the "
+            "last must be the user's."
         )
     return messages
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise LineError(f"{name} must be a text.")
+        raise LineError(f"{name} must be a string.")
     if not value.strip() and name != "stop":
         raise LineError(f"{name} is empty; add some text.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise LineError(f"{name} has half a character (a lone surrogate) in it.") from error
+        raise LineError(f"{name} contains half a character (a lone surrogate).") from error
     return value
 
 

@@ -85,7 +85,8 @@ class Results:
                 )
             if (result.get("line"), result.get("request")) != (line.number, line.digest):
                 raise EngineError(
-                    f"Result {count + 1:,} in {self.name} is not of line {line.number:,} of this input with this "
+                    f"Result {count + 1:,} in {self.name} does not belong to line {line.number:,} of this "
+                    "input with this "
                     "model and these options; run it as before to continue, or name another file with -o."
                 )
             count, errors, self._end = count + 1, errors + ("error" in result), self._end + len(data)

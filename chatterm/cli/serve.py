@@ -41,7 +41,9 @@ def serve(
         str,
         typer.Option(help="The address that the HTTP API listens on; one that others can reach needs a key."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes one that is free.")] = 8642,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of the HTTP API; 0 takes a free one.")
+    ] = 8642,
     api_key_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Requests need the key in this file.", show_default=False),
@@ -49,15 +51,18 @@ def serve(
     keep_alive: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Unload a model that nobody has used for so long: 30m, 1h, 0, forever."
+            metavar="TIME", help="Unload a model that has not been used for this long: 30m, 1h, 0, forever."
         ),
     ] = "30m",
     max_running: Annotated[
-        int, typer.Option(min=1, max=1024, help="Answers that are computed at the same time; more wait.")
+        int,
+        typer.Option(min=1, max=1024, help="The most answers computed at the same time; further ones wait."),
     ] = 64,
     max_context_per_request: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of prompt and answer of a request at most.", show_default=False),
+        typer.Option(
+            min=1, help="The most tokens a request may have, prompt and answer together.", show_default=False
+        ),
     ] = None,
     think_cache: options.ThinkCache = "exact",
     device: options.Device = "auto",

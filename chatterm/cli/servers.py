@@ -14,8 +14,8 @@ from chatterm.settings.durations import duration_text
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted
 
-NONE = "No chatterm server runs here; start one with chatterm serve."
-NO_MODEL = "No model is loaded; one is when it is asked for."
+NONE = "No chatterm server is running; start one with chatterm serve."
+NO_MODEL = "No model is loaded; each is loaded when it is first asked for."
 _LEAVE = 20.0
 """Seconds that a server gets to end."""
 
@@ -72,7 +72,7 @@ def stop_server() -> int:
     until = time.monotonic() + _LEAVE
     while not link.is_lost:
         if time.monotonic() > until:
-            raise EngineError("The server takes long to end; look at it with chatterm ps.")
+            raise EngineError("The server is taking long to end; see chatterm ps.")
         time.sleep(0.02)
     print("The chatterm server has ended.")
     return 0

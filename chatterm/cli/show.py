@@ -55,7 +55,7 @@ def _facts(model: str) -> tuple[ModelFacts, str]:
 def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     unusual = sorted(feature.value for feature in features(spec))
     return [
-        ("Features", ", ".join(unusual) or "the usual ones"),
+        ("Features", ", ".join(unusual) or "nothing unusual"),
         *computed_by(spec, facts.is_quantised),
         *_expected(facts, spec),
     ]
@@ -64,7 +64,7 @@ def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
 def quantised(scheme: Scheme) -> list[tuple[str, str]]:
     """Rows that say how a checkpoint is quantised, and how its weights are held where they are computed with."""
     if scheme.held is not None:
-        held = f"as {scheme.held} on a CPU, and on a GPU whose fused kernels know the model"
+        held = f"as {scheme.held} on a CPU, and on a GPU if the fused kernels support the model"
     else:
         held = f"in 16 bits ({scheme.why})"
     return [("Quantised", scheme.name), ("Held", held if scheme.note is None else f"{held}. {scheme.note}")]
@@ -114,6 +114,6 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
         return [("Memory", memory), ("Speed", speed)]
     experts = (
         f"those of {found.host_layers} of {len(spec.layers)} layers in host memory ({bytes_text(found.host_bytes)}), "
-        "computed on the CPU; long prompts have them fetched"
+        "computed on the CPU; for long prompts they are copied to the GPU"
     )
     return [("Memory", memory), ("Experts", experts), ("Speed", "not known before it is loaded")]

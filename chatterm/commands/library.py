@@ -40,7 +40,7 @@ def told(argument: str) -> Add | Open | Remove | None:
         return None
     if word not in WORDS:
         raise EngineError(
-            f"/library takes add, open or remove, and not {one_line(word, 40)!r}; alone it shows what there is."
+            f"/library takes add, open or remove, not {one_line(word, 40)!r}; on its own it lists the documents."
         )
     if not rest:
         raise EngineError(
@@ -76,7 +76,10 @@ def suggested(argument: str) -> list[str]:
 def library_lines(entries: Sequence[Entry], opened: Sequence[str], model: str, width: int) -> list[Line]:
     """What there is: name, length as `model` counts it where it has, when and from where it was added. Those on which
     the conversation was begun, `opened`, are marked."""
-    ways = "/library open NAME begins a conversation on a document (of several names: on all of them, in that order), "
+    ways = (
+        "/library open NAME begins a conversation with a document (with several names: with all of them, "
+        "in that order), "
+    )
     lines = wrap([(ways + "/library add FILE adds one, /library remove NAME removes one.", "muted")], width)
     if not entries:
         return [*lines, [], [("The library is empty.", "")]]

@@ -25,7 +25,7 @@ def no_thinking(info: ModelInfo | None) -> str:
 def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
     """What the model does in this mode."""
     if info is not None and info.is_remote and mode != "auto":
-        return f"The server is asked for {'thinking' if mode == 'on' else 'no thinking'}; not every model can do so."
+        return f"The server is asked for {'thinking' if mode == 'on' else 'no thinking'}; not every model can do that."
     return (
         THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think; it answers directly."
     )

@@ -45,7 +45,7 @@ def read_text(path: Path, name: str) -> str:
             raise AttachmentError(f"{shown} is not a regular file; only text files can be attached.")
         if is_picture(path):
             raise AttachmentError(
-                f"{shown} is a picture, and the models of this machine read text only; describe it in words, "
+                f"{shown} is a picture, and the models on this machine read text only; describe it in words, "
                 "or choose a remote model that sees."
             )
         is_pdf = path.suffix.lower() == ".pdf"

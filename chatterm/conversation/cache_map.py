@@ -84,9 +84,9 @@ def _kept(chunk: Chunk) -> list[Run]:
     runs: list[Run] = [("Library  ", "strong"), (f"{chunk.name}: ", "accent")]
     runs.append((f"{chunk.present:,} of {counted(chunk.tokens, 'token')} in the cache", ""))
     if chunk.shared:
-        runs.append((f"; {chunk.shared:,} shared with the documents before", ""))
+        runs.append((f"; {chunk.shared:,} shared with the documents before it", ""))
     if chunk.branches > 1:
-        saved = f"; {chunk.branches:,} branches stand on it, which saves {bytes_text(chunk.saved_bytes)}"
+        saved = f"; {chunk.branches:,} branches share it, which saves {bytes_text(chunk.saved_bytes)}"
         runs.append((saved, "accent"))
     return [*runs, (".", "")]
 

@@ -123,7 +123,7 @@ def _reason(parting: Parting, models: Sequence[str], token_text: Callable[[int],
     where = f"{kind} {parting.message}" if parting.message else "the system prompt"
     cause = _CAUSES[parting.cause]
     if parting.cause is Cause.OPENED and models:
-        cause = f"it was answered by {one_line(models[-1], 60)}, and models cannot share a cache"
+        cause = f"it was answered by {one_line(models[-1], 60)}, and models do not share a cache"
     at = f"token {parting.row + 1:,}"
     if parting.cached < 0:
         return [(f"Nothing was cached from {at} on, in {where}: {cause}.", "muted")]

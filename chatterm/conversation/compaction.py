@@ -15,13 +15,13 @@ from models.units import counted
 Kind = Literal["summary", "files", "start", "again", "edit"]
 
 COMPACTED = {
-    "start": "The model sees nothing of what is above, but for what is pinned; /compact off changes that.",
+    "start": "The model sees nothing above this line except what is pinned; /compact off changes that.",
     "files": "The model sees only the names of the files that were attached; /compact off changes that.",
     "off": "The model sees everything again.",
 }
 PINNED = {
     True: "The message is pinned with its answer: /compact leaves both whole.",
-    False: "The message is not pinned any more.",
+    False: "The message is no longer pinned.",
 }
 _FILES = "The model sees only their names: "
 _KEPT = 0.3
@@ -126,17 +126,15 @@ def ways(room: Room, count: int) -> list[Way]:
                 "start",
                 "Start from here",
                 gain,
-                "The model sees nothing of what was said, but for what is pinned.",
+                "The model sees nothing of the conversation so far except what is pinned.",
             )
         )
     latest = path[done - 1].compaction if done else None
     if latest is not None and latest.summary:
-        found.append(Way("edit", "Edit the summary in use", 0, "It stands for the messages above its mark."))
+        found.append(Way("edit", "Edit the summary in use", 0, "It replaces the messages above its mark."))
     if any(exchange.compaction for exchange in path):
         gain = room.used - room.of_text(room.system) - room.tokens(path)
-        found.append(
-            Way("again", "Show the model everything again", gain, "What was said is all there still.")
-        )
+        found.append(Way("again", "Show the model everything again", gain, "Nothing has been deleted."))
     return found
 
 
@@ -169,7 +167,8 @@ def checked_summary(room: Room, count: int, text: str) -> Compaction:
     if after >= before:
         tokens = [round(characters * room.rate) for characters in (after, before)]
         raise EngineError(
-            f"The summary takes about {counted(tokens[0], 'token')}, what it replaces {tokens[1]:,}; shorten it, or "
+            f"The summary takes about {counted(tokens[0], 'token')}, what it replaces takes {tokens[1]:,}; "
+            "shorten it, or "
             "press Esc."
         )
     files = room.path[count - 1].compaction

@@ -76,7 +76,9 @@ class Conversation(Branching):
         self._refuse_while_busy()
         prompt, _ = self.entries_of(exchange)
         if exchange.results and count > 1:
-            raise EngineError("Results of tools are answered once at a time; use /retry without a number.")
+            raise EngineError(
+                "Tool results can only be answered once at a time; use /retry without a number."
+            )
         self._ask(exchange.parent, prompt, model, is_retry=True, count=count, results=exchange.results)
 
     # --- tools ---
@@ -136,9 +138,7 @@ class Conversation(Branching):
         if exchange.finish_reason in ("eos", "stop"):
             raise EngineError("The answer is complete; /retry generates another one.")
         if not sees_last(self.path):
-            raise EngineError(
-                "The model does not see this answer any more; /compact off shows it everything again."
-            )
+            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
         prompt, answer = self.entries_of(exchange)
         answer.footer = []
         self._hold(exchange.id)

@@ -344,8 +344,9 @@ class CompactionEntry(Entry):
         room = width - INDENT
         mark = ("▾ " if self._is_open else "▸ ") if summary else "◇ "
         what = "a summary" if summary else "nothing"
-        left = f", but for {counted(pinned, 'pinned message')}" if pinned else ""
-        head = f"{mark}The model sees {what} of the {counted(count, 'message')} above{left}"
+        left = f", except for {counted(pinned, 'pinned message')}" if pinned else ""
+        messages = "message" if count == 1 else counted(count, "message")
+        head = f"{mark}The model sees {what} of the {messages} above{left}"
         rule = "─" * max(room - cells(head) - 1, 0)
         sections = [Section([[(elided(head, room), "thinking-head"), (" ", ""), (rule, "rule")]], _MARGIN)]
         if self._is_open:

@@ -54,7 +54,7 @@ def folder_files(folder: Path, name: str) -> FolderFiles:
     """The text files below a folder, as far as they fit. Raises AttachmentError (one line) where there are none."""
     here = folder.resolve()
     if here == Path(here.anchor) or any(here.is_relative_to(place) for place in _MACHINE):
-        raise AttachmentError(f"{one_line(name, 200)} is too much to attach; name a folder in it.")
+        raise AttachmentError(f"{one_line(name, 200)} is too large to attach; name a folder in it.")
     found, size, deadline = FolderFiles(name), 0, monotonic() + _SECONDS
     for path in files_below(folder, _LOOKED_AT):
         inner = name + path.relative_to(folder).as_posix()

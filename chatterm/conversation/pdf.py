@@ -43,6 +43,6 @@ def pdf_text(data: bytes, shown: str) -> str:
     text = cleaned("\n\n".join(parts)).strip()
     if not text:
         raise AttachmentError(
-            f"{shown} has no text: its pages are pictures, and the models here read text only."
+            f"{shown} has no text: its pages are pictures, and the models on this machine read text only."
         )
     return text

@@ -46,7 +46,7 @@ def read_source(written: str, folder: Path) -> Source:
 
         files = folder_files(path, f"{path.resolve().name}/")
         left = (
-            f"{counted(len(files.left_out), 'file')} left out: no text, or too much."
+            f"{counted(len(files.left_out), 'file')} left out: not text, or too large."
             if files.left_out
             else ""
         )

@@ -150,7 +150,7 @@ def _about(
             f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
         )
         if figures.speculation:
-            pairs.append(("guesses", figures.speculation))
+            pairs.append(("speculation", figures.speculation))
         pairs.append(("weights", weights_text(figures)))
         cache = (
             f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"

@@ -91,9 +91,7 @@ class Talk:
         """Go on with the last answer from where it ended."""
         last = self._last("There is no answer to continue; send a message first.")
         if not sees_last(self.path):
-            raise EngineError(
-                "The model does not see this answer any more; /compact off shows it everything again."
-            )
+            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
         return self._run(last, self._backend.resume())
 
     def undo(self) -> str:

@@ -43,7 +43,7 @@ def page_text(address: str, *, may_be_private: bool = False) -> str:
             if hop and parts.netloc != private:
                 there = one_line(parts.hostname or "", 100)
                 raise AttachmentError(
-                    f"{shown} leads to {there}, on this machine or its network; attach that itself if you mean it."
+                    f"{shown} redirects to {there}, on this machine or its network; attach that address if you mean it."
                 )
             if not may_be_private:
                 raise NeedsYesError(f"{shown} is on this machine or its network.")
@@ -54,7 +54,7 @@ def page_text(address: str, *, may_be_private: bool = False) -> str:
                     address = urljoin(address, target)
                     continue
                 if answer.status != 200:
-                    raise AttachmentError(f"{shown} answers {answer.status} {one_line(answer.reason, 60)}.")
+                    raise AttachmentError(f"{shown} answered {answer.status} {one_line(answer.reason, 60)}.")
                 kind = answer.headers.get_content_type()
                 charset = answer.headers.get_content_charset() or "utf-8"
                 return _text_of(_body(answer, deadline, shown), kind, charset, shown)

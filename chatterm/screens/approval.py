@@ -38,7 +38,7 @@ _STYLES: dict[Tone, str] = {
 _BAR: Line = [("│ ", "rule")]
 """Before every line of a call: nothing in it can look like something that chatterm says."""
 _MOST_LINES = 20_000
-_WAIT = "One moment: keys that were on their way are not taken."
+_WAIT = "One moment: keys pressed before you could read this are ignored."
 
 
 class ApprovalScreen(ModalScreen[Answer | None]):
@@ -80,7 +80,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         with Vertical():
             yield BoxHead(label, ("Esc: no, and stop", "Esc: no"))
             if self._plan.dangers:
-                yield Told(f"Look twice: {' · '.join(self._plan.dangers)}", "warning")
+                yield Told(f"Caution: {' · '.join(self._plan.dangers)}", "warning")
             yield PlanView(self._plan.shown)
             yield self._answers
 
@@ -135,7 +135,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         view.look()
         below = view.below
         self._answers.say(
-            f"↓ {below:,} more lines; Page Down and End show them. Only then can you allow it."
+            f"↓ {below:,} more lines; Page Down and End show them. You can allow it once you have seen them."
             if below and not view.was_seen
             else ""
             if self._keys.ready(self._now())

@@ -114,10 +114,10 @@ class SaveCodeScreen(ModalScreen[Path | None]):
             if path.exists() and self._over != path:
                 if not path.is_file():
                     return self._view.say(
-                        "There is something of that name that is no file; write another one."
+                        "That name is taken by something that is not a file; write another name."
                     )
                 self._over = path
-                return self._view.say("That file exists; Enter overwrites it, another name does not.")
+                return self._view.say("That file exists; Enter overwrites it. Or write another name.")
             with path.open("w" if self._over == path else "x", encoding="utf-8", errors="replace") as file:
                 file.write(self._view.block.text + "\n")
         except (OSError, ValueError, RuntimeError) as error:

@@ -253,7 +253,7 @@ class CompactScreen(ModalScreen[None]):
         if self._is_writing:
             spinner = SPINNER[int(monotonic() * 10) % len(SPINNER)]
             what = "the model reads" if not text else f"the model writes, about {counted(takes, 'token')}"
-            return [[(f"{spinner} {what} · Enter stops it here, Esc leaves", "muted")]]
+            return [[(f"{spinner} {what} · Enter stops it, Esc leaves", "muted")]]
         before = room.tokens(room.replaced(self._count)) if self._count > summarised(room.path) else 0
         size = f"About {counted(takes, 'token')}" + (f" in place of {before:,}" if before else "")
         keys = ". Enter uses it · Ctrl+J new line · Ctrl+R writes it again"

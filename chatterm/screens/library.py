@@ -104,12 +104,14 @@ class LibraryPicker(SearchPicker[Entry]):
         self._about([(source, "")], about_text(chosen, self._list.chunk_of(chosen), self._model))
 
     def question(self, item: Entry) -> tuple[str, str, str]:
-        asked = f"Remove {elided(item.name, 30)}? Conversations that were begun on it keep it."
+        asked = f"Remove {elided(item.name, 30)}? Conversations that began with it keep it."
         return asked, "y removes it", "n keeps it"
 
     def offers(self) -> Sequence[tuple[str, str]]:
         order = self._list.order
-        begins = f"Enter begins a conversation on {elided(', '.join(order), 40)}" if order else "Enter opens"
+        begins = (
+            f"Enter begins a conversation with {elided(', '.join(order), 40)}" if order else "Enter opens"
+        )
         return (
             (begins, "accept"),
             ("Tab chooses several, in order", "mark"),
@@ -235,12 +237,12 @@ def state_line(entry: Entry, chunk: Chunk | None, model: str) -> Line:
 def about_text(entry: Entry, chunk: Chunk | None, model: str) -> str:
     """What a document takes and saves, in a line."""
     if chunk is None:
-        return "Nothing of it is in the cache now." if model in entry.tokens else ""
+        return "None of it is in the cache now." if model in entry.tokens else ""
     parts = [f"{chunk.present:,} of {counted(chunk.tokens, 'token')} in the cache, {bytes_text(chunk.bytes)}"]
     if chunk.name != entry.name:
         parts[0] = f"{chunk.name}: {parts[0]}"
     if chunk.disk_bytes:
         parts.append(f"{bytes_text(chunk.disk_bytes)} on disk")
     if chunk.branches > 1:
-        parts.append(f"{chunk.branches:,} branches stand on it, which saves {bytes_text(chunk.saved_bytes)}")
+        parts.append(f"{chunk.branches:,} branches share it, which saves {bytes_text(chunk.saved_bytes)}")
     return " · ".join(parts)

@@ -25,8 +25,8 @@ _EFFECTS: dict[Effect, str] = {
     "read": "reads files",
     "write": "writes files",
     "run": "runs commands",
-    "fetch": "asks the web",
-    "server": "asks a server",
+    "fetch": "fetches web pages",
+    "server": "uses an MCP server",
 }
 
 
@@ -109,7 +109,7 @@ class ToolsScreen(Picker):
             self._tell(str(error))
             return
         self._list.again()
-        self._tell("It is asked for again.")
+        self._tell("It is no longer allowed without asking.")
 
     def _tell(self, said: str = "") -> None:
         row = self._list.chosen
@@ -121,7 +121,7 @@ class ToolsScreen(Picker):
             asks = "you are asked, except for what is allowed below" if ruled else "you are asked each time"
             text = f"{one_line(planner.tool.description, 300)} It {_EFFECTS[planner.effect]}; {asks}."
         elif row.server:
-            text = f"An MCP server. Enter starts it ({row.server}), and switches its tools on."
+            text = f"An MCP server. Enter starts it ({row.server}) and switches its tools on."
         elif row.rule is not None:
             kept = "always" if row.is_kept else "for this session"
             text = f"Allowed {kept}: {row.rule.tool} {one_line(row.rule.pattern, 200)}"
@@ -247,8 +247,8 @@ def _rows(session: ToolSession, servers: Sequence[str]) -> list[Row]:
     return [
         *rows,
         *(
-            [Row(""), Row("Allowed without being asked:"), *rules]
+            [Row(""), Row("Allowed without asking:"), *rules]
             if rules
-            else [Row(""), Row("Nothing is allowed without being asked.")]
+            else [Row(""), Row("Nothing is allowed without asking.")]
         ),
     ]

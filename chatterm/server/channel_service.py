@@ -178,7 +178,7 @@ class ChannelService(asyncio.Protocol):
 
     def _begin(self, method: str, body: Any) -> tuple[int, _Answers]:
         if self._transport is None:
-            raise _gone("The engine process is not there; try again soon.")
+            raise _gone("The engine process is not running; try again soon.")
         id, answers = next(self._numbers), _Answers()
         try:
             frame = to_frame(Call(id, method, packed(body)))

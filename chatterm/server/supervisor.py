@@ -86,7 +86,7 @@ class Supervisor:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 return ended.result()
-            self._tell("Ending; running answers are told.")
+            self._tell("Shutting down; running answers end with a message.")
             return 0
         finally:
             stopped.cancel()

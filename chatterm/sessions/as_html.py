@@ -58,7 +58,7 @@ def to_html(info: SessionInfo, path: Sequence[Exchange]) -> str:
         head.append(f'<p class="who">System</p><div class="said">{_text(info.system)}</div>')
     if info.documents:
         names = _text(names_of(info.documents))
-        head.append(f'<p class="ending">(begun on documents of the library: {names})</p>')
+        head.append(f'<p class="ending">(begun with documents from the library: {names})</p>')
     return "\n".join([*head, *map(_exchange, path), "</main></body></html>\n"])
 
 

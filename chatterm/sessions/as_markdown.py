@@ -27,7 +27,7 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
     if info.system:
         parts += ["## System", info.system]
     if info.documents:
-        parts.append(f"*(begun on documents of the library: {names_of(info.documents)})*")
+        parts.append(f"*(begun with documents from the library: {names_of(info.documents)})*")
     for exchange in path:
         asked = [fenced(exchange.user)] if exchange.results else [exchange.user]
         parts += ["## Tools" if exchange.results else "## You", *asked]

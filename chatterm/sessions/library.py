@@ -56,13 +56,14 @@ class Library:
         """Keep a document under its name, which nobody else may have."""
         if not _NAME.fullmatch(document.name):
             raise SessionError(
-                f"{one_line(document.name, 80)!r} is no name for a document; use up to 64 letters, digits, - and _."
+                f"{one_line(document.name, 80)!r} cannot be the name of a document; use up to 64 letters, "
+                "digits, - and _."
             )
         with self._writes() as connection:
             if (known := _named(_entries(connection), document.name)) is not None:
                 same = "with the same text" if known.sha256 == document.sha256 else "with another text"
                 raise SessionError(
-                    f"{known.name} is in the library already, {same}; remove that, or give this another name."
+                    f"{known.name} is already in the library, {same}; remove that, or give this another name."
                 )
             keep_texts(connection, [document])
             row = (document.name, one_line(source, 2000), document.sha256, time())

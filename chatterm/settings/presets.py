@@ -79,7 +79,10 @@ def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[s
     found: list[tuple[tuple[str, ...], str]]
     found = [((name,), _unknown(name, known)) for name in tables if name not in known]
     if not isinstance(sampling, dict):
-        return [*found, (("sampling",), "sampling is a table: write [sampling] and its settings below it.")]
+        return [
+            *found,
+            (("sampling",), "sampling must be a table: write [sampling] and its settings below it."),
+        ]
     for name in ("model", "system"):
         value = tables.get(name, "x")
         if not isinstance(value, str) or not value.strip():
@@ -88,7 +91,7 @@ def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[s
         found.append((("think",), problem))
     tools = tables.get("tools", [])
     if not isinstance(tools, list) or not all(isinstance(w, str) and _TOOL.fullmatch(w) for w in tools):
-        found.append((("tools",), 'tools is a list of what /tools calls them: tools = ["read", "search"].'))
+        found.append((("tools",), 'tools must be a list of names, as in /tools: tools = ["read", "search"].'))
     names = [part.name for part in fields(SamplingSettings)]
     for name, value in sampling.items():
         problem = problem_with("sampling", name, value) if name in names else _unknown(name, names)
@@ -109,7 +112,7 @@ def save_preset(name: str, preset: SavedPreset, *, replace: bool = False) -> Pat
         raise SettingsError(f"{one_line(name, 60)!r} cannot name a preset; use letters, digits, - and _.")
     path = presets_folder() / f"{name}.toml"
     if path.exists() and not replace:
-        raise SettingsError(f"There is a preset {name} already; /preset replace {name} writes over it.")
+        raise SettingsError(f"There is already a preset {name}; /preset replace {name} overwrites it.")
     lines = [
         f"{key} = {toml_value(value)}"
         for key in ("model", "system", "think", "tools")

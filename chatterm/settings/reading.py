@@ -71,7 +71,7 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
             built[table] = _remotes(values)
             continue
         if not isinstance(values, dict):
-            raise _Wrong((table,), f"{table} is a table: write [{table}] and its settings below it.")
+            raise _Wrong((table,), f"{table} must be a table: write [{table}] and its settings below it.")
         kind = types[table]
         hints = get_type_hints(kind)
         # Where a setting stands under both names, the new one comes last and holds.
@@ -87,16 +87,18 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
 def _remotes(tables: object) -> dict[str, Remote]:
     """The servers of [remotes.NAME]. Raises _Wrong."""
     if not isinstance(tables, dict):
-        raise _Wrong(("remotes",), "remotes holds a table for each server: write [remotes.NAME].")
+        raise _Wrong(("remotes",), "remotes must have a table for each server: write [remotes.NAME].")
     hints = get_type_hints(Remote)
     found: dict[str, Remote] = {}
     for name, values in tables.items():
         where = ("remotes", name)
         if not is_name(name):
             shown = one_line(name, 60)
-            raise _Wrong(where, f"{shown!r} is no name of a remote; use letters, digits, dots, - and _.")
+            raise _Wrong(
+                where, f"{shown!r} cannot be the name of a remote; use letters, digits, dots, - and _."
+            )
         if not isinstance(values, dict):
-            raise _Wrong(where, f"{name} is a table: write [remotes.{name}] and its settings below it.")
+            raise _Wrong(where, f"{name} must be a table: write [remotes.{name}] and its settings below it.")
         _check_names(where, values, hints)
         if "url" not in values:
             raise _Wrong(where, f'remotes.{name} has no url; add one, as in url = "http://localhost:8000".')

@@ -32,7 +32,7 @@ class ScreenSettings:
     thinking: ThinkDisplay = "live"
     """The thinking of a reasoning model: shown live and then collapsed to one line, always open, or always closed."""
     tint: bool = False
-    """Tint what speculation guessed of the answers of this run: text that took no step of its own."""
+    """Tint the parts of this run's answers that speculation guessed right: they took no step of their own."""
     glyphs: Glyphs = "auto"
     """Draw lines and bars in Unicode or in plain ASCII; auto goes by the locale and the terminal."""
     notify: Notify = "bell"
@@ -77,13 +77,13 @@ class ModelSettings:
     """At most this many GB of pinned host memory for what a GPU's KV cache evicts; 0: none; not set: a quarter of
     the free memory, but no more than four times the cache."""
     keep_alive: str | None = None
-    """Keep the model loaded for the next `chatterm run`, in a process of its own, until nobody has used it for so
+    """Keep the model loaded for the next `chatterm run`, in a process of its own, until it has not been used for this
     long, as in "30m"; "forever": until `chatterm stop`; not set: it is freed with the chat."""
     think_cache: ThinkCache = "exact"
     """After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask)."""
     tune: bool = True
-    """On a GPU: measure once, while nobody asks for anything, how its kernels run best, and use that from the next
-    start on; false uses what is built in."""
+    """On a GPU: measure once, in idle time, how its kernels run fastest, and use the result from the next
+    start on; false uses the built-in choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class ChatSettings:
     """The conversation."""
 
     when_full: WhenFull = "ask"
-    """When the context is nearly full: ask what shall make room, or have the model write a summary of the oldest
+    """When the context is nearly full: ask how to make room, or have the model write a summary of the oldest
     messages for you to read, or only say so (stop)."""
 
 
@@ -158,10 +158,10 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """What is kept of what was computed."""
+    """The KV cache on disk."""
 
     disk_gb: float | None = None
-    """At most this many GB of disk for what saved conversations have computed, so that they go on at once after a
+    """At most this many GB of disk for the KV cache of saved conversations, so that they continue at once after a
     restart; 0: none; not set: a tenth of the free space, but no more than 20."""
 
 

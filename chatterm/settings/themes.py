@@ -90,7 +90,9 @@ def _colours(
     from textual.color import Color, ColorParseError
 
     if not isinstance(given, dict):
-        raise _wrong(path, source, (table,), f"{table} is a table: write [{table}] and its colours below it.")
+        raise _wrong(
+            path, source, (table,), f"{table} must be a table: write [{table}] and its colours below it."
+        )
     for name, value in given.items():
         if name not in known:
             text = f"unknown colour {one_line(name, 60)}; choose one of: {', '.join(known)}."

@@ -31,12 +31,12 @@ def editor_command() -> list[str]:
             except ValueError as error:
                 raise EditorError(f"{variable} cannot be read ({error}); it is {text!r}.") from error
             if shutil.which(words[0]) is None:
-                raise EditorError(f"There is no program {words[0]}, which {variable} names as your editor.")
+                raise EditorError(f"{variable} names the editor {words[0]}, which was not found.")
             return words
     for name in _COMMON:
         if shutil.which(name):
             return [name]
-    raise EditorError("There is no editor; set VISUAL or EDITOR to the one you use.")
+    raise EditorError("No editor was found; set VISUAL or EDITOR to the one you use.")
 
 
 def edit_file(path: Path) -> None:

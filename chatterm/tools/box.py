@@ -63,7 +63,7 @@ class Box:
         names = names or [name for name in self.names if name.startswith(f"{word.rstrip(':')}__")]
         if not names:
             known = ", ".join([*GROUPS, *(name for name in self.names if "__" in name)])
-            raise EngineError(f"There is no tool {one_line(word, 40)!r}; there are: {known}, all.")
+            raise EngineError(f"There is no tool {one_line(word, 40)!r}; the tools are: {known}, all.")
         return names
 
     def said(self) -> tuple[str, ...]:
@@ -88,13 +88,15 @@ class Box:
             names = {name for word in words or ["read", "search"] for name in self.found(word)}
             self.on = self.on | names if way == "on" else names
         on = ", ".join(name for name in self.names if name in self.on)
-        return f"The model may ask to use: {on}. Each call asks you first." if on else "All tools are off."
+        return (
+            f"The model may ask to use: {on}. You are asked before each call." if on else "All tools are off."
+        )
 
     def plan(self, call: ToolCall) -> Plan:
         """What a call would do. Raises ToolError where its tool is off, and for arguments that make no sense."""
         planner = self._planners.get(call.name)
         if planner is None or call.name not in self.on:
             raise ToolError(
-                f"There is no tool {one_line(call.name, 60)!r}; there are: {', '.join(sorted(self.on)) or 'none'}."
+                f"There is no tool {one_line(call.name, 60)!r}; the tools are: {', '.join(sorted(self.on)) or 'none'}."
             )
         return planner.plan(parsed(call.arguments))

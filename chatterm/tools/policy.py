@@ -33,7 +33,7 @@ class Policy:
     def why_ask(self, plan: Plan) -> str:
         """Why a person has to be asked about this call; "" where it was allowed before."""
         if plan.dangers:
-            return "It needs a second look."
+            return "It needs a closer look."
         if not any(rule.covers(plan) for rule in (*self.session, *self.always)):
             return "You have not allowed this yet."
         if self.unasked >= MOST_UNASKED:

@@ -46,15 +46,15 @@ def read_rules(path: Path) -> list[Rule]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}); mend it, or delete it.") from None
+        raise SettingsError(f"{path} cannot be read ({error}); fix it, or delete it.") from None
     found = data.get("always") if isinstance(data, dict) else None
     if not isinstance(found, list) or len(found) > _MOST:
-        raise SettingsError(f'{path} has no list "always"; mend it, or delete it.')
+        raise SettingsError(f'{path} has no list "always"; fix it, or delete it.')
     rules = []
     for item in found:
         texts = (item.get("tool"), item.get("pattern")) if isinstance(item, dict) else (None, None)
         if not all(isinstance(text, str) and text for text in texts):
-            raise SettingsError(f'{path}: every rule needs a "tool" and a "pattern"; mend it, or delete it.')
+            raise SettingsError(f'{path}: every rule needs a "tool" and a "pattern"; fix it, or delete it.')
         rules.append(Rule(*texts))  # type: ignore[arg-type]
     return rules
 

@@ -157,10 +157,10 @@ def failed(call: ToolCall, why: str, seconds: float = 0.0) -> ToolResult:
 
 def refused(call: ToolCall) -> ToolResult:
     """The person said no."""
-    said = "The person did not allow this. Do not try it again; go on without it, or ask the person."
+    said = "The user did not allow this. Do not try it again; continue without it, or ask the user."
     return ToolResult(call.name, call.arguments, said, "refused")
 
 
 def stopped(call: ToolCall) -> ToolResult:
     """It was never begun."""
-    return ToolResult(call.name, call.arguments, "The person stopped before this was run.", "stopped")
+    return ToolResult(call.name, call.arguments, "The user stopped before this was run.", "stopped")

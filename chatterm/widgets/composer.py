@@ -400,7 +400,7 @@ class Composer(FoldingArea):
     def _give_up_reading(self) -> None:
         if self.read_only:
             self._end_reading()
-            self.post_message(self.Problem("What is attached takes too long to read; nothing was sent."))
+            self.post_message(self.Problem("The attachments take too long to read; nothing was sent."))
 
     def _end_reading(self) -> None:
         self.read_only = False

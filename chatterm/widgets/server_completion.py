@@ -59,7 +59,7 @@ def argument_help(text: str) -> str:
     if found is None or asked is None:
         return ""
     argument = next(one for one in found[1].arguments if one.name == asked.name)
-    needed = "" if argument.is_required else "may be left out"
+    needed = "" if argument.is_required else "optional"
     return " · ".join(filter(None, (argument.about, needed)))
 
 

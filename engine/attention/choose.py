@@ -143,7 +143,7 @@ def _problem(
             "its kernel for this model's attention computes in bfloat16 or float16 only", broken=False
         )
     if name == "flash" and any(spec.sinks for spec in asked):
-        return _Problem(f"flash-attn does not know {Feature.SINKS.value}", broken=False)
+        return _Problem(f"flash-attn does not support {Feature.SINKS.value}", broken=False)
     return _tried(name, device, dtype, head_dim, asked, kind)
 
 

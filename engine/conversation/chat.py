@@ -229,7 +229,7 @@ class Chat(ChatSettings):
 
     def _tell(self, results: tuple[str, ...], params: SamplingParams | None) -> Iterator[TokenEvent]:
         if not self.turns or not self.turns[-1].answer.calls or not results:
-            raise EngineError("The last answer calls no tools; send a message.")
+            raise EngineError("The last answer calls no tools; send a message instead.")
         yield from self._answer(self.turns, Turn("", Answer(), results=results), params)
 
     def _retry(self, params: SamplingParams | None) -> Iterator[TokenEvent]:

@@ -27,7 +27,7 @@ from engine.schedule.reasoning import ThinkTracker
 from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
 
-COMPLETES = "This model completes text and has no chat format: it goes on from the conversation as one text."
+COMPLETES = "This model completes text and has no chat format: it continues the conversation as one text."
 SYSTEM_IN_MESSAGE = (
     "This model takes no system prompt, so yours is put before your first message, with a blank line between."
 )

@@ -180,9 +180,7 @@ class Rendering:
         if not slots.wanted <= set(shown):
             raise EngineError("The model's chat template leaves out messages like these; send others.")
         if any(slot >= len(slots.texts) for slot in shown):
-            raise EngineError(
-                "The model's chat template writes something else than it was given; use another model."
-            )
+            raise EngineError("The model's chat template changes the text it is given; use another model.")
         said = _as_written(self._render(messages), glue, [slots.texts[slot] for slot in shown])
         bodies = self._bodies(slotted, slots, glue, shown, answers)
         parts: list[Part] = []

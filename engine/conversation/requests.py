@@ -104,7 +104,7 @@ class Requests:
         template fails, EngineError when messages are missing or in an order that nobody can answer.
         """
         if not messages or messages[-1]["role"] == "assistant":
-            raise EngineError("There is nothing to answer; end the messages with one of the user.")
+            raise EngineError("There is nothing to answer; end the messages with one from the user.")
         place = Place(tools=tools, names=names)
         answers: dict[int, Turn] = {}
         for index, message in enumerate(messages):

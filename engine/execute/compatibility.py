@@ -81,7 +81,7 @@ def _listed(found: Iterable[Feature]) -> str | None:
 def not_native(spec: ModelSpec) -> str | None:
     """Why the native kernels of a CPU cannot run such a network, as the middle of a sentence; None if they can."""
     if (lacks := lacking(spec, NATIVE)) is not None:
-        return f"the native kernels do not know {lacks}"
+        return f"the native kernels do not support {lacks}"
     dim = spec.attention.head_dim
     return f"there are no native kernels for a head_dim of {dim}" if dim % 8 else None
 
@@ -90,7 +90,7 @@ def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
     known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
     if (lacks := lacking(spec, known)) is not None:
-        return f"the fused kernels do not know {lacks}{' with experts' if known < FUSED else ''}"
+        return f"the fused kernels do not support {lacks}{' with experts' if known < FUSED else ''}"
     dim = spec.attention.head_dim
     if dim not in FUSED_HEADS:
         return f"there are no fused kernels for a head_dim of {dim}"
@@ -100,9 +100,9 @@ def not_fused(spec: ModelSpec) -> str | None:
 def not_divided(spec: ModelSpec) -> str | None:
     """What the fused kernels do not know of a network that several GPUs compute together, beside `not_fused`."""
     if has_experts(spec):
-        return f"the fused kernels do not know experts {DIVIDED}"
+        return f"the fused kernels do not support experts {DIVIDED}"
     if any(layer.attention.norms_all_heads for layer in spec.layers):
-        return f"the fused kernels do not know {Feature.NORM_ALL_HEADS.value} {DIVIDED}"
+        return f"the fused kernels do not support {Feature.NORM_ALL_HEADS.value} {DIVIDED}"
     return None
 
 
@@ -118,7 +118,7 @@ def not_on_host(spec: ModelSpec) -> str | None:
         feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
     }
     if (lacks := _listed(asked - NATIVE)) is not None:
-        return f"the native kernels do not know {lacks}"
+        return f"the native kernels do not support {lacks}"
     return None
 
 
@@ -128,7 +128,7 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
         if not isinstance(feed, Experts):
             continue
         if feed.shared_gate:
-            return "the fused kernels do not know a shared expert with a gate"
+            return "the fused kernels do not support a shared expert with a gate"
         if spec.hidden_size % 8 or feed.expert.size % 8:
             return f"there are no fused kernels for experts of {spec.hidden_size} by {feed.expert.size}"
     return None

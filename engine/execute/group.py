@@ -55,7 +55,9 @@ class Group:
             nccl._timeout = PATIENCE
             return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)
         except RuntimeError as error:
-            raise EngineError(f"The processes of the model did not meet ({_line(error)}).") from None
+            raise EngineError(
+                f"The processes of the model could not connect to each other ({_line(error)})."
+            ) from None
 
     def sum(self, x: Tensor) -> Tensor:
         """In fp32, rounded once, with the same bits on every rank."""

@@ -182,7 +182,7 @@ def _inspect() -> Machine:
         speeds=speeds,
         links=links,
         splits=_splits(speeds, here, links),
-        tunings=probe("What was tuned", lambda: _tunings(device), ()),
+        tunings=probe("The tuned kernels", lambda: _tunings(device), ()),
         drafts=probe("Draft models", lambda: draft_pairs(device.type), ()),
         advice=advice(
             problem,

@@ -9,7 +9,7 @@ def check_rows(rows: Rows, spare: int, vocab_size: int, context_length: int) -> 
     """Raises EngineError for an unknown token id, ContextFullError where `rows` and `spare` more do not fit."""
     if rows and not 0 <= min(rows.token_ids) <= max(rows.token_ids) < vocab_size:
         unknown = [id for id in rows.token_ids if not 0 <= id < vocab_size]
-        raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {vocab_size - 1}.")
+        raise EngineError(f"There is no token {unknown[0]}; this model has tokens 0 to {vocab_size - 1}.")
     if len(rows) + spare > context_length:
         over = len(rows) + spare - context_length
         raise ContextFullError(

@@ -276,7 +276,7 @@ class Speculating:
             return function(self.drafts)
         except Exception as error:  # noqa: BLE001 - whatever it is, answers do without it
             why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
-            self.notes = (f"Nothing is drafted any more, because the {self.drafts.told} failed: {why}.",)
+            self.notes = (f"The {self.drafts.told} is no longer used, because it failed: {why}.",)
             self.drafts = None
         return None
 
@@ -338,8 +338,8 @@ def how_speculated(speculating: Speculating | None, device: str) -> str:
         drafts = speculating.drafts
         return "suffix matching" if drafts is None else f"suffix matching, {drafts.told}"
     if device == "cuda":
-        return "off: only the fused kernels check several rows of an answer at once"
-    return "off: only the native kernels check several rows of an answer at once"
+        return "off: only the fused kernels check several tokens of an answer at once"
+    return "off: only the native kernels check several tokens of an answer at once"
 
 
 def _may_guess(chunk: Chunk) -> bool:

@@ -455,7 +455,7 @@ class DiskTier:
     def _fail(self, why: str) -> None:
         def failed() -> None:
             self.problem = (
-                self.problem or f"The KV cache on disk {why}; conversations are computed again instead."
+                self.problem or f"The KV cache on disk {why}; conversations are recomputed instead."
             )
             self._folder = None
             self._wishes.clear()

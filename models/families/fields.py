@@ -56,7 +56,7 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            raise ModelError(f"{self.where} has no {key}; it is incomplete or not of a supported model.")
+            raise ModelError(f"{self.where} has no {key}; it is incomplete, or the model is not supported.")
         return value
 
     def _wrong(self, key: str, value: Any, allowed: str) -> ModelError:

@@ -28,8 +28,8 @@ def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None) -> Ro
     dims = int(head_dim * part)
     if not 2 <= dims <= head_dim or dims % 2:
         raise ModelError(
-            f"partial_rotary_factor in {rope.where} is {part}, so that {dims} numbers of {head_dim} would be rotated; "
-            "an even part of them can be."
+            f"partial_rotary_factor in {rope.where} is {part}, so that {dims} numbers of {head_dim} would "
+            f"be rotated; it must be an even number from 2 to {head_dim}."
         )
     whole = Rope(_theta(rope, "rope_theta", _theta(fields, "rope_theta", 10_000.0)), cast(RopeKind, kind))
     whole = replace(whole, dims=None if dims == head_dim else dims)

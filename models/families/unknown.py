@@ -42,7 +42,7 @@ def unknown(what: str, name: object, missing: list[str], supported: str) -> str:
     """One line for an architecture (`what` names the kind of name) that no family describes."""
     *most, last = missing or [""]
     words = f"{', '.join(most)} and {last}" if most else last
-    why = f"chatterm does not compute {words}" if missing else "no family of chatterm describes it"
+    why = f"chatterm does not compute {words}" if missing else "chatterm does not know it"
     return f"The {what} {str(name)[:60]} is not supported: {why}; supported: {supported}."
 
 

@@ -115,7 +115,7 @@ def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:
     waiting: list[Tensor] = []
     for _, values in tensor.parts():
         if not bool(values.isfinite().all()):
-            raise ModelError(f"{tensor.name} has values that are no numbers, so it cannot be quantised.")
+            raise ModelError(f"{tensor.name} has values that are not numbers, so it cannot be quantised.")
         waiting.append(values.float())
         if sum(part.numel() for part in waiting) >= _STEP:
             yield torch.cat(waiting)

@@ -24,7 +24,7 @@ def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
     """Raises ModelError unless every matrix is a tensor of its own among those that are stored."""
     if packed := sorted(name for name in held if name not in names):
         raise ModelError(
-            f"{packed[0]} lies in one tensor with others, or transposed, in this checkpoint; such models cannot be "
+            f"In this checkpoint {packed[0]} shares a tensor with others or is transposed; such models cannot be "
             "written yet. chatterm run --quantize int4 quantises them while they are read."
         )
 

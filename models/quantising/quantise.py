@@ -103,9 +103,9 @@ def quantise(
 
 def _check_places(files: ModelFiles, out: Path) -> None:
     if out.exists():
-        raise ModelError(f"{out} is there already; name another file or folder, or delete it first.")
+        raise ModelError(f"{out} already exists; name another file or folder, or delete it first.")
     if not out.parent.is_dir():
-        raise ModelError(f"There is no folder {out.parent}; make it first.")
+        raise ModelError(f"There is no folder {out.parent}; create it first.")
     if (out.suffix == ".gguf") != (files.gguf is not None):
         ways = (
             "a GGUF file: name OUT.gguf" if files.gguf is not None else "a folder: name one, not a .gguf file"

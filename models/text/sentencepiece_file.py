@@ -24,7 +24,7 @@ def read_sentencepiece(path: Path) -> tuple[SentencePiece, dict[str, str]]:
     except (ValueError, IndexError, TypeError, AttributeError, struct.error) as error:
         reason = str(error) if type(error) is ValueError else "it is damaged"
         raise ModelError(
-            f"{path} is no SentencePiece model that can be used ({reason}); use a model with a tokenizer.json."
+            f"{path} cannot be used as a SentencePiece model ({reason}); use a model with a tokenizer.json."
         ) from error
 
 

@@ -172,7 +172,7 @@ class Tokenizer:
         if self._template is None:
             if any(message["role"] == "system" for message in messages):
                 raise ModelError(
-                    "This model completes text and knows no system prompt; put it into the text."
+                    "This model completes text and takes no system prompt; put it into the text."
                 )
             return self._text_start + "".join(message["content"] for message in messages)
         return self._template.render(

@@ -109,7 +109,7 @@ def float_values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
     """The numbers of an F32 tensor, all finite and above 0. Raises ModelError otherwise."""
     if tensor.kind != Kind.F32:
         raise ModelError(
-            f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; download it again."
+            f"{tensor.name} in {path} is of type {tensor.kind.name}, not F32; download it again."
         )
     values = tensor.data.ravel().view("<f4")
     if not (np.isfinite(values) & (values > 0)).all():

@@ -86,7 +86,7 @@ class Found:
             wanted = " or ".join(str(list(wanted)) for wanted in shapes)
             raise ModelError(
                 f"{self.tensors[part].name} has the shape {list(shape)}, but the other tensors of {self.stem} "
-                f"require {wanted}; the checkpoint does not fit together: download it again."
+                f"require {wanted}; the checkpoint is inconsistent: download it again."
             )
 
 
@@ -97,7 +97,7 @@ def _bits(found: Found, part: str, words: int, numbers: int) -> int:
             return bits
     raise ModelError(
         f"{found.tensors[part].name} has {words} words for {numbers} numbers, which is neither 4 nor 8 bits each; "
-        "the checkpoint does not fit together: download it again."
+        "the checkpoint is inconsistent: download it again."
     )
 
 
@@ -107,7 +107,7 @@ def _in_order(found: Found, part: str, count: int, columns: int, width: int | No
     if -(-columns // width) != count:
         raise ModelError(
             f"{found.tensors[part].name} has scales of {count} groups, but {columns} columns have "
-            f"{-(-columns // width)} of {width}; the checkpoint does not fit together: download it again."
+            f"{-(-columns // width)} of {width}; the checkpoint is inconsistent: download it again."
         )
     return None if columns == count * width else torch.arange(columns) // width
 
@@ -129,7 +129,7 @@ def _scales(found: Found, part: str) -> Read:
         scales = found.read(part, torch.float32, device)
         if not bool(scales.isfinite().all()):
             raise ModelError(
-                f"{found.tensors[part].name} has values that are no numbers; the checkpoint is damaged: download it "
+                f"{found.tensors[part].name} has values that are not numbers; the checkpoint is damaged: download it "
                 "again."
             )
         return scales
@@ -250,7 +250,7 @@ def _bytes(found: Found) -> Grouped:
         given = found.read(digits, dtype, device)
         if not is_integer and bool((given.view(torch.uint8) & 127 == 127).any()):
             raise ModelError(
-                f"{found.tensors[digits].name} has values that are no numbers; the checkpoint is damaged: download it "
+                f"{found.tensors[digits].name} has values that are not numbers; the checkpoint is damaged: download it "
                 "again."
             )
         return given

@@ -19,7 +19,7 @@ def joined(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTenso
     if digits.shape != (*scales.shape, _BLOCK // 2) or not scales.shape:
         raise ModelError(
             f"{scales.name} has the shape {list(scales.shape)}, but {digits.name} requires "
-            f"{list(digits.shape[:-1])}; the checkpoint does not fit together: download it again."
+            f"{list(digits.shape[:-1])}; the checkpoint is inconsistent: download it again."
         )
     *rows, groups = scales.shape
     return _joined(name, (*rows, groups * _BLOCK), digits, scales)

@@ -90,8 +90,8 @@ def expansion_note(
         return None
     what = ", ".join(f"{part} ({', '.join(sorted(names))})" for part, names in found.items())
     return (
-        f"There are no GPU kernels for some weights as this file has them: {what}. They are expanded to "
-        f"{bytes_text(held)}, from {bytes_text(stored)}."
+        f"There are no GPU kernels for the format of some weights in this file: {what}. They are expanded "
+        f"from {bytes_text(stored)} to {bytes_text(held)}."
     )
 
 

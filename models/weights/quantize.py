@@ -44,7 +44,7 @@ def choose_kinds(
         return {}
     if device.type != "cpu":
         raise ModelError(
-            f"There are no kernels here for weights of this model in {quantize} on a GPU; leave out --quantize "
+            f"On a GPU there are no kernels for this model's weights in {quantize}; leave out --quantize "
             f"{quantize}, or add --device cpu."
         )
     if packed or apart:

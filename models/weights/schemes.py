@@ -106,13 +106,13 @@ def _integer(raw: Mapping[str, Any], key: str, default: int) -> int:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ModelError(
-            f"quantization_config has {key} {str(value)[:40]!r}, which is no number; correct config.json."
+            f"quantization_config has {key} {str(value)[:40]!r}, which is not a number; correct config.json."
         )
     return value
 
 
 def _groups(size: int | None) -> str:
-    return "a scale a row" if size is None else f"groups of {size}"
+    return "one scale per row" if size is None else f"groups of {size}"
 
 
 def _int_held(bits: int, symmetric: bool, group: int | None) -> tuple[str | None, str]:
@@ -222,7 +222,7 @@ def _strategy(weights: Mapping[str, Any]) -> str:
         return f"blocks of {rows}x{columns}"
     if strategy not in ("tensor", "channel"):
         raise _refused(f"The checkpoint has scales by {strategy[:40]}")
-    return _groups(None) if strategy == "channel" else "a scale a tensor"
+    return _groups(None) if strategy == "channel" else "one scale per tensor"
 
 
 def _activations(raw: object) -> str | None:
@@ -251,7 +251,7 @@ def _fp8(raw: Mapping[str, Any]) -> Scheme:
         raise _refused(f"The checkpoint is quantised to fp8 as {fmt[:40]}")
     size = raw.get("weight_block_size")
     block = _block(size)
-    scales = f"blocks of {block[0]}x{block[1]}" if size is not None else "a scale a row or tensor"
+    scales = f"blocks of {block[0]}x{block[1]}" if size is not None else "one scale per row or tensor"
     name = f"fp8, {scales}"
     return Scheme(name, (FP8,), None, _NO_FP8, block=block, activations="fp8")
 

@@ -82,7 +82,7 @@ async def test_a_file_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await driver.send("and @image.png", wait=False)
         await driver.until(lambda: driver.errors)
         assert driver.errors == [
-            "image.png is a picture, and the models of this machine read text only; describe it in words, "
+            "image.png is a picture, and the models on this machine read text only; describe it in words, "
             "or choose a remote model that sees."
         ]
         assert driver.composer.text == "and @image.png"
@@ -94,7 +94,7 @@ async def test_an_editor_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyP
         await driver.types("draft")
         await driver.pilot.press("ctrl+g")
         await driver.until(lambda: driver.errors)
-        assert driver.errors == ["There is no program no-such-editor, which VISUAL names as your editor."]
+        assert driver.errors == ["VISUAL names the editor no-such-editor, which was not found."]
         assert driver.composer.text == "draft"
 
 

@@ -337,7 +337,7 @@ def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
 
 class NoWayOn(ScriptedBackend):
     def resume(self) -> Iterator[TokenEvent]:
-        raise EngineError("It has no way to continue an answer.")
+        raise EngineError("It has cannot continue an answer an answer.")
 
 
 async def test_going_on_that_is_refused_counts_nothing() -> None:
@@ -348,7 +348,7 @@ async def test_going_on_that_is_refused_counts_nothing() -> None:
         assert before["generated_tokens"]
         for _ in range(2):
             await driver.send("/continue")
-            assert "no way to continue" in driver.errors[-1]
+            assert "cannot continue an answer" in driver.errors[-1]
             assert (exchange.text, exchange.stats) == ("one two three", before)
 
 

@@ -51,7 +51,7 @@ async def opens(driver: Driver, *names: str) -> None:
     """Begin a conversation on these."""
     await driver.send(f"/library open {' '.join(names)}")
     await driver.until(
-        lambda: any(f"A conversation on {', '.join(names)} begins." in text for text in driver.told)
+        lambda: any(f"A new conversation with {', '.join(names)} begins." in text for text in driver.told)
     )
 
 
@@ -105,7 +105,7 @@ async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_t
         await driver.send("hello")
         await driver.send("/library open notes PAPER")
         await driver.until(lambda: [one.name for one in backend.documents] == ["notes", "paper"])
-        await driver.shows("A conversation on notes, paper begins.")
+        await driver.shows("A new conversation with notes, paper begins.")
         assert driver.questions == []
         assert "/sessions opens it" in driver.told[-1]
         await driver.shows("notes · paper")
@@ -131,9 +131,9 @@ async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_t
         ("/library open papr", "did you mean paper"),
         ("/library remove zzz", "it has notes, paper"),
         ("/library add nofile", "There is no file or folder 'nofile'"),
-        ("/library add paper.md", "is in the library already, with the same text"),
+        ("/library add paper.md", "is already in the library, with the same text"),
         ("/library add 'my notes.txt' as Paper", "with another text"),
-        ("/library add paper.md as a,b", "is no name for a document"),
+        ("/library add paper.md as a,b", "cannot be the name of a document"),
         ("/library frobnicate", "takes add, open or remove"),
         ("/library open", "/library open needs a name"),
         ("/library add", "/library add needs a file"),
@@ -264,7 +264,7 @@ def test_the_map_of_the_cache_says_it_too() -> None:
     from tests.chatterm.snapshots.test_screens import blocks
 
     text = "\n".join(map(text_of, cache_lines(blocks(), 100, chunks=[chunk("paper", 12, branches=3)])))
-    assert "paper: 12 of 12 tokens in the cache; 3 branches stand on it, which saves 24 kB." in text
+    assert "paper: 12 of 12 tokens in the cache; 3 branches share it, which saves 24 kB." in text
 
 
 def test_what_is_told() -> None:
@@ -324,10 +324,10 @@ async def test_several_are_chosen_in_an_order(store: Store) -> None:
         screen = await picker(driver)
         await driver.until(lambda: names_in(screen) == ["notes", "paper"])
         await driver.pilot.press("tab", "tab", "down", "tab", "up", "tab")
-        await driver.shows("begins a conversation on paper, notes")
+        await driver.shows("begins a conversation with paper, notes")
         await driver.pilot.press("enter")
         await driver.until(lambda: [one.name for one in backend.documents] == ["paper", "notes"])
-        await driver.shows("A conversation on paper, notes begins.")
+        await driver.shows("A new conversation with paper, notes begins.")
 
 
 async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: Store) -> None:

@@ -265,7 +265,7 @@ async def test_a_disk_that_fails_is_said_once_and_the_chat_goes_on(tmp_path: Pat
 async def test_without_a_store_there_is_nothing_to_open() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.send("/sessions")
-        assert "not saved here" in driver.errors[0]
+        assert "Conversations are not saved" in driver.errors[0]
         await driver.send("/rename x")
         assert len(driver.errors) == 2
 

@@ -63,7 +63,9 @@ def value(theme: Theme, name: str) -> str:
 
 def roles() -> dict[str, dict[str, str]]:
     """By style: the colours that the stylesheet gives it, as names of the theme."""
-    rules = re.findall(r"^(?:\.-tinted )?\.text--([\w-]+) \{(.*)\}", STYLESHEET.read_text(encoding="utf-8"), re.MULTILINE)
+    rules = re.findall(
+        r"^(?:\.-tinted )?\.text--([\w-]+) \{(.*)\}", STYLESHEET.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return {name: dict(re.findall(r"([a-z-]+): \$([a-z]+)", body)) for name, body in rules}
 
 

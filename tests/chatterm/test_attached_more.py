@@ -147,7 +147,7 @@ def test_what_is_wrong_with_a_page_is_one_line(site: str, monkeypatch: pytest.Mo
         "/long": "cannot be attached",
         "/image": "image/png",
         "/empty": "no text",
-        "/gone": "answers 404",
+        "/gone": "answered 404",
     }.items():
         with pytest.raises(AttachmentError, match=said) as caught:
             page_text(site + path, may_be_private=True)
@@ -162,7 +162,7 @@ def test_a_redirect_to_this_machine_is_refused(site: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(web_page, "_resolved", lambda parts, shown: next(told))
     real = web_page._asked
     monkeypatch.setattr(web_page, "_asked", lambda parts, ip, deadline: real(parts, "127.0.0.1", deadline))
-    with pytest.raises(AttachmentError, match=r"leads to 127\.0\.0\.1"):
+    with pytest.raises(AttachmentError, match=r"redirects to 127\.0\.0\.1"):
         page_text(site + "/loop", may_be_private=True)
 
 

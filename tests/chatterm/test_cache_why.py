@@ -61,7 +61,7 @@ def test_another_model_is_the_reason_where_it_answered() -> None:
     opened = replace(STATS, parting=Parting(0, 1, False, -1, 2, Cause.OPENED))
     assert "before the model was loaded" in said(exchange(1, opened))
     text = said(exchange(1, None, "other"), exchange(2, opened))
-    assert "it was answered by other, and models cannot share a cache" in text
+    assert "it was answered by other, and models do not share a cache" in text
 
 
 def test_tokens_of_a_model_that_is_not_loaded_are_numbers() -> None:

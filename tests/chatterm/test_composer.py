@@ -394,7 +394,7 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
     [
         (
             "see @image.png",
-            "image.png is a picture, and the models of this machine read text only; describe it in words, "
+            "image.png is a picture, and the models on this machine read text only; describe it in words, "
             "or choose a remote model that sees.",
         ),
         ("see @big.txt", "big.txt has 1.1 MB; at most 1.0 MB can be attached."),
@@ -524,7 +524,7 @@ async def test_without_a_terminal_or_an_editor_the_draft_stays(monkeypatch: pyte
         await writer.pilot.press("ctrl+g")
         await writer.until(lambda: len(writer.screen.problems) == 2)
         assert writer.screen.problems == [
-            "There is no program no-such-editor, which VISUAL names as your editor.",
+            "VISUAL names the editor no-such-editor, which was not found.",
             "An editor cannot run in this terminal.",
         ]
         assert writer.composer.text == "draft"

@@ -173,7 +173,7 @@ class Tuned:
             {"1 to 8 rows: 1024 x 3072": (2, 8, 1, 3)},
             "1 to 8 rows: 1024 x 3072  2 folds, 8 warps, 1 tile, 3 ahead",
         ),
-        ({}, "Nothing: the usual ways are the fastest here."),
+        ({}, "Nothing to change: the built-in choices are the fastest here."),
     ],
 )
 def test_tuning_now_tells_what_was_chosen(
@@ -193,7 +193,7 @@ def test_tuning_now_tells_what_was_chosen(
     assert engine.closed
     assert (asked["model"], asked["tuned"]) == ("tiny", False)
     assert capsys.readouterr().out.splitlines() == [
-        "What runs best for tiny",
+        "Fastest choices for tiny",
         f"  {line}",
         "  one token 565 us, tuned 544 us; attention of a prompt 1,000 us, tuned 1,000 us.",
     ]
@@ -300,10 +300,10 @@ def test_the_command_on_this_machine() -> None:
 
 def test_several_gpus_and_what_dividing_a_model_may_give() -> None:
     report = doctor.plain(doctor.sections(TWO))
-    assert "NV18 between 2 GPUs; each addresses the others' memory" in report
+    assert "NV18 between 2 GPUs; each can access the memory of the others" in report
     assert "Divided among 2 GPUs (--tensor-parallel 2)" in report
     assert "1.66x" in report
     apart = replace(TWO, links=Links(2, ("SYS",), False), splits=())
     report = doctor.plain(doctor.sections(apart))
-    assert "no memory of another one's is addressed" in report
+    assert "none can access the memory of another" in report
     assert "Divided" not in report

@@ -132,7 +132,9 @@ def test_one_that_is_too_long_changes_nothing_and_says_how_long(backend: LocalBa
     long = Document("book", "word " * 2000)
     backend.set_documents([PAPER])
     for attempt in (lambda: backend.set_documents([long]), lambda: backend.read(long)):
-        with pytest.raises(ContextFullError, match=r"book: [\d,]+ tokens and the context has 512") as failure:
+        with pytest.raises(
+            ContextFullError, match=r"book: [\d,]+ tokens do not fit into a context of 512"
+        ) as failure:
             attempt()
         assert "\n" not in str(failure.value)
     assert backend.documents == (PAPER,)

@@ -301,7 +301,7 @@ UNKNOWN = {
         "chatterm does not compute convolutions between rows and layers of the kind conv",
     ),
     "BertModel": ({"type_vocab_size": 2}, "chatterm does not compute an encoder"),
-    "NewForCausalLM": ({"kv_lora_rank": None, "hidden_size": 8}, "no family of chatterm describes it"),
+    "NewForCausalLM": ({"kv_lora_rank": None, "hidden_size": 8}, "chatterm does not know it"),
 }
 
 

@@ -53,8 +53,8 @@ def test_what_is_saved_is_what_is_loaded(
         ("[sampling]\ntop_p = 7", "line 2: top_p"),
         ("sampling = 1", "[sampling]"),
         ("think = 'maybe'", '"auto", "on", "off"'),
-        ("tools = 'read'", "line 1: tools is a list"),
-        ("think = 'on'\ntools = ['a b']", "line 2: tools is a list"),
+        ("tools = 'read'", "line 1: tools must be a list"),
+        ("think = 'on'\ntools = ['a b']", "line 2: tools must be a list"),
         ("= 1", "not TOML"),
     ],
 )
@@ -103,7 +103,7 @@ async def test_tools_of_a_preset_are_switched_on_and_saved(folder: Path) -> None
             assert box.on == set(on)
 
         await use("reader", "read_file", "list_folder", "patch_file")
-        assert "Each call asks you first" in driver.notices[-1]
+        assert "You are asked before each call" in driver.notices[-1]
         await driver.send("/preset save mine")
         await driver.until(lambda: "mine" in preset_names())
         assert load_preset("mine").tools == ("read", "patch_file")
@@ -120,7 +120,7 @@ async def test_tools_of_a_preset_wait_for_its_model(folder: Path) -> None:
     backend.on_switch = lambda _: setattr(backend, "calls_tools", True)
     async with driven(backend) as driver:
         await driver.send("/tools search")
-        assert "knows no tools" in driver.errors[-1]
+        assert "does not support tools" in driver.errors[-1]
         await driver.send("/preset caller", wait=False)
         await driver.until(lambda: ("set_tools", ("search",)) in backend.calls)
         assert ("switch", "caller") in backend.calls

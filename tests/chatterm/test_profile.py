@@ -72,7 +72,7 @@ def test_the_picture_fits_a_terminal_and_has_the_figures() -> None:
     text = "\n".join(lines)
     assert text.isascii()
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "Qwen3-0.6B: a token after 511 takes 0.324 ms in 28 layers, without drawing it."
+    assert lines[0] == "Qwen3-0.6B: token 512 takes 0.324 ms in 28 layers, without sampling."
     assert "q, k, v              4.0 us a layer   0.112 ms  34.6%  ####" in text
     assert "head, once          60.0 us           0.060 ms  18.5%" in text
     assert "8.0 to 10.7 us, 9.3 on average" in text
@@ -81,4 +81,4 @@ def test_the_picture_fits_a_terminal_and_has_the_figures() -> None:
 
 def test_options_that_do_not_go_together_are_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["doctor", "--profile", "tiny", "--tune", "tiny"]) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_the_store_keeps_it_and_a_talk_goes_on_with_it(tmp_path: Path) -> None:
         talk.pin("1")
         talk.compact("start")
         assert [question for question, _ in backend.history] == ["one"]
-        with pytest.raises(EngineError, match="does not see this answer"):
+        with pytest.raises(EngineError, match="no longer sees this answer"):
             talk.resume()
         again = Talk(backend, store, talk.session)
         again.begin()

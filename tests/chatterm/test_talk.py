@@ -430,7 +430,7 @@ def test_the_library_is_there_without_a_screen(
     said = out.getvalue()
     assert "The library is empty." in said
     assert "paper is in the library: 7 tokens." in said
-    assert "A conversation on paper begins." in said
+    assert "A new conversation with paper begins." in said
     assert "▸ paper" in said
     assert "paper is removed" in said
     assert "with the same text" in err.getvalue()

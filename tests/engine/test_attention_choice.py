@@ -141,11 +141,11 @@ def test_a_flash_attn_that_ignores_what_a_layer_asks_for_is_found_out(
 def test_attention_with_sinks_is_not_for_flash() -> None:
     asked = (Attention(8, 4, 64, sinks=True),)
     with pytest.raises(
-        EngineError, match="--attention flash cannot be used: flash-attn does not know attention"
+        EngineError, match="--attention flash cannot be used: flash-attn does not support attention"
     ):
         choose_attention("flash", CUDA, torch.bfloat16, 64, asked)
     assert choose._problem("flash", CUDA, torch.bfloat16, 64, asked) == choose._Problem(
-        "flash-attn does not know attention sinks", broken=False
+        "flash-attn does not support attention sinks", broken=False
     )
 
 

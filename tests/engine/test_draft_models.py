@@ -45,7 +45,7 @@ def notes_of(folder: Path, draft: str, **options: object) -> list[str]:
         assert engine.figures().speculation == "suffix matching"
         assert engine.figures().draft_bytes == 0
         assert list(engine.stream(engine.tokenizer.encode("the old keeper"), GREEDY))
-        return [note for note in engine.figures().notes if "drafted" in note]
+        return [note for note in engine.figures().notes if "draft model" in note]
     finally:
         engine.close()
 
@@ -71,7 +71,7 @@ def test_a_draft_model_is_loaded_beside_the_model(folder: Path) -> None:
 def test_one_with_another_tokenizer_is_left_out_with_a_line(folder: Path) -> None:
     (note,) = notes_of(folder, str(folder / "other"))
     assert note == (
-        "Nothing is drafted: the tokenizer of other is another one (special token 259 is '<reason>' and not "
+        "No draft model is used: the tokenizer of other is different (special token 259 is '<reason>' and not "
         "'<think>'); choose a draft model of the same family."
     )
 
@@ -81,16 +81,18 @@ def test_one_for_which_there_is_no_memory_is_left_out_with_a_line(
 ) -> None:
     monkeypatch.setattr(engine_module, "available_memory", lambda device: 2_000_000)
     (note,) = notes_of(folder, str(folder / "small"), context=None)
-    assert note.startswith("Nothing is drafted: small and the KV caches need ")
+    assert note.startswith("No draft model is used: small and the KV caches need ")
     assert note.endswith("MB of memory, and 1.9 MB are free.")
 
 
 def test_auto_takes_what_is_here_and_fetches_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = notes_of(folder, "auto")
-    assert note == "Nothing is drafted: the catalogue has no draft model for large; name one with --draft."
+    assert note == "No draft model is used: the catalogue has none for large; name one with --draft."
     monkeypatch.setattr("engine.draft.drafts_for", lambda name: ["qwen3:0.6b-q8", "qwen3:0.6b"])
     (note,) = notes_of(folder, "auto")
-    assert note == "Nothing is drafted: no draft model for large is here; run: chatterm pull qwen3:0.6b-q8"
+    assert (
+        note == "No draft model is used: none for large is on this machine; run: chatterm pull qwen3:0.6b-q8"
+    )
     monkeypatch.setattr("engine.draft.drafts_for", lambda name: ["qwen3:0.6b-q8", str(folder / "small")])
     engine = load(folder, "auto")
     try:

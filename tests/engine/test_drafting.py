@@ -190,8 +190,8 @@ def test_a_draft_model_that_fails_ends_its_drafts_and_nothing_else(models: tuple
         assert found == plain
         assert 0 < sequence.drafted < 9
         (note,) = [note for note in engine.figures().notes if "draft" in note]
-        assert note.startswith("Nothing is drafted any more, because the draft model small (")
-        assert note.endswith(") failed: out of luck.")
+        assert note.startswith("The draft model small (")
+        assert note.endswith(") is no longer used, because it failed: out of luck.")
         assert engine.figures().speculation == "suffix matching"
         assert engine.figures().draft_bytes == 0
         (found,) = heard(engine, [sequence := engine.start(Rows.of([*b"abc"]), GREEDY)])
@@ -303,7 +303,7 @@ def test_one_line_says_that_there_is_no_room(models: tuple[Network, Network]) ->
     room = {"context": 200, "num_blocks": None, "free": 2 * each * 230}
     with a_native_engine(large, **room, draft=small, draft_name="small") as engine:
         assert engine.figures().notes == (
-            "Nothing is drafted: there is too little memory for the KV cache of a draft model.",
+            "No draft model is used: there is too little memory for the KV cache of a draft model.",
         )
         assert engine.figures().speculation == "suffix matching"
         assert len(list(engine.stream([*b"abc"], GREEDY))) == 60

@@ -263,7 +263,7 @@ def test_people_are_told_how_much_lies_where(whole: Network, monkeypatch: pytest
     assert not host.fetches(host.fetch_from - 1)
     assert host.costs.fetched
     assert host.costs.token
-    assert f"prompts from {host.fetch_from} tokens on have them fetched" in host.told(4)
+    assert f"for prompts of {host.fetch_from} tokens or more they are copied to the GPU" in host.told(4)
     host.close()
     host.close()
 

@@ -330,5 +330,5 @@ def test_what_goes_wrong_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         fake.tuner.run()
     (tmp_path / "file").touch()
     monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(EngineError, match="What was tuned could not be written"):
+    with pytest.raises(EngineError, match="The result of tuning could not be written"):
         Fake().tuner.run()

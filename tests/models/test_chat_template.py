@@ -445,5 +445,5 @@ def test_without_a_template() -> None:
     assert not tokenizer.has_chat_template
     goes_on: list[Message] = [*HELLO, {"role": "assistant", "content": ", world"}]
     assert tokenizer.render(goes_on, add_generation_prompt=True) == "hello, world"
-    with pytest.raises(ModelError, match="knows no system prompt"):
+    with pytest.raises(ModelError, match="takes no system prompt"):
         tokenizer.render([{"role": "system", "content": "S"}], add_generation_prompt=True)

@@ -166,7 +166,7 @@ def test_what_is_written_loads_as_what_was_measured(kind: str, tmp_path: Path) -
     assert {part.name for part in tmp_path.iterdir() if part.name.startswith(".")} == set()
     _, unknown = windows(Words().encode(quantising.TEXT.read_text(encoding="utf-8")))
     assert manifest.kl == pytest.approx(divergence(plain, loaded, unknown), rel=0.05)
-    with pytest.raises(ModelError, match="is there already"):
+    with pytest.raises(ModelError, match="already exists"):
         quantise(files_of(source), out)
     with pytest.raises(ModelError, match="quantised already"):
         quantise(files_of(out), tmp_path / f"again{out.suffix}")
@@ -227,7 +227,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     )
     one = write_checkpoint(tmp_path / "one", packed)
     odd = write_checkpoint(tmp_path / "odd", tiny_qwen3())
-    for source, said in ((odd, "blocks of 32"), (one, "in one tensor with others")):
+    for source, said in ((odd, "blocks of 32"), (one, "shares a tensor with others")):
         with pytest.raises(ModelError, match=said):
             quantise(files_of(source), tmp_path / "out")
     assert not manifest_path(tmp_path / "out").exists()
@@ -244,4 +244,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert call(["verify", str(out)]) == 1
     assert "damaged  model.safetensors" in capsys.readouterr().out
     assert call(["quantize", str(source), str(out)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err

@@ -35,7 +35,7 @@ class Remote:
     model: str | None = None
     """The model to ask when only the remote is named; not set: the only one there."""
     api: Api = "chat"
-    """What is spoken there: chat completions, responses, or Ollama's own."""
+    """The API it has: chat completions, responses, or Ollama's own."""
     key_env: str | None = None
     """The environment variable that has the key."""
     key_command: str | None = None
@@ -45,7 +45,7 @@ class Remote:
     ca_file: str | None = None
     """A PEM file with certificates to trust, for a server that signed its own."""
     titles: bool = False
-    """Whether it is asked for the titles of conversations, too; servers on this machine always are."""
+    """Whether it also writes the titles of conversations; servers on this machine always are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def found(model: str, remotes: Mapping[str, Remote]) -> Address | None:
     if (match := _ADDRESS.fullmatch(model)) is not None:
         return _addressed(model, *match.groups())
     if "://" in model and not model.lower().startswith(("hf:", "file:")):
-        raise EngineError(f"{one_line(model, 80)!r} is no address of a model; write {_FORM}.")
+        raise EngineError(f"{one_line(model, 80)!r} is not the address of a model; write {_FORM}.")
     return None
 
 
@@ -104,12 +104,12 @@ def _addressed(model: str, scheme: str, transport: str | None, rest: str) -> Add
     place, _, name = rest.partition("/")
     if "@" in place:
         raise EngineError(
-            "An address holds no user and no key: they would be shown and saved. Name the server in the settings "
-            "with key_env, key_command or keyring."
+            "An address must not contain a user or a key: they would be shown and saved. Name the server "
+            "in the settings with key_env, key_command or keyring."
         )
     match = _HOST.fullmatch(place)
     if match is None or int(match[1] or 1) not in range(1, 65536):
-        raise EngineError(f"{one_line(model, 80)!r} names no server; write {_FORM}.")
+        raise EngineError(f"{one_line(model, 80)!r} does not name a server; write {_FORM}.")
     host = urlsplit(f"//{place}").hostname or ""
     is_plain = transport == "http" or (transport is None and is_loopback(host))
     api = _SCHEMES[scheme]
@@ -125,7 +125,9 @@ def _addressed(model: str, scheme: str, transport: str | None, rest: str) -> Add
 
 def _model(name: str, whole: str) -> str:
     if name and not _MODEL.fullmatch(name):
-        raise EngineError(f"{one_line(whole, 80)!r} names no model; its name holds no spaces.")
+        raise EngineError(
+            f"{one_line(whole, 80)!r} does not name a model; the name of a model has no spaces."
+        )
     return name
 
 
@@ -147,7 +149,7 @@ def wrong_url(url: str) -> str:
     if not is_place or not _MODEL.fullmatch(url):
         return 'must be the address of a server, as in "https://example.org/v1"'
     if parts.username is not None or parts.password is not None:
-        return "must hold no user and no key; use key_env, key_command or keyring"
+        return "must not contain a user or a key; use key_env, key_command or keyring"
     if parts.query or parts.fragment:
         return "must end before any ? or #"
     return ""

@@ -96,12 +96,12 @@ class RemoteBackend(Chosen):
             notes.append(f"The key and all messages go to {self._address.host} unencrypted; use https there.")
         if unknown := [name for name in self._dialect.unknown if self._sampling.get(name) is not None]:
             names = ", ".join(unknown)
-            notes.append(f"{self._address.host} gets no {names}: its API has no such setting.")
+            notes.append(f"{self._address.host} does not get {names}: its API has no such setting.")
         return notes
 
     def waiting(self, index: int = 0) -> str:
         left = self._waits_until - time.monotonic()
-        return f"{self._waits_for}; asked again in {max(left, 0.0):.0f} s" if self._waits_for else ""
+        return f"{self._waits_for}; trying again in {max(left, 0.0):.0f} s" if self._waits_for else ""
 
     def blocks(self) -> "BlockMap | None":
         return None
@@ -166,7 +166,7 @@ class RemoteBackend(Chosen):
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
         calls = self._turns[-1].calls if self._turns else []
         if not calls or len(calls) != len(results):
-            raise EngineError("The last answer calls no tools, or others; send a message instead.")
+            raise EngineError("The last answer does not call these tools; send a message instead.")
         said = "\n\n".join(result.text for result in results)
         return self._answer(list(self._turns), Exchange(0, None, said, results=list(results)))
 
@@ -184,7 +184,7 @@ class RemoteBackend(Chosen):
             raise EngineError("The answer is complete; /retry generates another one.")
         if not self._dialect.can_go_on(self._server):
             raise EngineError(
-                f"{self._address.host} has no way to continue an answer; /retry generates another one."
+                f"{self._address.host} cannot continue an answer; /retry generates another one."
             )
         if not last.text:
             raise EngineError("A remote model cannot continue its thinking; /retry generates another answer.")
@@ -416,7 +416,7 @@ class RemoteBackend(Chosen):
             self._waits_for = ""
             running.began(item)
         elif isinstance(item, Waits):
-            what = "no more requests for now" if item.status == 429 else "the server is overloaded"
+            what = "the server is limiting requests" if item.status == 429 else "the server is overloaded"
             self._waits_for, self._waits_until = what, time.monotonic() + item.seconds
         elif isinstance(item, Refused):
             running.problem = refusal(item, self._address, bool(self._key)) + self._there(item)
@@ -436,11 +436,11 @@ class RemoteBackend(Chosen):
         """The answer is over: where it did not end as it should, say so."""
         reader = running.reader
         if reader.problem and not running.problem and not running.is_stopped:
-            kept = "what came is kept" if running.has_begun else "try again"
+            kept = "what had arrived is kept" if running.has_begun else "try again"
             running.problem = sentences(f"{one_line(self._address.host, 80)} {reader.problem}", kept)
         if reader.calls and not running.has_tools and not running.problem and not running.text:
             running.problem = (
-                f"{one_line(self._model, 80)} called a tool, and none was offered; ask in another way."
+                f"{one_line(self._model, 80)} called a tool, although none was offered; ask in another way."
             )
         return True
 
@@ -450,7 +450,7 @@ class RemoteBackend(Chosen):
             return ""
         with suppress(EngineError):
             if models := listed(self._client, self._dialect, bool(self._key), seconds=_SOON):
-                return f" There are: {names_of(models)}."
+                return f" It has: {names_of(models)}."
         return ""
 
     def _count(self, stats: TurnStats) -> None:

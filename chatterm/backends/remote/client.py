@@ -248,7 +248,7 @@ def _trust(address: Address) -> ssl.SSLContext:
         try:
             trust.load_verify_locations(cafile=Path(path).expanduser())
         except (OSError, RuntimeError) as error:
-            why = getattr(error, "strerror", None) or "it holds no certificates"
+            why = getattr(error, "strerror", None) or "it contains no certificates"
             raise EngineError(f"The ca_file {path} of {address.setting} cannot be used: {why}.") from None
     return trust
 

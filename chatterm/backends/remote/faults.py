@@ -61,25 +61,26 @@ def refusal(refused: Refused, address: Address, has_key: bool) -> str:
     status = refused.status
     if 300 <= status < 400:
         where = one_line(refused.location or "elsewhere", 120)
-        return f"{host} redirects to {where}; nothing was sent there. If that is the server, use its address."
+        return f"{host} redirects to {where}; nothing was sent there. If that is the right server, use its address."
     if status == 401:
         way = f"Check the key that {address.setting} names" if has_key else _ways(address)
-        return sentences(f"{host} {'does not take the key' if has_key else 'wants a key'} (401)", said, way)
+        return sentences(f"{host} {'rejects the key' if has_key else 'requires a key'} (401)", said, way)
     if status == 403:
-        return sentences(f"{host} does not allow this (403)", said, "Check what the key may do")
+        return sentences(f"{host} does not allow this (403)", said, "Check what the key is allowed to do")
     if status == 404:
         return sentences(f"{host} has no {one_line(address.model, 80) or 'such page'} (404)", said)
     if status == 407:
-        return f"The proxy wants a login (407); put user and password into HTTPS_PROXY, or add {host} to NO_PROXY."
+        return (
+            "The proxy requires a login (407); put the user name and password into HTTPS_PROXY, or add "
+            f"{host} to NO_PROXY."
+        )
     if status in _BUSY:
         again = _seconds(refused.retry_after, datetime.now(UTC))
-        when = (
-            f"it can be asked again in {again / 60:,.0f} min" if again and again > 60 else "try again later"
-        )
-        what = "allows no more requests now" if status == 429 else "is overloaded, or still loads the model"
+        when = f"try again in {again / 60:,.0f} min" if again and again > 60 else "try again later"
+        what = "is limiting requests" if status == 429 else "is overloaded, or still loading the model"
         return sentences(f"{host} {what} ({status})", said, when)
     if status >= 500:
-        return sentences(f"{host} failed ({status})", said, "Try again; its own log says more")
+        return sentences(f"{host} failed ({status})", said, "Try again; the server's log says more")
     return sentences(f"{host} refuses the request ({status})", said)
 
 
@@ -87,7 +88,7 @@ def without_tools(refused: Refused) -> str:
     """What to do where a server refuses a request because of its tools, to follow what it said; else ""."""
     if refused.status not in (400, 404, 422, 500, 501) or "tool" not in said_by(refused.body).lower():
         return ""
-    return " /tools off asks it without tools."
+    return " /tools off sends messages without tools."
 
 
 def _ways(address: Address) -> str:
@@ -138,27 +139,25 @@ def lost(
     if (
         is_late and in_handshake
     ):  # a server of plain HTTP may wait for the rest of what it takes for a request
-        return f"{host} is there but does not answer in https; write openai+http://…, or http:// in the settings."
+        return f"{host} answers, but not over https; write openai+http://…, or http:// in the settings."
     if isinstance(error, ImportError):
         return "A SOCKS proxy needs the package socksio; install it: pip install 'httpx[socks]'"
     if isinstance(error, httpx.ProxyError):
         return f"The proxy does not connect to {host}: {one_line(str(error), 120)}. See HTTPS_PROXY and NO_PROXY."
     if isinstance(error, (httpx.InvalidURL, ValueError)):
-        return (
-            f"A proxy of the environment has no valid address: {one_line(str(error), 120)}. See HTTPS_PROXY."
-        )
+        return f"The address of a proxy in the environment is not valid: {one_line(str(error), 120)}. See HTTPS_PROXY."
     if is_late:
-        return f"{host} does not answer; is it the right address, and is there a network?"
+        return f"{host} does not answer; check its address and the network."
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
-        return f"{host} has broken off the connection; is its server still running?"
+        return f"{host} has closed the connection; is its server still running?"
     if isinstance(error, httpx.LocalProtocolError):
-        return f"The request cannot be written: {one_line(str(error), 120)}."
+        return f"The request cannot be sent: {one_line(str(error), 120)}."
     if proxy is not None and isinstance(error, httpx.ConnectError):
         which = one_line(proxy.rpartition("@")[2].rpartition("/")[2], 80)
-        return f"The proxy {which} cannot be reached, and {host} is behind it; see HTTPS_PROXY and NO_PROXY."
+        return f"The proxy {which}, which leads to {host}, cannot be reached; see HTTPS_PROXY and NO_PROXY."
     why = next((one.strerror for one in reversed(chain) if isinstance(one, OSError) and one.strerror), "")
     if any(type(one).__name__ == "gaierror" for one in chain):
-        return f"No host is called {host}; is it spelled right, and is there a network?"
+        return f"No host named {host} was found; check the spelling and the network."
     said = one_line(why or str(error) or type(error).__name__, 120)
     return f"{host} cannot be reached ({said}); is its server running?"
 

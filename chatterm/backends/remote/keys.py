@@ -16,17 +16,17 @@ def key_of(address: Address) -> str | None:
     """The key for this server; None where none is set up. It may wait for a command. Raises EngineError."""
     remote = address.remote
     if remote.key_command is not None:
-        return _checked(_printed(remote.key_command), "What the key_command printed")
+        return _checked(_printed(remote.key_command), "The output of the key_command")
     if remote.keyring is not None:
-        return _checked(_kept(remote.keyring, address.prefix), "What the keyring has")
+        return _checked(_kept(remote.keyring, address.prefix), "The entry in the keyring")
     if remote.key_env is None:
         return None
     key = os.environ.get(remote.key_env, "").strip()
     if not key and "://" not in address.prefix:
         raise EngineError(
-            f"{one_line(remote.key_env, 60)} is not set in the environment; {address.setting} wants the key there."
+            f"{one_line(remote.key_env, 60)} is not set in the environment; {address.setting} expects the key there."
         )
-    return _checked(key, f"What {one_line(remote.key_env, 60)} holds") if key else None
+    return _checked(key, f"The value of {one_line(remote.key_env, 60)}") if key else None
 
 
 def redacted(text: str, key: str | None) -> str:
@@ -41,12 +41,14 @@ def _printed(command: str) -> str:
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
-        raise EngineError(f"The key_command did not end within {_PATIENCE:.0f} s; run it by hand.") from None
+        raise EngineError(
+            f"The key_command did not finish within {_PATIENCE:.0f} s; run it by hand."
+        ) from None
     except (OSError, ValueError, IndexError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it cannot be run"
         raise EngineError(f"The key_command failed: {why}; see the settings.") from None
     if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it printed nothing"]
         raise EngineError(f"The key_command ended with code {done.returncode}: {one_line(lines[-1], 200)}")
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     return lines[0].strip() if lines else ""
@@ -66,7 +68,7 @@ def _kept(service: str, user: str) -> str:
         raise EngineError(f"The keyring cannot be read: {one_line(str(error), 200)}") from None
     if not found:
         shown = f"{one_line(service, 60)} {one_line(user, 60)}"
-        raise EngineError(f"The keyring has no key for it; put one there: keyring set {shown}")
+        raise EngineError(f"The keyring has no key for this server; store one: keyring set {shown}")
     return str(found).strip()
 
 
@@ -74,5 +76,5 @@ def _checked(key: str, what: str) -> str:
     if not key:
         raise EngineError(f"{what} is empty; it must be a key.")
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise EngineError(f"{what} is no key: it has spaces or characters that no key has.")
+        raise EngineError(f"{what} is not a key: it has spaces or characters that a key cannot have.")
     return key

@@ -95,7 +95,10 @@ class AnswerReader:
         if self.calls.problem:
             return [*pieces, *self._fail(self.calls.problem)]
         if self._size > MOST_TEXT:
-            return [*pieces, *self._fail(f"does not end: its text has more than {MOST_TEXT // 2**20} MB")]
+            return [
+                *pieces,
+                *self._fail(f"sent an answer that does not end: more than {MOST_TEXT // 2**20} MB"),
+            ]
         self.is_over |= heard.is_last
         return pieces
 

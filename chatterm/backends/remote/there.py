@@ -78,12 +78,12 @@ def meant(address: Address, models: Sequence[Listed] | None) -> Address:
     if not address.model:
         if models is not None and len(models) == 1:
             return replace(address, model=models[0].name)
-        which = names_of(models) if models else "its documentation names them"
-        raise EngineError(f"{host} needs the name of a model: {address.prefix}/MODEL. There: {which}.")
+        which = names_of(models) if models else "see its documentation"
+        raise EngineError(f"{host} needs the name of a model: {address.prefix}/MODEL. Its models: {which}.")
     kinds = {model.server for model in models or ()}
     is_complete = kinds <= _LISTS_ALL if kinds else address.api == "ollama"
     if models is not None and entry_of(address, models) is None and is_complete:
-        where = f"; there are: {names_of(models)}" if models else "; it has none yet"
+        where = f"; it has: {names_of(models)}" if models else "; it has none yet"
         raise EngineError(f"{host} has no model {one_line(address.model, 80)}{where}.")
     return address
 

@@ -154,7 +154,7 @@ class Inline:
             case "continue":
                 self._answer(self._talk.resume())
             case "retry" if argument:
-                raise EngineError("Several answers at once need the chat screen; /retry draws one here.")
+                raise EngineError("Several answers at once need the chat screen; /retry generates one here.")
             case "retry":
                 self._answer(self._talk.retry())
             case "undo":
@@ -192,7 +192,7 @@ class Inline:
             case "stats":
                 self._figures()
             case "cache" if (info := self._backend.info) is not None and info.is_remote:
-                raise EngineError(f"The KV cache is that of {info.device}; /stats shows what it found there.")
+                raise EngineError(f"The KV cache is on {info.device}; /stats shows what was found in it.")
             case "cache" if argument:
                 self._explain_cache()
             case "rename":
@@ -240,7 +240,7 @@ class Inline:
         """Do what an answer asks for, as far as the person lets it, and go on with what came of it."""
         rounds = sum(1 for _ in takewhile(lambda exchange: exchange.results, reversed(self._talk.path)))
         if not self._lines.by_hand and rounds >= MOST_ROUNDS:
-            self._complain(f"The model called tools {rounds} times in a row; no more calls are done.")
+            self._complain(f"The model called tools {rounds} times in a row; no further calls are run.")
         elif (results := self._tools.results(calls)) is not None:
             self._answer(self._talk.tell(results))
 
@@ -271,7 +271,7 @@ class Inline:
     def _compact(self, argument: str) -> None:
         if not argument:
             raise EngineError(
-                "A summary is read first, in the chat screen; /compact files, start and off work here."
+                "A summary is read before it is used, in the chat screen; /compact files, start and off work here."
             )
         self._talk.compact(argument)
         self._page.line(COMPACTED[argument])

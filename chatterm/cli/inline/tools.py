@@ -19,7 +19,7 @@ from chatterm.tools.session import ToolSession, failed, performed, refused, stop
 from chatterm.tools.tool import Plan, Running, ToolError
 
 _LOOK = 0.1
-_NOBODY = "nobody is there to ask"
+_NOBODY = "there is nobody to ask"
 
 
 class Asks(Protocol):
@@ -46,7 +46,7 @@ class InlineTools:
             try:
                 policy = Policy.of(rules_path())
             except SettingsError as error:
-                self._say(f"{error} Until then nothing is allowed for good.")
+                self._say(f"{error} Until then no permanent rules apply.")
                 policy = Policy()
             self._session = ToolSession.of(Path.cwd(), policy)
         return self._session
@@ -60,7 +60,7 @@ class InlineTools:
             return [self._forget(text.removeprefix("forget").strip())]
         info = backend.info
         if info is not None and not info.calls_tools and text != "off":
-            raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
+            raise EngineError(f"{info.name} does not support tools; /model chooses another model.")
         for server in session.to_start(text):
             session.start(server)
         said = session.switch(text)
@@ -106,9 +106,9 @@ class InlineTools:
         for number, rule in enumerate((*policy.always, *policy.session), 1):
             kept = "always" if rule in policy.always else "now"
             lines.append(f"rule {number}: allowed {kept}: {rule.tool} {one_line(rule.pattern, 200)}")
-        told = "/tools NAMES switches on, /tools off switches off. Each call asks you first."
+        told = "/tools NAMES switches tools on, /tools off switches all of them off. You are asked before each call."
         if policy.always or policy.session:
-            told += " /tools forget N takes a rule back."
+            told += " /tools forget N removes a rule."
         return [*lines, told]
 
     def _forget(self, number: str) -> str:
@@ -122,7 +122,7 @@ class InlineTools:
             policy.remove(rule)
         except SettingsError as error:
             raise EngineError(str(error)) from None
-        return f"{rule.tool} {one_line(rule.pattern, 200)} is asked for again."
+        return f"{rule.tool} {one_line(rule.pattern, 200)} is no longer allowed without asking."
 
     def _result(self, call: ToolCall) -> ToolResult:
         try:
@@ -152,10 +152,10 @@ class InlineTools:
             for row in revealed(visible(text)).split("\n"):
                 self._say(f"| {row}")
         if plan.dangers:
-            self._say(f"Look twice: {'; '.join(plan.dangers)}.")
+            self._say(f"Caution: {'; '.join(plan.dangers)}.")
         number = f"{secrets.randbelow(90) + 10}"
         offered = [answer for answer in choices(plan) if answer != "no"]
-        self._say(f"{why} Anything but these says no:")
+        self._say(f"{why} Any other answer means no:")
         for answer in offered:
             self._say(f"  {answer} {number}  {visible(choice_text(plan, answer))}")
         _drop_typed_ahead()

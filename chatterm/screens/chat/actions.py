@@ -49,7 +49,7 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
 
     def cache(self, what: str) -> None:
         if (info := self.screen.info) is not None and info.is_remote:
-            raise EngineError(f"The KV cache is that of {info.device}; /stats shows what it found there.")
+            raise EngineError(f"The KV cache is on {info.device}; /stats shows what was found in it.")
         if what:
             self._explain_cache()
         else:

@@ -136,7 +136,7 @@ class CodeActions(CommandPart):
     def _blocks(self) -> list[CodeBlock]:
         entry = self.selected
         if not isinstance(entry, AnswerEntry):
-            raise EngineError("Select an answer first; its code blocks are meant.")
+            raise EngineError("First select the answer that has the code block.")
         blocks = named_blocks(entry.source_text)
         if not blocks:
             raise EngineError("There is no code block in this answer.")

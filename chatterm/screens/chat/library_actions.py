@@ -76,15 +76,15 @@ class LibraryActions(CommandPart):
         entry, document, remark = found
         left = f" {remark}" if remark else ""
         self.screen.say(
-            f"{entry.name} is in the library: {size_text(entry)}.{left} /library open {entry.name} begins a "
-            "conversation on it."
+            f"{entry.name} is in the library: {size_text(entry)}.{left} /library open {entry.name} begins "
+            "a conversation with it."
         )
         self._asked = entry.name
         self.read_ahead((document,))
 
     def _document_removed(self, entry: Entry) -> None:
         self._wanted = tuple(document for document in self._wanted if document.name != entry.name)
-        self.screen.say(f"{entry.name} is removed; conversations that were begun on it keep it.")
+        self.screen.say(f"{entry.name} is removed; conversations that began with it keep it.")
 
     # --- reading ahead
 
@@ -162,7 +162,7 @@ class LibraryActions(CommandPart):
             self.begin_anew()
             kept = self.kept()
         talk.documents = documents
-        self.screen.tell(f"A conversation on {names_of(documents)} begins.{kept}")
+        self.screen.tell(f"A new conversation with {names_of(documents)} begins.{kept}")
 
     def take_documents(self, info: SessionInfo) -> None:
         """A session goes on with those that it was begun on."""

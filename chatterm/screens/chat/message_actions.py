@@ -48,7 +48,7 @@ class MessageActions(CommandPart):
         if exchange is None:
             raise EngineError("There is no message to compare answers to; send one first.")
         if model in (self.screen.model_name, self.screen.backend.model):
-            raise EngineError("That model answers already; /retry 2 has it answer twice.")
+            raise EngineError("That is the current model; /retry 2 has it answer twice.")
         self.conversation.compare(exchange, self.screen.model_name, one_line(model, 300))
         self.screen.back_to_composer()
         self._show_candidates()

@@ -197,7 +197,7 @@ def _preset_lines(names: list[str], width: int) -> list[Line]:
         parts += [f"{key} {value_text(value)}" for key, value in found.sampling.items()]
         parts += [one_line(found.system, 80)] if found.system else []
         lines += wrap([(f"{name}  ", "accent"), (" · ".join(parts), "")], width)
-    return lines if names else [*lines, [("There is none yet.", "")]]
+    return lines if names else [*lines, [("There are none yet.", "")]]
 
 
 def _text_lines(text: str, width: int) -> list[Line]:

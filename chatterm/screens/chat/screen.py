@@ -314,7 +314,7 @@ class ChatScreen(MessageSelection):
         self._problem, before = self.keeper.problem, self._problem
         self.remarks.stand(self._problem)
         if before and not self._problem:
-            self.say("The conversation is saved again.")
+            self.say("The conversation is being saved again.")
 
     def _show_live(self, now: float) -> Live:
         talk = self.conversation

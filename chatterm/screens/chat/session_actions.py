@@ -34,7 +34,7 @@ class SessionActions(LibraryActions):
         if documents := self.conversation.documents:
             self.begin_with(())
             names = " ".join(document.name for document in documents)
-            kept += f" It begins on no document; /library open {names} begins one that does."
+            kept += f" It begins without documents; /library open {names} begins one with them."
         self.screen.tell("A new conversation." + kept + self.kept())
 
     def begin_anew(self) -> None:
@@ -46,7 +46,7 @@ class SessionActions(LibraryActions):
     def sessions(self, name: str) -> None:
         store = self.screen.keeper.store
         if store is None:
-            raise EngineError("Conversations are not saved here (see /settings), so there are none to open.")
+            raise EngineError("Conversations are not saved (see /settings), so there are none to open.")
         if name:
             self.screen.in_thread(lambda: pick(store.find(""), name).id, self.open_session)
             return

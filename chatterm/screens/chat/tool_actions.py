@@ -16,10 +16,10 @@ class ToolActions(CommandPart):
             self.screen.in_thread(sandbox.program, self._show)
             return
         if (info := self.screen.info) is not None and not info.calls_tools and text != "off":
-            raise EngineError(f"{info.name} knows no tools; /model chooses another model.")
+            raise EngineError(f"{info.name} does not support tools; /model chooses another model.")
         session = self.tooling.session
         if servers := session.to_start(text):
-            self.screen.hint(f"{servers[0]} is being started…", 3.0)
+            self.screen.hint(f"Starting {servers[0]}…", 3.0)
             self.screen.in_thread(partial(session.start, servers[0]), lambda _: self.tools(text))
             return
         said = session.switch(text)
@@ -28,7 +28,7 @@ class ToolActions(CommandPart):
 
     def use_server_prompt(self, server: str, name: str, argument: str) -> None:
         recall = f"/{name} {argument}".rstrip()
-        self.screen.hint(f"{server} is asked…", 3.0)
+        self.screen.hint(f"Asking {server}…", 3.0)
         self.screen.in_thread(
             partial(self.tooling.session.prompt, server, name, argument),
             lambda text: self.writing.send_as_it_is(text, recall),
@@ -38,7 +38,7 @@ class ToolActions(CommandPart):
         from chatterm.screens.tools import ToolsScreen
 
         around = (
-            "Commands run in a sandbox: no network, and they only read unless you allow more."
+            "Commands run in a sandbox: no network, and read-only unless you allow more."
             if bwrap is not None
             else "Commands have no sandbox here: bubblewrap (bwrap) is missing."
         )

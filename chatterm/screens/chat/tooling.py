@@ -41,7 +41,7 @@ class Tooling(ScreenPart):
             try:
                 policy = Policy.of(rules_path())
             except SettingsError as error:
-                self.screen.say(f"{error} Until then nothing is allowed for good.", "error")
+                self.screen.say(f"{error} Until then no permanent rules apply.", "error")
                 policy = Policy()
             self._session = ToolSession.of(Path.cwd(), policy)
         return self._session

@@ -37,7 +37,7 @@ def broken() -> RequestError:
     return RequestError(
         500,
         "server_error",
-        "The server made a mistake with this request; its log says more.",
+        "An internal error occurred; the server's log says more.",
         code="internal",
     )
 

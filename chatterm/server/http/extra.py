@@ -25,5 +25,5 @@ def read_key(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) else "it is not plain text"
         raise EngineError(f"The API key cannot be read from {path}: {reason}.") from None
     if len(key) < 8 or not key.isprintable() or " " in key:
-        raise EngineError(f"The key in {path} must be one line of at least 8 characters without blanks.")
+        raise EngineError(f"The key in {path} must be one line of at least 8 characters without spaces.")
     return key

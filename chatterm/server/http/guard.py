@@ -66,9 +66,7 @@ class Guard:
             )
         host = _host(headers.get(b"host", b""))
         if host is None or not is_loopback(host):
-            return _forbidden(
-                "The Host header is not a name of this machine; ask for 127.0.0.1 or localhost."
-            )
+            return _forbidden("The Host header does not name this machine; use 127.0.0.1 or localhost.")
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() != b"http://" + headers[b"host"].lower():
             return _forbidden("Web pages may not use this server unless it has a key (--api-key-file).")

@@ -136,11 +136,11 @@ def exposition(recorder: Recorder, gate: Gate, engine: Metrics) -> str:
         found = {name: getattr(model, field) for name, model in by_name.items()}
         return {name: float(value) for name, value in found.items() if value is not None}
 
-    gauge("vllm:num_requests_running", "Sequences that the engine computes.", of("running"))
+    gauge("vllm:num_requests_running", "Sequences that the engine is computing.", of("running"))
     waiting = {model: float(count) for model, count in gate.queued().items()} | of("waiting")
     gauge("vllm:num_requests_waiting", "Sequences that wait for their turn or for the engine.", waiting)
     gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", of("kv_usage"))
-    counter("vllm:num_preemptions", "Sequences that made room for others.", of("preemptions"))
+    counter("vllm:num_preemptions", "Sequences preempted to make room for others.", of("preemptions"))
     counter("vllm:prompt_tokens", "Tokens of prompts.", of("prompt_tokens"))
     counter("vllm:generation_tokens", "Tokens that were generated.", of("generated_tokens"))
     counter("vllm:prefix_cache_queries", "Tokens of prompts looked up in the cache.", of("prompt_tokens"))
@@ -150,7 +150,7 @@ def exposition(recorder: Recorder, gate: Gate, engine: Metrics) -> str:
     gauge("chatterm:weight_bytes", "Memory of a model's weights.", of("weight_bytes"))
     gauge("chatterm:kv_cache_bytes", "Memory of a model's KV cache.", of("kv_bytes"))
     _histograms(lines, recorder)
-    _plain(lines, "chatterm:answers_admitted", "Answers that have their turn.", gate.running)
+    _plain(lines, "chatterm:answers_admitted", "Answers that are running.", gate.running)
     _plain(lines, "chatterm:requests_queued", "Requests that wait for their turn.", gate.waiting)
     _plain(lines, "chatterm:attached_terminals", "Terminals that share the engine.", engine.terminals)
     _plain(lines, "chatterm:engine_resident_bytes", "Memory of the engine process.", engine.process_bytes)
@@ -166,7 +166,7 @@ def _histograms(lines: list[str], recorder: Recorder) -> None:
         ("first_token", "vllm:time_to_first_token_seconds", "From a request to its first token."),
         ("between_tokens", "vllm:inter_token_latency_seconds", "Between two tokens of an answer."),
         ("whole", "vllm:e2e_request_latency_seconds", "From a request to the end of its answers."),
-        ("queue", "vllm:request_queue_time_seconds", "Waiting for a turn."),
+        ("queue", "vllm:request_queue_time_seconds", "Time a request waits before it starts."),
         ("prompt_tokens", "vllm:request_prompt_tokens", "Tokens of the prompt of a request."),
         ("generation_tokens", "vllm:request_generation_tokens", "Tokens of an answer."),
     )

@@ -21,10 +21,10 @@ _POSTS: Sequence[tuple[str, Table[Any], str, Sequence[str]]] = (
     ("/tokenize", TOKENIZE, "The tokens of a prompt or of messages", (_JSON,)),
     ("/api/chat", CHAT, "Answer a conversation, in Ollama's format", (_JSON, _LINES)),
     ("/api/generate", GENERATE, "Complete a prompt, in Ollama's format", (_JSON, _LINES)),
-    ("/api/show", SHOW, "What is known of a model", (_JSON,)),
+    ("/api/show", SHOW, "Details of a model", (_JSON,)),
 )
 _GETS = {
-    "/": ("Whether anybody is there", "text/plain"),
+    "/": ("Whether the server is running", "text/plain"),
     "/health": ("200 if the server can answer, else 503", _JSON),
     "/metrics": ("Figures for Prometheus", "text/plain"),
     "/openapi.json": ("This document", _JSON),
@@ -32,7 +32,7 @@ _GETS = {
     "/v1/models/{name}": ("One model", _JSON),
     "/api/tags": ("The models of this machine, in Ollama's format", _JSON),
     "/api/ps": ("The loaded models", _JSON),
-    "/api/version": ("The version of Ollama's API that this is a part of", _JSON),
+    "/api/version": ("The version of Ollama's API that this follows", _JSON),
 }
 _ERRORS = {
     "400": "Something in the request is wrong; the message says what, and param which field",
@@ -116,7 +116,7 @@ def document() -> bytes:
 
 def _responses(path: str, content: Mapping[str, Any], errors: Mapping[str, str]) -> dict[str, Any]:
     shape = {"$ref": f"{_PLACE}{'OllamaError' if path.startswith('/api/') else 'Error'}"}
-    found: dict[str, Any] = {"200": {"description": "As in the API it is named after", "content": content}}
+    found: dict[str, Any] = {"200": {"description": "As in the API of that name", "content": content}}
     for code, description in errors.items():
         found[code] = {"description": description, "content": {_JSON: {"schema": shape}}}
     return found
@@ -168,5 +168,5 @@ def _complete(schema: dict[str, Any], table: Table[Any]) -> None:
             schema["properties"][name] = _or_null(kind)
     for name, values in table.harmless.items():
         taken = {} if values is None else {"enum": [*values, None]}
-        schema["properties"][name] = taken | {"description": "Taken, and changes nothing."}
+        schema["properties"][name] = taken | {"description": "Accepted, but has no effect."}
     schema["additionalProperties"] = False

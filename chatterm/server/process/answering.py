@@ -112,7 +112,7 @@ class Answering:
             self._later(self._begin_now)  # it ends at once
 
     def feed(self, body: Raw) -> None:
-        raise FrameError("A request takes nothing while it runs.")
+        raise FrameError("A running request accepts no input.")
 
     # -- the beginning
 
@@ -150,7 +150,7 @@ class Answering:
             raise RequestError(
                 404,
                 "not_found_error",
-                f"There is no model {self._request.model!r:.200} here; see /v1/models for those that there are.",
+                f"There is no model {self._request.model!r:.200} here; see /v1/models for the list.",
                 param="model",
                 code="model_not_found",
             )

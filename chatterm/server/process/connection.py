@@ -247,13 +247,13 @@ class Connection(asyncio.Protocol):
 
     def _greet(self, call: Call, stream: Stream) -> None:
         if call.method != "hello" or not call.body:
-            raise FrameError("A client has to say who it is first.")
+            raise FrameError("A client must first introduce itself.")
         hello = unpacked(call.body, Hello)
         # A command may end a server of another version.
         if hello.agreed != self._calls.agreed and hello.kind != "command":
             stream.failed(
                 EngineError(
-                    "The server that runs here is of another version of chatterm; restart it with chatterm stop and "
+                    "The running server is another version of chatterm; restart it with chatterm stop and "
                     "chatterm serve."
                 )
             )

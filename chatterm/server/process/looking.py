@@ -84,7 +84,7 @@ class Looking:
             for id in wanted.ids:
                 if not 0 <= id < size:
                     raise RequestError(
-                        400, "invalid_request_error", f"There is no token {id}; {held.name} knows {size:,}."
+                        400, "invalid_request_error", f"There is no token {id}; {held.name} has {size:,}."
                     )
             return [held.engine.tokenizer.decode([id], skip_special=False, goes_on=True) for id in wanted.ids]
 
@@ -103,7 +103,7 @@ class Looking:
             raise RequestError(
                 404,
                 "not_found_error",
-                f"There is no model {name!r:.200} here; see /v1/models for those that there are.",
+                f"There is no model {name!r:.200} here; see /v1/models for the list.",
                 param="model",
                 code="model_not_found",
             )

@@ -32,7 +32,7 @@ def params_of(engine: "Engine", request: Generation) -> SamplingParams:
         given["stop"] = tuple(given["stop"] or ())
     unknown = next((id for id in given.get("logit_bias") or () if id >= engine.vocab_size), None)
     if unknown is not None:
-        known = f"this model knows tokens 0 to {engine.vocab_size - 1}"
+        known = f"this model has tokens 0 to {engine.vocab_size - 1}"
         raise _wrong("logit_bias", f"logit_bias names token {unknown}; {known}.")
     if request.constraint is not None:
         given["constraint"] = _constraint(engine.tokenizer, request.constraint)
@@ -59,7 +59,7 @@ def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked"
             400, "invalid_request_error", f"{held.name} completes text and cannot chat; use /v1/completions."
         )
     if request.tools and held.tool_format is None:
-        raise _wrong("tools", f"{held.name} cannot call tools; use another model, or leave them out.")
+        raise _wrong("tools", f"{held.name} cannot call tools; use another model, or leave out tools.")
     return held.requests.asked(
         [message_of(message) for message in request.messages],
         params,
@@ -108,9 +108,7 @@ def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
     size = held.engine.vocab_size
     if prompt and not 0 <= min(prompt) <= max(prompt) < size:
         unknown = [id for id in prompt if not 0 <= id < size]
-        raise _wrong(
-            "prompt", f"There is no token {unknown[0]}; {held.name} knows {held.engine.vocab_size:,}."
-        )
+        raise _wrong("prompt", f"There is no token {unknown[0]}; {held.name} has {held.engine.vocab_size:,}.")
     return list(prompt)
 
 

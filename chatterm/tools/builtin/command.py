@@ -77,10 +77,13 @@ class RunCommand:
         lines += [(f"  {row}", "text") for row in command.split("\n")]
         if bwrap is None:
             lines.append(
-                ("No sandbox: bubblewrap is not available here. It runs with all your rights.", "warning")
+                (
+                    "No sandbox: bubblewrap is not available here. The command runs with all your permissions.",
+                    "warning",
+                )
             )
         else:
-            may = "may change files in the working folder" if writes else "may change no files"
+            may = "may change files in the working folder" if writes else "may not change files"
             lines.append((f"In a sandbox: no network; it {may}.", "muted"))
         lines.append((f"Time limit: {limit} s.", "muted"))
         subject = command + (" [writes]" if writes else "") + (" [no sandbox]" if bwrap is None else "")
@@ -129,7 +132,7 @@ def _followed(process: "subprocess.Popen[bytes]", limit: int, running: Running) 
     while True:
         now = time.monotonic()
         if running.stopped.is_set():
-            why = "stopped by the person"
+            why = "stopped by the user"
         elif now > until:
             why = f"stopped after {limit} s"
         if why:

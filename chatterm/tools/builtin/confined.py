@@ -128,7 +128,7 @@ class Confined:
                 if before is None or self._read(folder, name, path) != before:
                     raise ToolError(f"{self.name(path)} has changed since it was shown; look at it again.")
             elif before is not None:
-                raise ToolError(f"{self.name(path)} is gone; look again.")
+                raise ToolError(f"{self.name(path)} no longer exists; look again.")
             scratch = f".{secrets.token_hex(8)}.tmp"
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -189,7 +189,7 @@ class Confined:
             if stat.S_ISDIR(found.st_mode):
                 raise ToolError(f"{self.name(path)} is a folder; list it.")
             if not stat.S_ISREG(found.st_mode):
-                raise ToolError(f"{self.name(path)} is no plain file.")
+                raise ToolError(f"{self.name(path)} is not a regular file.")
             with os.fdopen(handle, "rb", closefd=False) as file:
                 data = file.read(MOST_BYTES + 1)  # whatever size it says it has
         except OSError as error:
@@ -234,5 +234,5 @@ def _failed(path: str, error: OSError) -> ToolError:
     if error.errno in (errno.ELOOP, errno.EMLINK):
         return ToolError(f"{shown} is a symbolic link; tools do not follow links.")
     if error.errno == errno.ENOTDIR:
-        return ToolError(f"{shown}: a part of the path is no folder, or is a symbolic link.")
+        return ToolError(f"{shown}: a part of the path is not a folder, or is a symbolic link.")
     return ToolError(f"{shown}: {error.strerror or 'it cannot be used'}.")

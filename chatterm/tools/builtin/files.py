@@ -117,10 +117,10 @@ class Search:
         {
             "type": "object",
             "properties": {
-                "text": {"type": "string", "description": "What to look for, as it is written."},
+                "text": {"type": "string", "description": "The text to look for, literally."},
                 "path": {"type": "string", "description": "Where to search; everywhere if it is left out."},
                 "files": {"type": "string", "description": "Only files with names like this: *.py"},
-                "ignore_case": {"type": "boolean", "description": "Whether large and small letters are the same."},
+                "ignore_case": {"type": "boolean", "description": "Whether to ignore case."},
             },
             "required": ["text"],
         },

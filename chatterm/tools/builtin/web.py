@@ -95,11 +95,11 @@ class FetchUrl:
             try:
                 url = urljoin(url, where)
             except ValueError:
-                raise ToolError("It leads on to something that is no address.") from None
+                raise ToolError("It redirects to something that is not an address.") from None
             if _origin(_parts(url)) != origin:
                 # Somebody agreed to one host: another one is asked for anew.
-                raise ToolError(f"It leads on to {one_line(url, 300)}; fetch that instead.")
-        raise ToolError("It leads on too often.")
+                raise ToolError(f"It redirects to {one_line(url, 300)}; fetch that instead.")
+        raise ToolError("It redirects too often.")
 
     def _once(self, parts: SplitResult, until: float, running: Running) -> tuple[int, str | None, str, bytes]:
         """Status, where it leads on to, the kind of the body, and the body."""
@@ -197,7 +197,7 @@ def _text(kind: str, data: bytes) -> str:
         name.startswith("text/")
         or name in ("", "application/json", "application/xml", "application/xhtml+xml")
     ):
-        raise ToolError(f"It is no text but {one_line(name, 60)}.")
+        raise ToolError(f"It is not text but {one_line(name, 60)}.")
     charset = re.search(r"charset=[\"']?([\w-]{1,40})", kind, re.IGNORECASE)
     try:
         text = data.decode(charset[1] if charset else "utf-8", "replace")

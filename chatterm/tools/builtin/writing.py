@@ -56,7 +56,7 @@ class PatchFile:
                     "type": "string",
                     "description": "The text to replace, exactly as it is in the file.",
                 },
-                "new": {"type": "string", "description": "What stands there instead."},
+                "new": {"type": "string", "description": "The text to put in its place."},
             },
             "required": ["path", "old", "new"],
         },
@@ -69,7 +69,7 @@ class PatchFile:
         given = checked(self.tool, arguments)
         old, new = given["old"], given["new"]
         if not old:
-            raise ToolError("old is empty; write_file makes a new file.")
+            raise ToolError("old is empty; write_file creates a new file.")
 
         def patched(before: str | None) -> str:
             count = before.count(old) if before is not None else 0

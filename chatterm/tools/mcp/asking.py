@@ -60,7 +60,7 @@ async def prompt(client: "Client", name: str, arguments: Mapping[str, str]) -> s
         parts.append(f"{message.role.title()}: {said}" if with_roles else said)
     text = bounded("\n\n".join(parts), MOST_TEXT).strip()
     if not text:
-        raise ToolError(f"The prompt {one_line(name, 60)} says nothing.")
+        raise ToolError(f"The prompt {one_line(name, 60)} is empty.")
     return text
 
 
@@ -70,7 +70,7 @@ async def resource(client: "Client", uri: str) -> str:
     texts = (getattr(one, "text", None) for one in list(found.contents)[:100])
     parts = [str(text) for text in texts if text is not None]
     if not parts:
-        raise ToolError(f"{one_line(uri, 200)} is no text.")
+        raise ToolError(f"{one_line(uri, 200)} is not text.")
     return bounded("\n\n".join(parts), MOST_TEXT)
 
 

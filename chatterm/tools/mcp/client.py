@@ -77,7 +77,7 @@ class Servers:
             result = await client.call_tool(tool, arguments)
             text = asking.text_of(result.content) or asking.structured_text(result.structured_content)
             if result.is_error:
-                raise ToolError(one_line(text, 1_000) or "The server says that it failed, and not why.")
+                raise ToolError(one_line(text, 1_000) or "The server reported a failure without a reason.")
             return text
 
         return self._ask(name, called, CALL_S, running)
@@ -305,7 +305,7 @@ def _first(task: "asyncio.Task[None] | None") -> str | None:
     error = task.exception() if task is not None and task.done() and not task.cancelled() else None
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    return f"{error}; it was ended." if isinstance(error, ToolError) else None
+    return f"{error}; it was stopped." if isinstance(error, ToolError) else None
 
 
 def _why(error: BaseException) -> str:

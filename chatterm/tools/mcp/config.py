@@ -43,7 +43,7 @@ def checked_name(name: str) -> str:
     """Raises EngineError for what cannot be the name of a server."""
     if not _NAME.fullmatch(name) or "__" in name:
         raise EngineError(
-            f"A server's name has up to 32 letters, digits, - and _; {one_line(name, 40)!r} has not."
+            f"{one_line(name, 40)!r} cannot be the name of a server; use up to 32 letters, digits, - and _, but not __."
         )
     return name
 
@@ -68,12 +68,12 @@ def server_of(name: str, data: Any, where: str) -> Server:
         if not isinstance(value, dict) or not all(
             isinstance(item, str) and "\0" not in item for item in value.values()
         ):
-            raise wrong(key, "an object of texts")
+            raise wrong(key, "an object of strings")
         return dict(value)
 
     args = data.get("args", [])
     if not isinstance(args, list) or not all(isinstance(arg, str) and "\0" not in arg for arg in args):
-        raise wrong("args", "a list of texts")
+        raise wrong("args", "a list of strings")
     made = Server(
         name, text("command"), tuple(args), texts("env"), text("cwd"), text("url"), texts("headers")
     )
@@ -93,10 +93,10 @@ def read_servers(path: Path) -> list[Server]:
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):
-        raise EngineError(f"{path} is not JSON; mend it, or delete it.") from None
+        raise EngineError(f"{path} is not JSON; fix it, or delete it.") from None
     found = data.get("mcpServers") if isinstance(data, dict) else None
     if not isinstance(found, dict) or len(found) > _MOST:
-        raise EngineError(f'{path} has no object "mcpServers"; mend it, or delete it.')
+        raise EngineError(f'{path} has no object "mcpServers"; fix it, or delete it.')
     return [server_of(name, item, str(path)) for name, item in found.items()]
 
 

@@ -129,7 +129,7 @@ def given(name: str, prompt: ServerPrompt, text: str) -> dict[str, str]:
         rest = [] if not free else rest[1:]
     if rest:
         raise EngineError(
-            f"/{name} takes {prompt.usage or 'nothing'}; {one_line(rest[0], 40)!r} is too much."
+            f"/{name} takes {prompt.usage or 'no arguments'}; {one_line(rest[0], 40)!r} is too much."
         )
     missing = [a.name for a in prompt.arguments if a.is_required and not found.get(a.name)]
     if missing:

@@ -59,10 +59,12 @@ async def web_of(server: Server) -> "AsyncIterator[TransportStreams]":
 
     async def answered(response: "Response") -> None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            await give_up("packs what it sends, though it was asked not to")
+            await give_up("compresses its answers, although it was asked not to")
         if response.status_code in (401, 403):
             key = (
-                "the key in its headers" if server.headers else "anybody without a key (mcp add has --header)"
+                "the key in its headers"
+                if server.headers
+                else "requests without a key (mcp add --header sends one)"
             )
             await give_up(f"refuses {key}: {response.status_code}")
         kind = response.headers.get("content-type", "").lower()

@@ -29,7 +29,7 @@ def meet(network: Network, device: torch.device, group: Group) -> Exchange | str
     """
     share = network.share
     assert share is not None
-    plan, memory, reason = Plan.of(network, ROWS), None, "the GPUs of another part cannot share memory"
+    plan, memory, reason = Plan.of(network, ROWS), None, "the GPUs of another process cannot share memory"
     try:
         memory = share_memory(plan.nbytes, share.rank, device, lambda data: group.swap("memory", data))
     except RuntimeError as error:

@@ -72,14 +72,14 @@ from models.spec import Experts, FeedForward, ModelSpec
 def unsupported(network: Network) -> str | None:
     """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
     if any(weight.format.block > 1 and weight.planes is None for weight in _on_device(network)):
-        return "the fused kernels do not know quantised weights that are not packed for them"
+        return "the fused kernels do not support quantised weights that are not packed for them"
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
     reason = not_fused(network.spec)
     if reason is None and network.share is not None:
         reason = not_divided(network.whole)
     if reason is None and apart(network):
-        return "the fused kernels do not know experts that do not lie in one tensor"
+        return "the fused kernels do not support experts that are not in one tensor"
     return reason
 
 

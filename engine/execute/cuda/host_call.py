@@ -15,7 +15,7 @@ def problem() -> str | None:
     try:
         _driver()
     except (OSError, AttributeError):
-        return "the GPU's driver calls nothing on the host"
+        return "the GPU's driver cannot call functions on the host"
     return None
 
 
@@ -25,7 +25,7 @@ def enqueue_call(function: int, data: ctypes.Structure) -> None:
     stream = torch.cuda.current_stream().cuda_stream
     failed = _driver().cuLaunchHostFunc(stream, function, ctypes.addressof(data))
     if failed:
-        raise RuntimeError(f"the GPU's driver calls nothing on the host (error {failed})")
+        raise RuntimeError(f"the GPU's driver cannot call functions on the host (error {failed})")
 
 
 @cache

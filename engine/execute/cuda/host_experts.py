@@ -223,7 +223,7 @@ class HostExperts:
             f"The experts of {len(self._layers)} of {layers} layers are in host memory ({bytes_text(self.nbytes)}), "
             "because the GPU has no room for them; they are computed on the CPU"
         )
-        costs = f"{self.costs.token * 1e3:.2g} ms a layer for a token"
+        costs = f"{self.costs.token * 1e3:.2g} ms per layer and token"
         if self.fetch_from is None:
             why = (
                 f", and so are prompts: {self.problem}"
@@ -232,8 +232,10 @@ class HostExperts:
             )
             return f"{line}{why} ({costs})."
         if self.costs.fetched is not None:
-            costs += f", {self.costs.fetched * 1e3:.2g} ms to fetch one"
-        return f"{line}; prompts from {self.fetch_from} tokens on have them fetched ({costs})."
+            costs += f", {self.costs.fetched * 1e3:.2g} ms to copy a layer"
+        return (
+            f"{line}; for prompts of {self.fetch_from} tokens or more they are copied to the GPU ({costs})."
+        )
 
     def close(self) -> None:
         """Wait for what was enqueued, and unpin the memory. Closing twice is fine."""

@@ -128,7 +128,7 @@ class PaddedPrefill:
         found: list[Tensor] = []
         for step in steps:
             self._compute(self._shape(step), step)
-            assert all(span.wanted <= 1 for span in step), "guesses are checked by native kernels alone"
+            assert all(span.wanted <= 1 for span in step), "only the native kernels check guesses"
             if any(span.wanted for span in step):
                 logits = self._logits[: len(step)]
                 rows = logits.clone() if len(steps) > 1 else logits

@@ -187,7 +187,7 @@ class Tuner:
             raise EngineError(f"Only the fused kernels can be tuned or profiled, and {reason}.")
         if network.on_host:
             raise EngineError(
-                "A model whose experts lie in host memory is neither tuned nor profiled: they take most of the time."
+                "A model with experts in host memory cannot be tuned or profiled: they take most of the time."
             )
         identity = _identity(network, cache.kv.device)
         seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
@@ -241,7 +241,7 @@ class Tuner:
         try:
             store.keep(self._identity, found)
         except OSError as error:
-            raise EngineError(f"What was tuned could not be written: {_line(error)}.") from None
+            raise EngineError(f"The result of tuning could not be written: {_line(error)}.") from None
         return found
 
     def profile(self, trace: Path) -> list[Part]:
@@ -268,8 +268,8 @@ class Tuner:
                 if self._call(self._is_busy):
                     idle_since = monotonic()
             self.notes = (
-                "The kernels are being tuned for this GPU while nobody asks for anything, which takes about "
-                f"{self._seconds:.0f} s; the next start uses what is found.",
+                "The kernels are being tuned for this GPU in idle time, which takes about "
+                "{self._seconds:.0f} s; the next start uses the result.",
             )
             self.notes = (result_line(self.run()),)
         except StoppedError:
@@ -296,7 +296,7 @@ class Tuner:
 def result_line(found: Tuning) -> str:
     """What tuning gave, for people."""
     if not found.chosen:
-        return "Tuned for this GPU: the usual tiles are the fastest here."
+        return "Tuned for this GPU: the built-in choices are the fastest here."
     return (
         f"Tuned for this GPU: {counted(len(found.chosen), 'better choice')} for its kernels; "
         f"a token takes {found.gain:.1%} less time from the next start on."

@@ -290,7 +290,7 @@ class Pool:
     def held(self) -> Iterator[int]:
         """The handle, for one call at a time. Raises NativeError in a forked process, which has no such threads."""
         if os.getpid() != self._process:
-            raise NativeError("the threads of the native kernels did not come along into the forked process")
+            raise NativeError("the threads of the native kernels do not exist in the forked process")
         with self._lock:
             yield self._handle
 

@@ -118,7 +118,7 @@ async def test_a_prompt_is_cancelled_in_the_middle_and_the_text_stays(tmp_path: 
         asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Tell me.")]))
         while not editor.text("agent_message_chunk"):
             await asyncio.sleep(0.01)
-        with pytest.raises(RequestError, match="being answered"):
+        with pytest.raises(RequestError, match="An answer is running in this session"):
             await conn.prompt(session_id=session, prompt=[text_block("And now?")])
         await conn.cancel(session_id=session)
         assert (await asked).stop_reason == "cancelled"

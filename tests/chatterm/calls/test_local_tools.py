@@ -250,7 +250,7 @@ def test_a_model_that_knows_no_tools_says_so(opened: Callable[..., Talk]) -> Non
     talk = opened(tiny_tokenizer())
     assert talk.backend.info is not None
     assert not talk.backend.info.calls_tools
-    with pytest.raises(EngineError, match="knows no tools"):
+    with pytest.raises(EngineError, match="does not support tools"):
         talk.backend.set_tools([WEATHER])
     talk.backend.set_tools([])
 

@@ -61,13 +61,13 @@ def test_remotes_go_before_models_of_this_machine_and_no_further() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("openai:///m", "names no server"),
-        ("openai://host:0/m", "names no server"),
-        ("openai://host:99999/m", "names no server"),
-        ("openai://me:secret@host/m", "no user and no key"),
+        ("openai:///m", "does not name a server"),
+        ("openai://host:0/m", "does not name a server"),
+        ("openai://host:99999/m", "does not name a server"),
+        ("openai://me:secret@host/m", "not contain a user or a key"),
         ("openai://host/a model", "no spaces"),
         ("openai://host/a\x1b[2J", "no spaces"),
-        ("https://host/v1", "no address of a model"),
+        ("https://host/v1", "not the address of a model"),
     ],
 )
 def test_what_is_no_address_is_said_in_a_line(text: str, why: str) -> None:
@@ -100,10 +100,10 @@ def test_settings_name_remotes() -> None:
     ("source", "why"),
     [
         ("remotes = 3", "line 1.*a table for each server"),
-        ('[remotes."a b"]\nurl = "http://h"', "no name of a remote"),
+        ('[remotes."a b"]\nurl = "http://h"', "cannot be the name of a remote"),
         ("[remotes.a]\nmodel = 'm'", "line 1.*no url"),
         ("[remotes.a]\nurl = 'h'", "line 2.*must be the address"),
-        ("[remotes.a]\nurl = 'http://u:p@h'", "line 2.*no user and no key"),
+        ("[remotes.a]\nurl = 'http://u:p@h'", "line 2.*not contain a user or a key"),
         ("[remotes.a]\nurl = 'http://h'\nport = 3", "line 3.*unknown setting remotes.a.port"),
         ("[remotes.a]\nurl = 'http://h'\napi = 'x'", 'line 3.*one of "chat"'),
         ("[remotes.a]\nurl = 'http://h'\nkey_env = 'A'\nkeyring = 'B'", "keep one"),
@@ -161,7 +161,7 @@ def test_a_key_from_a_command() -> None:
             "code 3: no such",
         ),
         (f"{python} -c pass", "is empty"),
-        (f"{python} -c 'print(\"two words\")'", "is no key"),
+        (f"{python} -c 'print(\"two words\")'", "is not a key"),
         ("/no/such/program", "key_command failed: No such file"),
         ("'", "key_command failed"),
         ("", "key_command failed"),
@@ -176,7 +176,7 @@ def test_a_command_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
         raise subprocess.TimeoutExpired("x", 60)
 
     monkeypatch.setattr(subprocess, "run", never)
-    with pytest.raises(EngineError, match="did not end within 60 s"):
+    with pytest.raises(EngineError, match="did not finish within 60 s"):
         key_of(_at(key_command="x"))
 
 

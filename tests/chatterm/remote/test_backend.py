@@ -277,7 +277,7 @@ def test_continuing_where_it_cannot() -> None:
     cut = stream(*events(delta("One"), delta(finish="length")))
     with rough(cut, models=listing) as server, chat(server) as backend:
         list(backend.send("Hi"))
-        with pytest.raises(EngineError, match="no way to continue"):
+        with pytest.raises(EngineError, match="cannot continue an answer"):
             backend.resume()
         backend.load_path([])
         with pytest.raises(EngineError, match="no answer"):
@@ -358,12 +358,12 @@ def test_a_constraint_that_no_api_knows() -> None:
         (
             {"data": [{"id": "a", "owned_by": "vllm"}, {"id": "b", "owned_by": "vllm"}]},
             "c",
-            "no model c; there are: a, b",
+            "no model c; it has: a, b",
         ),
-        ({"data": [{"id": "a"}, {"id": "b"}]}, "", "needs the name of a model.*There: a, b"),
+        ({"data": [{"id": "a"}, {"id": "b"}]}, "", "needs the name of a model.*Its models: a, b"),
         (status(404), "", "needs the name of a model"),
-        (status(401, "no"), "a", "wants a key"),
-        (status(503, "Loading model"), "a", "still loads the model.*Loading model"),
+        (status(401, "no"), "a", "requires a key"),
+        (status(503, "Loading model"), "a", "still loading the model.*Loading model"),
         (reply(b"", 301, Location="http://evil.example/"), "a", "redirects to http://evil.example/"),
     ],
 )
@@ -419,10 +419,10 @@ FAULTS = [
         status(400, "maximum context length is 4096"),
         "refuses the request \\(400\\): maximum|refuses.*maximum context",
     ),
-    (status(401, "bad"), "wants a key \\(401\\)"),
+    (status(401, "bad"), "requires a key \\(401\\)"),
     (status(403, "no"), "does not allow this \\(403\\)"),
-    (status(404, "gone"), "has no tiny \\(404\\).*There are: tiny"),
-    (status(429, "slow", Retry_After="9999"), "no more requests now \\(429\\).*in 167 min"),
+    (status(404, "gone"), "has no tiny \\(404\\).*It has: tiny"),
+    (status(429, "slow", Retry_After="9999"), "is limiting requests \\(429\\).*in 167 min"),
     (status(500, "boom"), "failed \\(500\\). boom"),
     (status(503, "busy"), "overloaded"),
     (reply(b"", 307, Location="https://evil.example/x"), "redirects to https://evil.example/x"),
@@ -449,7 +449,7 @@ def test_a_refusal_changes_nothing_and_says_why_in_a_line(handler: Handler, why:
 
 
 BREAKS = [
-    (stream(*events(delta("One"), done=False), ends=False), "broken off the connection"),
+    (stream(*events(delta("One"), done=False), ends=False), "closed the connection"),
     (stream(*events(delta("One"), done=False)), "in the middle of the answer"),
     (stream(*events(delta("One"), done=False), b"data: {oops\n\n"), "not JSON: '{oops'"),
     (stream(*events(delta("One"), done=False), b"data: {oops"), "in the middle of the answer"),
@@ -511,7 +511,7 @@ def test_a_trickle() -> None:
 def test_a_connection_that_breaks_before_anything_came_is_made_once_more() -> None:
     with rough(breaks, said("x"), breaks, breaks, said("y")) as server, chat(server) as backend:
         assert text_of(backend.send("Hi")) == "x"
-        with pytest.raises(EngineError, match="broken off the connection"):
+        with pytest.raises(EngineError, match="closed the connection"):
             list(backend.send("Hi"))
         assert len(server.requests) == 4
 
@@ -528,7 +528,7 @@ def test_a_busy_server_is_waited_for_and_that_is_shown(monkeypatch: pytest.Monke
         watching.start()
         assert text_of(backend.send("Hi")) == "x"
         watching.join()
-    assert shown == ["no more requests for now; asked again in 1 s"]
+    assert shown == ["the server is limiting requests; trying again in 1 s"]
 
 
 def test_waiting_can_be_stopped() -> None:
@@ -614,7 +614,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.MonkeyP
             list(backend.send("Hi"))
             assert server.requests[0].headers["authorization"] == "Bearer sk-secret"
             assert server.listings[0].headers["authorization"] == "Bearer sk-secret"
-            for why in ("does not take the key", "redirects to"):
+            for why in ("rejects the key", "redirects to"):
                 with pytest.raises(EngineError, match=why) as caught:
                     list(backend.send("Hi"))
                 assert "sk-secret" not in str(caught.value)
@@ -688,7 +688,7 @@ def test_https_where_nobody_answers_the_handshake(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = found(f"openai+https://127.0.0.1:{listener.getsockname()[1]}/tiny", {})
         assert address is not None
-        with pytest.raises(EngineError, match="does not answer in https; write openai"):
+        with pytest.raises(EngineError, match="answers, but not over https; write openai"):
             RemoteBackend(address, ChatOptions(), {}).open()
 
 

@@ -78,7 +78,7 @@ def test_an_answer_that_breaks_off_is_printed_as_far_as_it_came(capsys: pytest.C
         assert call(["run", f"openai://{server.place}/tiny", "-p", "Hi"]) == 1
         out, err = capsys.readouterr()
         assert out == "One, \n"
-        assert "broken off the connection" in err
+        assert "closed the connection" in err
         assert call(["run", f"openai://{server.place}/tiny", "-p", "Hi", "--json"]) == 1
         answer = json.loads(capsys.readouterr().out)
         assert (answer["text"], answer["finish_reason"]) == ("One, ", "cancelled")
@@ -96,8 +96,8 @@ def test_several_prompts_and_several_answers(capsys: pytest.CaptureFixture[str])
     ("model", "code", "why"),
     [
         ("openai://127.0.0.1:9/m", 1, "cannot be reached"),
-        ("https://example.org", 1, "is no address of a model"),
-        ("openai://me:key@h/m", 1, "no user and no key"),
+        ("https://example.org", 1, "is not the address of a model"),
+        ("openai://me:key@h/m", 1, "not contain a user or a key"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with rough(status(404)) as server:
         assert call(["run", f"openai://{server.place}/other", "-p", "Hi"]) == 1
-        assert "has no model other; there are: tiny." in capsys.readouterr().err
+        assert "has no model other; it has: tiny." in capsys.readouterr().err
 
 
 def test_inline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,5 +132,5 @@ def test_inline(capsys: pytest.CaptureFixture[str]) -> None:
         assert call(line) == 1
         out, err = capsys.readouterr()
         assert "x\n" in out
-        assert "KV cache is that of" in err
+        assert "KV cache is on" in err
         assert "prompt 9 tokens" in out

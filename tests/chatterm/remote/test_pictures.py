@@ -79,7 +79,7 @@ def test_no_file_is_too_strange(data: bytes, draw: st.DataObject) -> None:
 
 def test_what_cannot_be_sent_is_said_in_a_line(tmp_path: Path) -> None:
     contents = {
-        "text.png": (b"hello", "no PNG, JPEG, GIF or WebP"),
+        "text.png": (b"hello", "not a PNG, JPEG, GIF or WebP"),
         "huge.png": (png(50_000, 2), "50000 x 2 pixels"),
         "none.gif": (b"GIF89a\0\0\0\0", "0 x 0 pixels"),
         "long.jpg": (b"\xff\xd8\xff" + b"\0" * LARGEST, "is larger than"),

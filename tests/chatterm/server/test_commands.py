@@ -79,7 +79,7 @@ def test_without_the_server_nobody_knows_the_model(
     assert "Unknown model" in capsys.readouterr().err
     assert call([*RUN, "--threads", "3"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("chatterm: The server that runs here has another --threads")
+    assert err.startswith("chatterm: The running server was started with another --threads")
 
 
 def test_ps_tells_what_is_loaded(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_stop_ends_it(served: Served, capsys: pytest.CaptureFixture[str]) -> Non
     assert "has ended" in capsys.readouterr().out
     assert call(["stop"]) == 1
     assert call(["ps"]) == 1
-    assert capsys.readouterr().err.count("No chatterm server runs here") == 2
+    assert capsys.readouterr().err.count("No chatterm server is running") == 2
 
 
 def test_serve_is_a_process_that_ends_with_its_parent(runtime: Path) -> None:

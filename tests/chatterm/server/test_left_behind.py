@@ -312,7 +312,7 @@ def test_a_process_that_ends_while_it_loads_is_said(left: Left) -> None:
     served.loop.call_soon_threadsafe(client._transport.abort)  # type: ignore[union-attr]
     thread.join()
     (line,) = came
-    assert line.startswith("The engine process has ended while it loaded the model; it may have run out of")
+    assert line.startswith("The engine process ended while it was loading the model; it may have run out of")
     backend.close()
     assert backend.stays is None
 
@@ -391,7 +391,7 @@ def test_one_that_is_about_to_end_is_waited_for(runtime: Path, monkeypatch: pyte
     def start() -> Callable[[], None]:
         tried.append(None)
         if len(tried) < 4:
-            raise ServerRunsError("A chatterm server runs here already.")
+            raise ServerRunsError("A chatterm server is already running.")
         return lambda: None
 
     assert attach._started(OPTIONS, start) == (None, "")

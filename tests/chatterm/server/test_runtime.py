@@ -26,7 +26,7 @@ def test_the_folder_and_the_socket_are_closed_to_others(runtime: Path) -> None:
 
 
 def test_there_is_one_server(runtime: Path) -> None:
-    with listening(), pytest.raises(EngineError, match="runs here already"), listening():
+    with listening(), pytest.raises(EngineError, match="is already running"), listening():
         pass
     with listening():  # the first one is gone
         pass

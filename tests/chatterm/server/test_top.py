@@ -141,7 +141,7 @@ def test_what_runs_is_counted(served: Served) -> None:
 
 def test_without_a_server(runtime: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["top", "--json"]) == 1
-    assert "No chatterm server runs here" in capsys.readouterr().err
+    assert "No chatterm server is running" in capsys.readouterr().err
     assert call(["top"]) == 2
     assert "needs a terminal" in capsys.readouterr().err
 

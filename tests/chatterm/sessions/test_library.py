@@ -61,8 +61,8 @@ def test_what_is_added_is_found_in_the_order_of_the_names_that_are_asked_for(lib
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("paper", "with the same text"), ("PAPER", "with the same text"), ("", "no name"), ("a b", "no name"),
-     ("a,b", "no name"), ("\x1b[2J", "no name"), ("x" * 65, "no name"), (".hidden", "no name")],
+    [("paper", "with the same text"), ("PAPER", "with the same text"), ("", "be the name"), ("a b", "be the name"),
+     ("a,b", "be the name"), ("\x1b[2J", "be the name"), ("x" * 65, "be the name"), (".hidden", "be the name")],
 )  # fmt: skip
 def test_a_name_that_cannot_be_is_one_line(library: Library, name: str, words: str) -> None:
     library.add(PAPER, "here")
@@ -141,7 +141,7 @@ def test_documents_go_out_with_a_session_and_come_in_again(store: Store) -> None
     store.flush()
     assert store.load(copy)[0].documents == (PAPER, NOTES)
     for form in ("md", "html"):
-        assert "begun on documents of the library: paper, Notes" in exported(info, tree, form)  # type: ignore[arg-type]
+        assert "begun with documents from the library: paper, Notes" in exported(info, tree, form)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("documents", ["x", [1], [{"name": "a"}], [{"name": 1, "text": "b"}], {"name": "a"}])
@@ -177,7 +177,7 @@ def test_two_processes_that_add_the_same_name_at_once_leave_one(path: Path) -> N
     ]
     said = sorted(process.communicate("\n")[0] for process in both)
     assert said[1] == "added\n"
-    assert said[0].startswith("SessionError paper is in the library already, with another text")
+    assert said[0].startswith("SessionError paper is already in the library, with another text")
     assert len(Library(path).entries()) == len(texts(path)) == 1
 
 

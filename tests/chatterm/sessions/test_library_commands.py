@@ -32,7 +32,7 @@ def test_add_list_show_and_remove(shell: Shell, tmp_path: Path) -> None:  # noqa
     assert "The library is empty" in shell.err
     assert shell("library", "add", "paper.md") == 0
     assert shell.out.startswith("Added: paper (about ")
-    assert "A model reads it in idle time of the next chatterm run." in shell.out
+    assert "The model of the next chatterm run reads it in idle time." in shell.out
     assert "chatterm run --library paper" in shell.out
     assert shell("library", "add", "docs", "--as", "All-of-it") == 0
     assert "1 file left out" in shell.err

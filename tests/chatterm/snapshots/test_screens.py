@@ -324,7 +324,7 @@ async def library(driver: Driver) -> None:
     await command(driver, "/library")
     await driver.shows("37%")
     await driver.pilot.press("down", "down", "tab", "up", "tab")
-    await driver.shows("begins a conversation on sediment, gauges")
+    await driver.shows("begins a conversation with sediment, gauges")
     driver.app.screen.query_one(Input).cursor_blink = False
 
 

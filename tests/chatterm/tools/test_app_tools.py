@@ -198,7 +198,7 @@ async def test_a_dangerous_command_is_asked_for_every_time(folder: Path) -> None
         await driver.send("Tidy up.", wait=False)
         for _ in range(2):
             clock = await asked(driver)
-            assert "Look twice" in driver.text()
+            assert "Caution:" in driver.text()
             assert "always" not in driver.text()
             assert "session" not in driver.text()
             await clock.press("enter")
@@ -349,4 +349,4 @@ async def test_tools_that_do_not_exist_and_models_without_any() -> None:
         assert "There is no tool 'nonsense'" in driver.errors[-1]
     async with driven(ScriptedBackend([Script("x")], calls_tools=False)) as driver:
         await driver.send("/tools read")
-        assert "knows no tools" in driver.errors[-1]
+        assert "does not support tools" in driver.errors[-1]

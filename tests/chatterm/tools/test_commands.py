@@ -58,7 +58,7 @@ def test_output_streams_and_a_stop_ends_the_command_with_its_children(run: Calla
 
     running.say = take
     result = run("sleep 1000 & (setsid sleep 1000 &) ; echo $CHATTERM_CALL; wait", running)
-    assert result.endswith("[stopped by the person]")
+    assert result.endswith("[stopped by the user]")
     assert _marked(said[0].strip()) == []
 
 

@@ -103,7 +103,7 @@ def test_what_was_allowed_is_not_asked_for_again_and_a_danger_always_is(tmp_path
     )
     assert [result.state for result in told] == ["done", "done", "refused"]
     assert err.count("The model asks to use read_file") == 1
-    assert "Look twice: " in err
+    assert "Caution: " in err
     assert "\x1b" not in err
     assert re.search(r"^  session \d+  .*run_command", err, re.MULTILINE) is None
 
@@ -112,7 +112,7 @@ def test_in_a_pipe_nobody_can_be_asked(tmp_path: Path) -> None:
     calls = [called("read_file", path="notes.txt"), called("nothing")]
     told, _, err = talk(tmp_path, calls, ["/tools read", "Go."], by_hand=False)
     assert [result.state for result in told] == ["refused", "failed"]
-    assert "[read_file is not run: nobody is there to ask]" in err
+    assert "[read_file is not run: there is nobody to ask]" in err
 
 
 def test_ctrl_c_at_the_question_ends_it(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_was_allowed_for_good_is_listed_and_taken_back(tmp_path: Path) -> N
     calls = [called("read_file", path="notes.txt")]
     again = ["/tools", "/tools forget 2", "/tools forget x", "/tools forget 1", "/tools"]
     _, out, err = talk(tmp_path, calls, ["/tools read", "Read.", answering("always"), *again])
-    before, after = out.split("read_file notes.txt is asked for again.")
+    before, after = out.split("read_file notes.txt is no longer allowed without asking.")
     assert "rule 1: allowed always: read_file notes.txt" in before
     assert "/tools forget N" in before
     assert "rule 1" not in after

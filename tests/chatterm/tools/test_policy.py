@@ -77,7 +77,7 @@ def test_rules_lie_in_a_file_and_can_be_taken_back(tmp_path: Path) -> None:
 def test_a_file_that_is_no_list_of_rules_allows_nothing_and_says_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tools.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(SettingsError, match="mend it, or delete it"):
+    with pytest.raises(SettingsError, match="fix it, or delete it"):
         Policy.of(path)
 
 

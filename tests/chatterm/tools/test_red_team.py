@@ -162,7 +162,7 @@ def test_a_model_that_never_ends_is_ended(folder: Path) -> None:
     model = ScriptedBackend([Script("More.", calls=(ToolCall("list_folder", "{}"),))])
     err = io.StringIO()
     assert answer(model, ["Go."], tools=Unasked("read", False, folder), out=io.StringIO(), err=err) == 3
-    assert "no more calls are done" in err.getvalue()
+    assert "no further calls are run" in err.getvalue()
 
 
 WRONG = [

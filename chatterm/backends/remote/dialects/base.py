@@ -151,10 +151,10 @@ def schema_format(constraint: Constraint) -> dict[str, Any]:
         try:
             schema = json.loads(constraint.text)
         except ValueError as error:
-            raise EngineError(f"The JSON schema is no JSON: {error}.") from None
+            raise EngineError(f"The JSON schema is not valid JSON: {error}.") from None
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     raise EngineError(
-        "A remote model knows no --regex; use --schema or --json-object, or a model of this machine."
+        "Remote models do not support --regex; use --schema or --json-object, or a model on this machine."
     )
 
 

@@ -103,7 +103,9 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
 def _limit(given: ChatRequest) -> int | None:
     most, older = given.max_completion_tokens, given.max_tokens
     if most is not None and older is not None and most != older:
-        raise wrong("max_tokens", "max_tokens and max_completion_tokens mean the same; give one of them.")
+        raise wrong(
+            "max_tokens", "max_tokens and max_completion_tokens mean the same; give only one of them."
+        )
     return older if most is None else most
 
 

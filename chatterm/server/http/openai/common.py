@@ -167,12 +167,12 @@ def tools_of(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
     """The functions that a model may call. Raises RequestError 400."""
     tools = given or ()
     if len(tools) > _MOST_TOOLS:
-        raise wrong("tools", f"tools has {len(tools)} functions; at most {_MOST_TOOLS} are possible.")
+        raise wrong("tools", f"tools has {len(tools)} functions; at most {_MOST_TOOLS} are allowed.")
     names = set()
     for number, tool in enumerate(tools):
         name = tool.function.name
         if not _TOOL_NAME.fullmatch(name) or name in names:
-            reason = "is there twice" if name in names else "must be 1 to 64 letters, digits, _, . or -"
+            reason = "occurs twice" if name in names else "must be 1 to 64 letters, digits, _, . or -"
             raise wrong(f"tools[{number}].function.name", f"tools[{number}].function.name {reason}.")
         names.add(name)
     return tuple(
@@ -233,7 +233,7 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Cons
     place = "structured_outputs"
     kinds = [name for name in given.__struct_fields__ if getattr(given, name) is not None]
     if len(kinds) != 1 or (format is not None and format.type != "text"):
-        raise wrong(place, f"{place} must have exactly one kind, and response_format none besides.")
+        raise wrong(place, f"{place} must have exactly one field, and response_format must then be left out.")
     if given.json is not None:
         return schema_constraint(given.json)
     if given.regex is not None:
@@ -266,9 +266,7 @@ def with_tools(
         wanted = [tool for tool in tools if choice in ("required", tool["function"]["name"])]
         return forced_calls(model.tool_format, wanted, parallel and choice == "required")
     if constraint is not None and constraint.kind == "lark":
-        raise wrong(
-            "tools", "A grammar or a choice leaves no room for calls of tools; leave out one of the two."
-        )
+        raise wrong("tools", "A grammar or a choice leaves no room for tool calls; leave out one of the two.")
     if constraint is not None:
         return calls_or(constraint, model.tool_format, tools, parallel)
     return free_calls(model.tool_format, tools, strict, parallel) if strict or not parallel else None
@@ -321,7 +319,7 @@ def count_of(given: int | None, limits: Limits, prompts: int = 1) -> int:
     if not 1 <= count * prompts <= limits.answers or count < 1:
         raise wrong(
             "n",
-            f"n is {count} for {counted(prompts, 'prompt')}; 1 to {limits.answers} answers in all are possible.",
+            f"n is {count} for {counted(prompts, 'prompt')}; 1 to {limits.answers} answers in all are allowed.",
         )
     return count
 

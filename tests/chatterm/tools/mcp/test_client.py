@@ -85,7 +85,7 @@ def test_a_server_that_sends_a_line_without_an_end_is_ended(
 ) -> None:
     monkeypatch.setattr(pipes, "MOST_LINE", 8 << 20)
     assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3"
-    with pytest.raises(ToolError, match=r"^test sent a message of more than 8 MB; it was ended\.$"):
+    with pytest.raises(ToolError, match=r"^test sent a message of more than 8 MB; it was stopped\.$"):
         servers.call("test", "pour", {}, Running())
     assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3", "it is started again"
     assert log_path("test").stat().st_size < 2_500_000

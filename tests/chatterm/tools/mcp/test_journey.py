@@ -65,4 +65,4 @@ def test_what_was_typed_ahead_says_no_and_two_keys_on_purpose_say_yes(tmp_path: 
         called = [row[0] for row in saved.execute("SELECT called FROM exchanges ORDER BY id")]
     found = [json.loads(text)["results"] for text in called if text]
     states = [(result[3], result[2][:40]) for results in found for result in results]
-    assert states == [("refused", "The person did not allow this. Do not try"[:40]), ("done", "42")]
+    assert states == [("refused", "The user did not allow this. Do not try it"[:40]), ("done", "42")]

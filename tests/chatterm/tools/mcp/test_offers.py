@@ -94,7 +94,7 @@ async def test_a_resource_is_attached_by_its_server_and_address() -> None:
         await driver.until(lambda: model.history)
         (message,) = [text for text, _ in model.history]
         assert message == "Read here:note://hello\n\nhere:note://hello:\n````\nHello from the note. ```\n````"
-        for name, why in (("note://binary", "is no text"), ("note://none", "Unknown resource")):
+        for name, why in (("note://binary", "is not text"), ("note://none", "Unknown resource")):
             await driver.send(f"And @here:{name}.")
             await driver.until(lambda why=why: bool(driver.errors) and why in driver.errors[-1])  # type: ignore[misc]
             assert len(model.history) == 1

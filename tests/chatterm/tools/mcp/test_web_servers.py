@@ -109,7 +109,7 @@ def why(servers: Servers) -> str:
     return line
 
 
-TOO_MUCH = "web sent an answer of more than 1 MB; it was ended."
+TOO_MUCH = "web sent an answer of more than 1 MB; it was stopped."
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_answer_without_an_end_is_given_up(handler: Handler) -> None:
         assert why(servers) == TOO_MUCH
         assert why(servers) == TOO_MUCH, "it is connected to again"
     with asked(serving(handler, method="initialize")) as (servers, _):
-        assert why(servers) == f"web could not be started: {TOO_MUCH.removesuffix('; it was ended.')}."
+        assert why(servers) == f"web could not be started: {TOO_MUCH.removesuffix('; it was stopped.')}."
 
 
 def test_an_error_without_an_end_is_given_up() -> None:
@@ -145,7 +145,7 @@ def test_an_error_without_an_end_is_given_up() -> None:
 def test_what_is_small_only_while_it_is_packed_is_not_unpacked() -> None:
     packed = reply(gzip.compress(b" " * (64 << 20)), content_type="application/json", Content_Encoding="gzip")
     with asked(serving(packed)) as (servers, server):
-        assert why(servers) == "web packs what it sends, though it was asked not to; it was ended."
+        assert why(servers) == "web compresses its answers, although it was asked not to; it was stopped."
         assert {request.headers["accept-encoding"] for request in server.requests} == {"identity"}
 
 
@@ -205,10 +205,10 @@ def test_what_is_no_answer_is_one_line(handler: Handler, capfd: pytest.CaptureFi
 
 def test_one_that_refuses_says_what_it_needs() -> None:
     with asked(status(401)) as (servers, _):
-        without = "anybody without a key (mcp add has --header): 401"
+        without = "requests without a key (mcp add --header sends one): 401"
         assert why(servers) == f"web could not be started: web refuses {without}."
     with asked(serving(status(403)), Authorization="hush") as (servers, _):
-        assert why(servers) == "web refuses the key in its headers: 403; it was ended."
+        assert why(servers) == "web refuses the key in its headers: 403; it was stopped."
 
 
 @pytest.mark.parametrize(
