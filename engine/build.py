@@ -192,6 +192,8 @@ def build(
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device) if network.share is None else None
+    if network.share is not None and options.offload_gb:
+        notes = (*notes, f"Nothing is kept in host memory: {DIVIDED}.")
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
@@ -420,30 +422,38 @@ def _draft_runner(
 
 def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
     """The same of a network that is divided: all ranks decide alike, and none goes on alone with what failed."""
-    reason, group = "this GPU is too old", options.group
+    group = options.group
     assert group is not None
+    reason = _parts_not_fused(network, device, options)
+    if group.least(int(reason is None)):
+        from engine.execute.cuda.divided import make_divided_runner, meet
+
+        found = meet(network, device, group)
+        if not isinstance(found, str):
+            graphs = Graphs() if options.graphs else None
+            pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False)
+            runner: DecodeRunner[Sequence] = make_divided_runner(
+                network, pieces.cache, found, pieces.context_length, graphs
+            )
+            runner.prepare(options.streams)
+            found.wait_at_most()
+            pieces.decode_runner = runner
+            return
+        reason = found
+    pieces.notes += (f"Computed by {by_torch(reason or 'another part of it cannot be fused', False)}.",)
+
+
+def _parts_not_fused(network: Network, device: torch.device, options: Options) -> str | None:
+    """Why this part of a network is not computed by fused kernels, as the middle of a sentence; None if it can be."""
     if not PARTS_ARE_FUSED or not options.fused or not options.decode_runner:
-        reason = DIVIDED
-    elif torch.cuda.get_device_capability(device) >= FULL_SPEED:
-        try:
-            from engine.execute.cuda.divided import make_divided_runner, meet
-            from engine.execute.cuda.fused_program import unsupported
-        except ImportError as error:
-            reason = str(error)
-        else:
-            found = unsupported(network) or meet(network, device, group)
-            if not isinstance(found, str):
-                graphs = Graphs() if options.graphs else None
-                pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False)
-                runner: DecodeRunner[Sequence] = make_divided_runner(
-                    network, pieces.cache, found, pieces.context_length, graphs
-                )
-                runner.prepare(options.streams)
-                found.wait_at_most()
-                pieces.decode_runner = runner
-                return
-            reason = found
-    pieces.notes += (f"Computed by {by_torch(reason, False)}.",)
+        return DIVIDED
+    if torch.cuda.get_device_capability(device) < FULL_SPEED:
+        return "this GPU is too old"
+    try:
+        from engine.execute.cuda.fused_program import unsupported
+    except ImportError as error:
+        return str(error)
+    return unsupported(network)
 
 
 def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:

@@ -14,7 +14,9 @@ from torch import Tensor
 from engine.errors import EngineError
 
 PATIENCE = timedelta(seconds=10)
-"""How long a rank waits for the others, who compute as much as it does, before it takes them to hang."""
+"""How long rank 0 waits for the others, who compute as much as it does, before it takes them to hang."""
+_ALWAYS = timedelta(days=365)
+"""How long the others wait, whom rank 0 ends: it may have been stopped (Ctrl-Z), and goes on later."""
 LOST = (
     "A process that computes a part of the model has ended or hangs; the conversation is intact. "
     "Load the model again."
@@ -40,19 +42,20 @@ class Group:
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
         """Meet the others in the new file `meeting`, which all name. Raises EngineError when they do not come."""
+        patience = _ALWAYS if rank else PATIENCE
         try:
             store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
             store.set_timeout(PATIENCE)
             # NCCL refuses ranks that share a GPU, which is for tests only.
             if device.type == "cpu" or ranks > torch.cuda.device_count():
                 options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-                options._timeout = PATIENCE
+                options._timeout = patience
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
                 return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device, rank, store)
             # Who waits in vain gives up, and does not end the process, as is the rule: there is a conversation in it.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = PATIENCE
+            nccl._timeout = patience
             return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)
         except RuntimeError as error:
             raise EngineError(f"The processes of the model did not meet ({_line(error)}).") from None

@@ -1,6 +1,7 @@
 """From a batch to logits."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,8 +63,8 @@ class Runner:
         )
         self._on_host = on_host
         self._peers = peers
-        self.tell: Callable[[StepBatch], None] = lambda batch: None
-        """Called before a step is computed, where others have to compute it, too."""
+        self.together: Callable[[StepBatch], AbstractContextManager[None]] = lambda batch: nullcontext()
+        """What a step is computed in, where others have to compute it, too."""
         self._backend = backend
         self._device = device
         self._padded: PaddedPrefill | None = None
@@ -146,6 +147,11 @@ class Runner:
         return Recorded() if padded is None or padded.deterministic else padded.recorded
 
     @property
+    def is_divided(self) -> bool:
+        """Whether other processes compute the other parts."""
+        return self._peers is not None
+
+    @property
     def checks_guesses(self) -> bool:
         """Whether several rows of one answer in a step have the bits of rows that are decoded one by one."""
         return self._native is not None
@@ -180,10 +186,10 @@ class Runner:
 
         The next call may overwrite them.
         """
-        self.tell(batch)
         spans = batch.spans
         if self._native is None:
-            return self._run(spans)
+            with self.together(batch):
+                return self._run(spans)
         if self._native.takes_prompts:
             return self._native.step(spans)
         return self._run_apart(self._native, spans)

@@ -74,7 +74,7 @@ def need_of(
 def fewest_ranks(
     files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, kv_dtype: str
 ) -> int:
-    """How many GPUs a model needs to have room; all of them, by powers of two, where it has none anywhere. 1 on a CPU.
+    """How many GPUs a model needs to have room: a power of two, or all of them. 1 on a CPU.
 
     Arguments and what is raised are those of `need_of`.
     """
@@ -82,7 +82,7 @@ def fewest_ranks(
         return 1
     there = torch.cuda.device_count()
     free = min(available_memory(torch.device("cuda", number)) for number in range(there))
-    counts = [1 << power for power in range(there.bit_length()) if 1 << power <= there]
+    counts = [*(1 << power for power in range(there.bit_length()) if 1 << power < there), there]
     for ranks in counts:
         need = need_of(files, device, dtype, quantize, context, kv_dtype=kv_dtype, ranks=ranks)
         if need.weights + need.beside <= free:

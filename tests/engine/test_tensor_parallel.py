@@ -1,17 +1,11 @@
 """Several processes that compute one model: the same text as one, and one line when one of them is lost."""
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,8 +19,8 @@ from engine.errors import EngineError
 from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_step
 from engine.params import SamplingParams
-from tests.engine.tiny import tiny_tokenizer
-from tests.models.checkpoints import tiny_qwen3, write_checkpoint
+from tests.counting import until
+from tests.engine.divided import GREEDY, PROMPT, is_running, loaded, text, write_model
 
 
 def make_span(start: int, count: int, big: int) -> Span:
@@ -35,47 +29,9 @@ def make_span(start: int, count: int, big: int) -> Span:
     return Span(tuple(range(-(-(start + count) // 4))), start, count, tokens, tokens, count // 2, start // 2)
 
 
-def is_running(pid: int) -> bool:
-    """Whether it is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    for _ in range(500):
-        if true():
-            return True
-        sleep(0.02)
-    return False
-
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-PROMPT = list(b"What is the capital of a country that has none, and why?")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_checkpoint(path, tiny_qwen3(vocab_size=272, max_position_embeddings=512))
-    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
-    return path
-
-
-@contextmanager
-def loaded(folder: Path, ranks: int, **options: Any) -> Iterator[Engine]:
-    engine = Engine.load(
-        str(folder), device="cpu", dtype="float32", threads=1, context=400, tensor_parallel=ranks, **options
-    )
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-def text(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
-    return [event.token_id for event in engine.stream(prompt, params)]
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_text_is_that_of_one_process(folder: Path) -> None:
@@ -111,26 +67,6 @@ def test_rows_move_up_on_every_rank(folder: Path) -> None:
         assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("how", "after"), [(signal.SIGKILL, 0), (signal.SIGKILL, 3), (signal.SIGSTOP, 3)])
-def test_a_rank_that_is_lost_is_one_line_soon(folder: Path, how: signal.Signals, after: int) -> None:
-    with loaded(folder, 3) as engine:
-        victim = engine._ranks._ranks[1].process
-        stream = engine.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=200))
-        for _ in range(after):
-            next(stream)
-        os.kill(victim.pid, how)
-        began = monotonic()
-        with pytest.raises(EngineError, match="Load the model again") as failure:
-            for _ in stream:
-                pass
-        assert "\n" not in str(failure.value)
-        assert monotonic() - began < 20, "ten seconds, and what a busy machine adds"
-        with pytest.raises(EngineError, match="Load the model again"):
-            text(engine, PROMPT)
-        processes = [rank.process for rank in engine._ranks._ranks]
-    assert all(process.poll() is not None for process in processes), "nobody is left"
-
-
 def test_a_rank_that_cannot_load_says_why(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,8 +98,7 @@ def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
         pids = [int(pid) for pid in first.stdout.readline().split()]
         first.kill()
     assert len(pids) == 1
-    for pid in pids:
-        assert eventually(lambda: not is_running(pid)), "an orphan"  # noqa: B023
+    until(lambda: not any(map(is_running, pids)))
 
 
 def test_fewer_than_one_is_refused(folder: Path) -> None:

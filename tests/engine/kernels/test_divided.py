@@ -1,5 +1,7 @@
 """Decode steps of a network that two processes compute together, by the fused kernels, in Triton's interpreter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -167,7 +169,13 @@ def decoded(rank: int, ranks: int, path: Path, folder: Path, ring: Path, count: 
             follow(messages.take(lambda: sleep(0.01)), follower)
         return tokens
     if ranks > 1:
-        runner.tell = lambda step: bool(messages.put(of_decode(step), 60.0)) and None
+
+        @contextmanager
+        def together(step: DividedStep) -> Iterator[None]:
+            messages.put(of_decode(step), 60.0)
+            yield
+
+        runner.together = together
     answer = Answer([5])
     first = torch.zeros(runner.sampler.vocab_size)
     first[9] = 1.0
