@@ -20,7 +20,8 @@ from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_step
 from engine.params import SamplingParams
 from tests.counting import until
-from tests.engine.divided import GREEDY, PROMPT, is_running, loaded, text, write_model
+from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, loaded, text, write_model
+from tests.models.families import tiny_qwen3_moe
 
 
 def make_span(start: int, count: int, big: int) -> Span:
@@ -34,9 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def test_the_text_is_that_of_one_process(folder: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, *MORE_RANKS])
+def test_the_text_is_that_of_one_process(folder: Path, ranks: int) -> None:
     sampled = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
-    with loaded(folder, 1) as one, loaded(folder, 2) as two:
+    with loaded(folder, 1) as one, loaded(folder, ranks) as two:
         for params in (GREEDY, sampled):
             assert text(two, PROMPT, params) == text(one, PROMPT, params)
         longer = PROMPT + text(one, PROMPT) + list(b" And then?")
@@ -52,6 +54,24 @@ def test_prompts_are_cut_and_streams_run_side_by_side(folder: Path) -> None:
         alone = [text(one, prompt) for prompt in prompts]
         with ThreadPoolExecutor(3) as pool:
             assert list(pool.map(lambda prompt: text(three, prompt), prompts)) == alone
+
+
+def test_a_conversation_with_a_mixture_of_experts_is_that_of_one_process(tmp_path: Path) -> None:
+    """What is computed ahead, a turn that is taken back, and the cache of all that."""
+    path = write_model(tmp_path, tiny_qwen3_moe(vocab_size=272, max_position_embeddings=512))
+    said = []
+    for count in (1, 2):
+        with loaded(path, count) as engine:
+            chat = engine.chat("Be brief.")
+            texts = []
+            for message in ("Why?", "And why that?"):
+                chat.prepare(message)
+                texts.append([event.token_id for event in chat.send(message, GREEDY)])
+                chat.settle()
+            texts.append([event.token_id for event in chat.retry(GREEDY)])
+            said.append(texts)
+            assert engine.figures().blocks_cached > 0
+    assert said[0] == said[1]
 
 
 def test_rows_move_up_on_every_rank(folder: Path) -> None:

@@ -20,6 +20,7 @@ from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Norm, uniform
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
+from tests.engine.divided import MORE_RANKS
 from tests.models.checkpoints import (
     PlainAttention,
     files_of,
@@ -92,7 +93,7 @@ def loading(path: Path, **options: Any) -> Callable[[tuple[int, int]], Network]:
 def test_ranks_compute_together_what_one_computes(name: str, tmp_path: Path) -> None:
     load = loading(write_checkpoint(tmp_path, CONFIGS[name]))
     alone = logits_of(load((0, 1)))
-    for ranks in (2, 3, 4):
+    for ranks in (2, 3, 4, *MORE_RANKS):
         for found in together(load, ranks):
             torch.testing.assert_close(found, alone, atol=2e-4, rtol=1e-4)
 
