@@ -99,8 +99,6 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 def not_divided(spec: ModelSpec) -> str | None:
     """What the fused kernels do not know of a network that several GPUs compute together, beside `not_fused`."""
-    if has_experts(spec):
-        return f"the fused kernels do not know experts {DIVIDED}"
     if any(layer.attention.norms_all_heads for layer in spec.layers):
         return f"the fused kernels do not know {Feature.NORM_ALL_HEADS.value} {DIVIDED}"
     return None

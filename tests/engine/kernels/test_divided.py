@@ -35,6 +35,7 @@ from tests.models.checkpoints import (
     write_checkpoint,
     write_gguf,
 )
+from tests.models.families import tiny_qwen3_moe
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
@@ -42,6 +43,10 @@ pytestmark = pytest.mark.skipif(
 )
 SLOTS = 20
 QWEN3 = tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=27, hidden_size=64, intermediate_size=64)
+EXPERTS = tiny_qwen3_moe(
+    head_dim=64, vocab_size=27, hidden_size=64, moe_intermediate_size=64, num_hidden_layers=1,
+    num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+)  # fmt: skip
 LLAMA = tiny_llama(
     num_hidden_layers=1,
     hidden_size=192,
@@ -101,8 +106,9 @@ def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
         "token_embd": GGUF.Q8_0, "attn_q": GGUF.Q8_0, "attn_k": GGUF.Q8_0, "attn_v": GGUF.Q8_0,
         "attn_output": GGUF.Q8_0, "ffn_gate": GGUF.Q4_0, "ffn_up": GGUF.Q4_0, "ffn_down": GGUF.Q8_0,
     })  # fmt: skip
-    few = [[3], [3, 1, 0]]
-    asked = {"qwen3": [*few, list(range(SLOTS)), [3]], "llama": few, "blocks.gguf": few}
+    write_checkpoint(tmp_path / "experts", EXPERTS)
+    few, many = [[3], [3, 1, 0]], list(range(SLOTS))
+    asked = {"qwen3": [*few, many, [3]], "llama": few, "blocks.gguf": few, "experts": [*few, many]}
     for name in asked:
         (tmp_path / f"{name}-memory").mkdir()
     expected = each_logits(0, 1, tmp_path, asked)
