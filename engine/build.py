@@ -1,5 +1,6 @@
 """Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from sys import maxsize
@@ -54,8 +55,9 @@ from models.reference.decoder import Decoder as Reference
 from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
-PARTS_ARE_FUSED = False
-"""Whether a network that is divided is computed by fused kernels: not before that was seen to work on GPUs."""
+PARTS_ARE_FUSED = os.environ.get("CHATTERM_FUSED_PARTS") == "1"
+"""Whether a network that is divided is computed by fused kernels: usually not before that was seen to work on GPUs. The
+other ranks find it in their environment, too."""
 
 
 @dataclass(frozen=True, slots=True)
