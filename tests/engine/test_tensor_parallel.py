@@ -8,17 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import Runs
 from engine.cache.rows import Rows
+from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.machine import room
+from engine.machine.room import Need, fewest_ranks
 from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_step
 from engine.params import SamplingParams
+from models.files import ModelFiles
 from tests.counting import until
 from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, loaded, text, write_model
 from tests.models.families import tiny_qwen3_moe
@@ -121,9 +126,26 @@ def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
     until(lambda: not any(map(is_running, pids)))
 
 
-def test_fewer_than_one_is_refused(folder: Path) -> None:
-    with pytest.raises(EngineError, match="must be 1 or more"):
-        Engine.load(str(folder), device="cpu", tensor_parallel=-2)
+@pytest.mark.parametrize(("count", "why"), [(-2, "must be 1 or more"), (17, "16 are the most")])
+def test_no_number_of_processes_is_refused(folder: Path, count: int, why: str) -> None:
+    with pytest.raises(EngineError, match=why):
+        Engine.load(str(folder), device="cpu", tensor_parallel=count)
+
+
+@pytest.mark.parametrize(
+    ("there", "share", "found"),
+    [(1, 0.1, 1), (3, 1.0, 1), (3, 0.6, 2), (3, 0.4, 3), (6, 0.2, 6), (6, 0.1, 6)],
+)
+def test_auto_takes_as_few_gpus_as_have_room(
+    monkeypatch: pytest.MonkeyPatch, there: int, share: float, found: int
+) -> None:
+    """`share` is what one has of the memory that is needed."""
+    gpu, needed = DeviceChoice(torch.device("cuda")), 10**9
+    monkeypatch.setattr(room, "pick_device", lambda name: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setattr(room, "available_memory", lambda device: int(needed * share))
+    monkeypatch.setattr(room, "need_of", lambda *_, ranks, **__: Need(needed // ranks, needed // ranks, 0, 0))
+    assert fewest_ranks(ModelFiles("any"), "auto", "auto", "auto", None, "auto") == found
 
 
 def test_a_cpu_is_not_divided_unasked(folder: Path) -> None:
