@@ -1,6 +1,5 @@
 """Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
 
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from sys import maxsize
@@ -31,7 +30,7 @@ from engine.cache.sizing import (
 from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
-from engine.execute.compatibility import DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
+from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
@@ -40,7 +39,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
-from engine.execute.runner import DIVIDED, Runner
+from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.drafting import Drafting
@@ -55,9 +54,6 @@ from models.reference.decoder import Decoder as Reference
 from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
-PARTS_ARE_FUSED = os.environ.get("CHATTERM_FUSED_PARTS") == "1"
-"""Whether a network that is divided is computed by fused kernels: usually not before that was seen to work on GPUs. The
-other ranks find it in their environment, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +443,7 @@ def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, opti
 
 def _parts_not_fused(network: Network, device: torch.device, options: Options) -> str | None:
     """Why this part of a network is not computed by fused kernels, as the middle of a sentence; None if it can be."""
-    if not PARTS_ARE_FUSED or not options.fused or not options.decode_runner:
+    if not options.fused or not options.decode_runner:
         return DIVIDED
     if torch.cuda.get_device_capability(device) < FULL_SPEED:
         return "this GPU is too old"

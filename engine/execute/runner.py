@@ -13,6 +13,7 @@ from engine.attention.flash import FlashBackend
 from engine.attention.triton import TritonBackend
 from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import DIVIDED
 from engine.execute.cpu import products
 from engine.execute.cpu.executor import NativeDecoder, takes_prompts, unsupported
 from engine.execute.cpu.interleaving import Interleaving
@@ -26,9 +27,6 @@ from models.reference.peers import Peers
 
 if TYPE_CHECKING:
     from engine.execute.cuda.padded_prefill import PaddedPrefill
-
-
-DIVIDED = "it is divided among several processes"
 
 
 class Decoder(Protocol):

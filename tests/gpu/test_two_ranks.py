@@ -127,10 +127,10 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
     """One that never ends an answer by itself; as many ranks as asked for, however few GPUs there are."""
-    import engine.build
     import engine.engine as module
+    from engine.execute import compatibility
 
-    patch.setattr(engine.build, "PARTS_ARE_FUSED", True)
+    patch.setattr(compatibility, "PARTS_ARE_FUSED", True)
     patch.setenv("CHATTERM_FUSED_PARTS", "1")  # of the other processes
     patch.setattr(module, "check_parallel", lambda ranks, device: None)
     load = module.load_tokenizer

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
+from engine.execute.compatibility import DIVIDED
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.exchange import Exchange, Plan
 from engine.execute.cuda.following import Counting
@@ -64,7 +65,7 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
     network = load_model(
         files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks), packs=lambda spec: True
     )
-    assert unsupported(network) is None
+    assert unsupported(network) in (None, DIVIDED), "DIVIDED: until that was seen on GPUs"
     exchange = None
     if network.share is not None:
         plan = Plan.of(network, SLOTS)
