@@ -5,6 +5,8 @@ CHATTERM_LOST_RANKS is how often. What is said of time is printed: pytest -s.
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +28,7 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 WHEN = [("decode", KILL), ("idle", STOP), ("load", KILL), ("prefill", KILL)]
 WHEN += [("decode", STOP), ("load", STOP), ("prefill", STOP), ("idle", KILL)]
 COUNT = 3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,26 @@ def test_a_step_that_fails_here_ends_the_others(folder: Path, started: list[int]
         assert not any(map(is_running, started))
     finally:
         engine.close()
+
+
+@pytest.mark.skipif(TRIALS < 20, reason="takes fifteen seconds")
+def test_a_first_rank_that_was_stopped_goes_on(folder: Path) -> None:
+    """As by Ctrl-Z: the others wait for it, however long, and it does not take that for theirs."""
+    program = (
+        "import sys; from pathlib import Path; from tests.engine.divided import *;"
+        "engine = load(Path(sys.argv[1]), 2);"
+        "[print(len(text(engine, PROMPT)), flush=True) for _ in range(100_000)]"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == "24\n"
+            first.send_signal(STOP)
+            sleep(13.0)
+            first.send_signal(signal.SIGCONT)
+            for _ in range(5):
+                assert first.stdout.readline() == "24\n"
+        finally:
+            first.kill()
