@@ -71,11 +71,8 @@ class Group:
     def join_columns(self, x: Tensor) -> Tensor:
         """[n, columns] of every rank -> [n, ranks * columns]"""
         found = [torch.empty_like(x) for _ in range(self.ranks)]
-        self._do(
-            lambda: self.group.allgather(
-                [found], [x.contiguous()], self._options(dist.distributed_c10d.AllgatherOptions)
-            )
-        )
+        options = self._options(dist.distributed_c10d.AllgatherOptions)  # type: ignore[attr-defined]
+        self._do(lambda: self.group.allgather([found], [x.contiguous()], options))
         return torch.cat(found, -1)
 
     def swap(self, what: str, data: bytes) -> list[bytes]:
