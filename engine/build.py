@@ -191,7 +191,7 @@ def build(
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device) if network.share is None else None
     if network.share is not None and options.offload_gb:
-        notes = (*notes, f"Nothing is kept in host memory: {DIVIDED}.")
+        notes = (*notes, "Nothing is offloaded to host memory: the model is divided among several processes.")
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))

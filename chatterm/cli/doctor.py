@@ -143,9 +143,7 @@ def _hardware(machine: "Machine") -> Section:
         rows = [("GPU", f"{gpu.name} ({gpu.capability}), {memory}{more}")]
     if (links := machine.links) is not None:
         kinds = " and ".join(one_line(kind) for kind in links.kinds) or "unknown"
-        reach = (
-            "each addresses the others' memory" if links.direct else "no memory of another one's is addressed"
-        )
+        reach = "each addresses the others' memory" if links.direct else "not all address each other's memory"
         rows.append(("Links", f"{kinds} between {links.count} GPUs; {reach}"))
     if machine.driver or machine.driver_cuda:
         cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""

@@ -56,8 +56,10 @@ class Runner:
     ) -> None:
         """`on_host` computes the experts that lie in host memory while all else is on a GPU; `peers` the other parts of
         a network that is divided."""
-        self._model: Decoder = Reference(
-            network, on_host=None if on_host is None else on_host.mix, peers=peers
+        self._model: Decoder = (
+            Reference(network, on_host=None if on_host is None else on_host.mix)
+            if peers is None
+            else _part(network, peers)
         )
         self._on_host = on_host
         self._peers = peers
@@ -222,6 +224,15 @@ class Runner:
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
+
+
+def _part(network: Network, peers: Peers) -> Reference:
+    """Plain modules for a part of a network, but for the products with weights that are packed for a GPU."""
+    if not network.is_packed or network.device.type == "cpu":
+        return Reference(network, peers=peers)
+    from engine.execute.cuda.packed import packed_embedding, packed_product
+
+    return Reference(network, packed_product, embedding=packed_embedding, peers=peers)
 
 
 def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:

@@ -79,6 +79,19 @@ def test_a_conversation_with_a_mixture_of_experts_is_that_of_one_process(tmp_pat
     assert said[0] == said[1]
 
 
+def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path) -> None:
+    given = {"offload_gb": 1.0, "draft": str(folder), "disk": tmp_path}
+    with loaded(folder, 2, **given) as engine:
+        figures, told = engine.figures(), "\n".join(engine.figures().notes)
+        assert "2 processes compute the model together." in told
+        assert "Nothing is offloaded to host memory: the model is divided among several processes." in told
+        assert "Nothing is drafted: draft models need" in told
+        assert "it is divided among several processes" in told
+        assert figures.disk is not None
+        assert "the model is divided" in figures.disk.problem
+        assert text(engine, PROMPT)
+
+
 def test_rows_move_up_on_every_rank(folder: Path) -> None:
     with loaded(folder, 1) as one, loaded(folder, 2) as two:
         found = []
