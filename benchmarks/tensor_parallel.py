@@ -1,7 +1,7 @@
 """Several GPUs that compute one model together, beside one GPU in the same run; random weights.
 
     CHATTERM_FUSED_PARTS=1 python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json
-        [--ranks auto] [--shapes 0.6B,8B,32B,70B,30B-A3B,235B-A22B] [--formats bf16,q4_k_m] [--rows 1,64]
+        [--ranks auto] [--shapes 0.6B,8B,32B,70B,30B-A3B,235B-A22B] [--formats bf16,q4_0] [--rows 1,64]
         [--context 512] [--prompt 4096] [--budget-s 1500] [--merge]
 
 Steps of decoding are timed as they follow each other, `--rows` streams of `--context` tokens each, and a prompt of
@@ -35,7 +35,7 @@ from engine.build import Options, Pieces, build
 from engine.execute.group import Group
 from models.network import Network
 from models.spec import ModelSpec
-from models.weights.share import Share
+from models.weights.share import UNIT, Share
 
 _STEPS = 32
 """Of decoding, between two looks at the clock."""
@@ -75,7 +75,8 @@ class Asked:
         """Whether a part has room on a GPU."""
         if self.device != "cuda":
             return True
-        part = Share(0, self.ranks, self.spec, BLOCK).spec if self.ranks > 1 else self.spec
+        unit = UNIT if self.form == "bf16" else BLOCK
+        part = Share(0, self.ranks, self.spec, unit).spec if self.ranks > 1 else self.spec
         kv = kv_bytes(part, torch.bfloat16) * (self.context + 1024) * max(self.rows)
         needed = stored_bytes(part, self.form) + kv + _BESIDE
         return needed < torch.cuda.get_device_properties(0).total_memory
