@@ -310,7 +310,7 @@ def main() -> None:
         "--ranks", default="auto", help="numbers of GPUs; auto: 2, 4, 8, as many as there are"
     )
     parser.add_argument("--shapes", type=names, default=["0.6B", "8B", "32B", "70B", "30B-A3B", "235B-A22B"])
-    parser.add_argument("--formats", type=names, default=["bf16"], help=", ".join(FORMATS))
+    parser.add_argument("--formats", type=names, default=["bf16", "q4_0"], help=", ".join(FORMATS))
     parser.add_argument("--rows", type=numbers, default=[1, 64])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=4096)
