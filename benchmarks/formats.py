@@ -13,9 +13,12 @@ from models.network import ExpertWeights, Network, Weight
 from models.spec import Experts, ModelSpec
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, StoredTensor
+from models.weights.share import Share
 from models.weights.slots import Slot, slots
 
 _STD = 0.02
+BLOCK = 256
+"""Numbers of the widest block of FORMATS."""
 _HALVES: dict[Kind, tuple[int, tuple[float, ...]]] = {
     Kind.Q8_0: (0, (_STD / 74,)),
     Kind.Q4_0: (0, (_STD / 4.6,)),
@@ -63,14 +66,23 @@ def random_blocks(
 
 
 def random_quantized(
-    spec: ModelSpec, name: str, dtype: torch.dtype, device: torch.device, positions: int, seed: int = 0
+    spec: ModelSpec,
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    positions: int,
+    seed: int = 0,
+    rank: tuple[int, int] = (0, 1),
 ) -> Network:
-    """A network whose matrices are quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1.
+    """A network whose matrices are quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1. `rank` is
+    that of `random_model`.
 
     Experts of one shape and type have the same numbers: there are thousands.
     """
     choose = FORMATS[name]
     assert choose is not None
+    share = Share(*rank, spec, BLOCK) if rank[1] > 1 else None
+    spec = spec if share is None else share.spec
     generator, layers = torch.Generator(device).manual_seed(seed), len(spec.layers)
     tensors, packed, names = [], {}, names_of(spec)
     made = cache(lambda kind, rows, columns: random_blocks(kind, rows, columns, device, generator))
@@ -86,7 +98,18 @@ def random_quantized(
         if slot.part == "router":
             fill = partial(torch.Tensor.normal_, std=_STD, generator=generator)
         tensors.append(StoredTensor(called, slot.shape, 2 * prod(slot.shape), fill, blocks=blocks))
-    return fill_network(spec, tensors, dtype, device, positions=positions, names=names, packed=packed)
+    return fill_network(
+        spec, tensors, dtype, device, positions=positions, names=names, packed=packed, share=share
+    )
+
+
+def stored_bytes(spec: ModelSpec, name: str) -> float:
+    """Of all weights in a format, about; of those of one part, where `spec` is that."""
+    choose, layers, total = FORMATS[name], len(spec.layers), 0.0
+    for slot in slots(spec):
+        kind = choose(slot, layers) if choose is not None and slot.is_matrix else None
+        total += prod(slot.shape) * (2.0 if kind is None else kind.block_bytes / kind.block)
+    return total
 
 
 def read_bytes(network: Network) -> int:

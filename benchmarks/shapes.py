@@ -18,7 +18,7 @@ from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
 from models.network import FeedForwardWeights, Network
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, each_attention, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_attention, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
 from models.weights.share import Share
@@ -41,6 +41,17 @@ SHAPES = {
     "4B": shape_of("qwen3:4b"),
     "8B": shape_of("qwen3:8b"),
     "30B-A3B": shape_of("qwen3:30b-a3b"),
+    "235B-A22B": uniform(
+        "Qwen3MoeForCausalLM",
+        layers=94,
+        vocab_size=151_936,
+        hidden_size=4096,
+        max_positions=40_960,
+        attention=Attention(64, 4, 128, head_norm=Norm(), rope=Rope(1e6)),
+        feed_forward=Experts(128, 8, FeedForward(1536)),
+        norm=Norm(),
+        tied=False,
+    ),
     "32B": uniform(
         "Qwen3ForCausalLM",
         layers=64,

@@ -1,52 +1,85 @@
 """Several GPUs that compute one model together, beside one GPU in the same run; random weights.
 
-    python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json [--ranks 2]
-        [--shapes 0.6B,8B,32B,70B,30B-A3B] [--rows 1,64] [--context 512] [--prompt 4096]
+    CHATTERM_FUSED_PARTS=1 python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json
+        [--ranks auto] [--shapes 0.6B,8B,32B,70B,30B-A3B,235B-A22B] [--formats bf16,q4_0] [--rows 1,64]
+        [--context 512] [--prompt 4096] [--budget-s 1500] [--merge]
 
 Steps of decoding are timed as they follow each other, `--rows` streams of `--context` tokens each, and a prompt of
 `--prompt` tokens as it is cut for one person; medians of `--repeats`. All ranks are told of the same steps beforehand,
-so what messages cost the host is not part of it. "Of copy" is what a step must move, over its time and the number of
-GPUs, of what a large copy on one of them reads and writes. What one GPU has no room for is measured on all only. A sum
-is that of a prompt, by the library.
+so what messages cost the host is not part of it. "Of copy" is what a token must move, over its time and the number of
+GPUs, of what a large copy on one of them reads and writes. What has no room is left out with a line: on one GPU, or on
+all. A sum is one all-reduce: by the library, as prompts have it, and in a decode step by our kernels. With
+`--ranks auto` there are as many ranks as powers of two up to the number of GPUs. Without CHATTERM_FUSED_PARTS plain
+modules compute what is divided, as chatterm does.
 """
 
-import argparse
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from benchmarks.machine import Record, copy_bandwidth, describe, synchronize
+from benchmarks.formats import BLOCK, FORMATS, random_quantized, read_bytes, stored_bytes
+from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
-from benchmarks.shapes import SHAPES, moved_bytes, random_model, weight_bytes
+from benchmarks.shapes import SHAPES, kv_bytes, random_model
 from engine.batch import Span, StepBatch
 from engine.build import Options, Pieces, build
 from engine.execute.group import Group
+from models.network import Network
 from models.spec import ModelSpec
+from models.weights.share import UNIT, Share
 
 _STEPS = 32
 """Of decoding, between two looks at the clock."""
+_LAYERS = 16
+"""Twice as many sums of ours are timed together."""
 _BESIDE = 4 << 30
-"""Bytes that a GPU needs beside the weights."""
+"""Bytes that a GPU needs beside the weights and the KV cache."""
+_START_S = 30.0
+"""What processes take to start, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What each rank is to measure of a shape."""
+    """What each rank is to measure."""
 
     shape: str
+    form: str
     device: str
-    rows: list[int]
+    ranks: int
+    rows: tuple[int, ...]
     context: int
     prompt: int
     repeats: int
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Of the whole network."""
+        return SHAPES[self.shape]
+
+    @property
+    def positions(self) -> int:
+        """Rows that a stream may have."""
+        return max(self.context + _STEPS * (self.repeats + 2) + 64, self.prompt + 64)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a part has room on a GPU."""
+        if self.device != "cuda":
+            return True
+        unit = UNIT if self.form == "bf16" else BLOCK
+        part = Share(0, self.ranks, self.spec, unit).spec if self.ranks > 1 else self.spec
+        kv = kv_bytes(part, torch.bfloat16) * (self.context + 1024) * max(self.rows)
+        needed = stored_bytes(part, self.form) + kv + _BESIDE
+        return needed < torch.cuda.get_device_properties(0).total_memory
 
 
 @dataclass(slots=True)
@@ -58,43 +91,64 @@ class Figures:
     """A step, by its rows."""
     prompt: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    """One sum, by what adds up and its rows."""
+    """One sum, by who adds up and its rows."""
     program: str = ""
+    moved: float = 0.0
+    """Bytes that a token moves on all GPUs: weights and KV."""
 
 
-def measure(asked: Asked, ranks: int, meeting: str, rank: int) -> Figures:
-    """What `rank` of so many finds; all do the same."""
-    device = torch.device(asked.device, rank) if asked.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
+def measure(asked: Asked, meeting: str, rank: int) -> Figures:
+    """What `rank` finds; all do the same."""
+    device, ranks = torch.device("cpu"), asked.ranks
+    if asked.device == "cuda":
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    positions = max(asked.context + _STEPS * (asked.repeats + 2) + 64, asked.prompt + 64)
+    else:
+        torch.set_num_threads(max((os.cpu_count() or 1) // ranks, 1))
     group = Group.join(Path(meeting), rank, ranks, device) if ranks > 1 else None
-    spec = SHAPES[asked.shape]
-    network = random_model(spec, torch.bfloat16, device, positions, rank=(rank, ranks))
-    options = Options(context=positions, streams=max(asked.rows), group=group, tuned=False)
+    network = make(asked, rank, device)
+    options = Options(context=asked.positions, streams=max(asked.rows), group=group, tuned=False)
     with torch.inference_mode():
         pieces = build(network, device, torch.bfloat16, options, ())
-        found = Figures(ranks, program=pieces.decode_name)
+        found = Figures(ranks, program=pieces.decode_name, moved=ranks * moved(network, asked.context))
         if rank == 0:
-            print(f"  {asked.shape}, {ranks}: {found.program}", *pieces.notes, sep="; ", flush=True)
+            print(
+                f"  {asked.shape} {asked.form}, {ranks}: {found.program}", *pieces.notes, sep="; ", flush=True
+            )
         if asked.prompt:
             found.prompt = prompt_s(pieces, asked, device)
         for rows in asked.rows:
             found.decode[rows] = decode_s(pieces, rows, asked, device)
         if group is not None:
-            for rows in asked.rows:
-                found.sums |= sum_s(group, rows, spec.hidden_size, device)
+            for rows in sorted({*asked.rows, *filter(None, [min(asked.prompt, pieces.scheduler.max_chunk)])}):
+                found.sums[f"library, {rows} rows"] = library_s(group, rows, asked.spec.hidden_size, device)
+            for rows in asked.rows if device.type == "cuda" else ():
+                found.sums[f"ours, {rows} rows"] = ours_s(group, rows, asked.spec.hidden_size, device)
     return found
+
+
+def make(asked: Asked, rank: int, device: torch.device) -> Network:
+    """The part of a rank."""
+    place = rank, asked.ranks
+    if asked.form == "bf16":
+        return random_model(asked.spec, torch.bfloat16, device, asked.positions, rank=place)
+    return random_quantized(asked.spec, asked.form, torch.bfloat16, device, asked.positions, rank=place)
+
+
+def moved(network: Network, context: int) -> float:
+    """Bytes that a decoded token moves on one GPU."""
+    return read_bytes(network) + kv_bytes(network.spec, torch.bfloat16) * (context + _STEPS / 2)
 
 
 def prompt_s(pieces: Pieces, asked: Asked, device: torch.device) -> float:
     """Seconds of a prompt, cut as the scheduler cuts it."""
     most, tokens = pieces.scheduler.max_chunk, tuple(range(1, asked.prompt + 1))
     blocks = tuple(range(-(-asked.prompt // pieces.blocks.block_size)))
+    vocab = asked.spec.vocab_size
 
     def run() -> None:
         for start in range(0, asked.prompt, most):
-            part = tokens[start : start + most]
+            part = tuple(token % vocab for token in tokens[start : start + most])
             end = start + len(part)
             wanted = int(end == asked.prompt)
             pieces.runner.run(
@@ -131,10 +185,49 @@ def decode_s(pieces: Pieces, rows: int, asked: Asked, device: torch.device) -> f
     return median_s(run, asked.repeats, device) / _STEPS
 
 
-def sum_s(group: Group, rows: int, size: int, device: torch.device) -> dict[str, float]:
+def library_s(group: Group, rows: int, size: int, device: torch.device) -> float:
     """Seconds of a sum over the ranks, as prompts have it."""
     x = torch.ones(rows, size, dtype=torch.bfloat16, device=device)
-    return {f"{rows} rows": median_s(lambda: group.sum(x), 20, device)}
+    return median_s(lambda: group.sum(x), 20, device)
+
+
+def ours_s(group: Group, rows: int, size: int, device: torch.device) -> float:
+    """The same by our kernels, as a recorded decode step has it: residual and rounding included."""
+    from engine.execute.cuda.exchange import Exchange, Plan
+    from engine.execute.cuda.peer_memory import share_memory
+    from engine.execute.cuda.slots import StepInput
+
+    plan = Plan(group.ranks, rows, size, 2, 2 * group.ranks, _LAYERS)
+    memory = share_memory(
+        plan.nbytes, group.rank, device, lambda data: group.swap(f"sums of {rows} rows", data)
+    )
+    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    peers = Exchange(memory, plan, group.rank, device, torch.bfloat16, pdl)
+    nothing = torch.zeros(rows, dtype=torch.int32, device=device)
+    token = torch.zeros(rows, dtype=torch.int64, device=device)
+    given = StepInput(
+        torch.arange(rows, dtype=torch.int32, device=device), token, *(nothing for _ in range(4))
+    )
+    part = torch.ones(rows, size, dtype=torch.float32, device=device)
+    here = torch.zeros(rows, size, dtype=torch.bfloat16, device=device)
+    logits = torch.zeros(rows, 2, dtype=torch.bfloat16, device=device)
+
+    def step() -> None:
+        peers.begin(given, rows, 0, 1)
+        for _ in range(plan.sums):
+            peers.add(part, here, here)
+        peers.join_columns(logits)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    taken = median_s(graph.replay, 20, device) / (plan.sums + 2)
+    if peers.is_lost:
+        raise RuntimeError("the GPUs did not hear of each other")
+    group.least(0)  # nobody lets go of the memory before all are done
+    peers.close()
+    return taken
 
 
 def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> float:
@@ -150,13 +243,13 @@ def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> f
     return statistics.median(times)
 
 
-def together(asked: Asked, ranks: int) -> Figures:
+def together(asked: Asked) -> Figures:
     """The figures of rank 0; a process for each rank, all ended afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        pool = ProcessPoolExecutor(ranks, get_context("spawn"))
+        pool = ProcessPoolExecutor(asked.ranks, get_context("spawn"))
         try:
             meeting = str(Path(folder) / "meeting")
-            results = [pool.submit(measure, asked, ranks, meeting, rank) for rank in range(ranks)]
+            results = [pool.submit(measure, asked, meeting, rank) for rank in range(asked.ranks)]
             done, _ = wait(results, return_when=FIRST_EXCEPTION)
             for result in done:
                 result.result()
@@ -167,52 +260,76 @@ def together(asked: Asked, ranks: int) -> Figures:
             pool.shutdown(wait=True)
 
 
-def compare(shape: str, arguments: argparse.Namespace, record: Record, copied: float) -> None:
-    """Measure a shape on one GPU, where it has room, and on all of them."""
-    spec: ModelSpec = SHAPES[shape]
-    asked = Asked(
-        shape, arguments.device, arguments.rows, arguments.context, arguments.prompt, arguments.repeats
-    )
-    one = None
-    if fits(spec, arguments.device):
-        one = together(asked, 1)
-    many = together(asked, arguments.ranks)
-    record.add({"one": asdict(one) if one else None, "many": asdict(many)}, shape)
-    for rows in arguments.rows:
-        moved = moved_bytes(spec, torch.bfloat16, arguments.context, 1)
-        share = moved / many.decode[rows] / many.ranks / copied if rows == 1 else None
-        beside = f"{one.decode[rows] / many.decode[rows]:5.2f}x of one" if one else "one has no room"
-        told = f", {share:.0%} of copy" if share is not None else ""
-        print(f"{shape:>8} {rows:3} rows  {rows / many.decode[rows]:8.0f} tok/s  {beside}{told}")
-    if arguments.prompt:
-        beside = f"{one.prompt / many.prompt:5.2f}x of one" if one else "one has no room"
-        print(f"{shape:>8} prompt of {arguments.prompt}  {many.prompt * 1e3:8.1f} ms  {beside}")
-    for name, taken in many.sums.items():
-        print(f"{shape:>8} sum, {name}: {taken * 1e6:.0f} us", flush=True)
+def compare(asked: Asked, counts: list[int], budget: Budget, record: Record, copied: float) -> None:
+    """Measure a shape in a format on one GPU, where it has room, and on each number of them."""
+    one, name = None, f"{asked.shape:>9} {asked.form:6}"
+    for ranks in [1, *counts]:
+        here = replace(asked, ranks=ranks)
+        if not here.has_room:
+            print(f"{name} {ranks}: no room", flush=True)
+            continue
+        if not budget.allows(_START_S):
+            print(f"{name} {ranks}: no time", flush=True)
+            return
+        try:
+            found = together(here)
+        except Exception as error:  # noqa: BLE001 - the others are still measured
+            print(
+                f"{name} {ranks}: failed: {(str(error).splitlines() or [repr(error)])[0][:300]}", flush=True
+            )
+            continue
+        record.add(asdict(found), asked.shape, asked.form, str(ranks))
+        one = found if ranks == 1 else one
+        show(found, one if ranks > 1 else None, f"{name} {ranks}", asked, copied)
 
 
-def fits(spec: ModelSpec, device: str) -> bool:
-    """Whether the weights have room on one GPU; the embedding is read by row, but lies there."""
-    if device != "cuda":
-        return True
-    embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size * 2
-    return weight_bytes(spec, torch.bfloat16) + embedding + _BESIDE < torch.cuda.mem_get_info(0)[0]
+def show(found: Figures, one: Figures | None, name: str, asked: Asked, copied: float) -> None:
+    """A line for each figure."""
+    for rows, taken in found.decode.items():
+        beside = f"  {one.decode[rows] / taken:5.2f}x of one" if one else ""
+        told = f"  {found.moved / taken / found.ranks / copied:.0%} of copy" if rows == 1 else ""
+        print(f"{name}: {rows:3} rows  {rows / taken:8,.0f} tok/s  {taken * 1e6:9,.0f} us{beside}{told}")
+    if asked.prompt:
+        beside = f"  {one.prompt / found.prompt:5.2f}x of one" if one else ""
+        print(f"{name}: prompt of {asked.prompt}  {found.prompt * 1e3:8.1f} ms{beside}")
+    for what, taken in found.sums.items():
+        print(f"{name}: sum, {what}: {taken * 1e6:.1f} us")
+
+
+def counts_of(text: str) -> list[int]:
+    """What `--ranks` says."""
+    if text != "auto":
+        return [count for count in numbers(text) if count > 1]
+    return [1 << power for power in range(1, torch.cuda.device_count().bit_length())]
 
 
 def main() -> None:
-    """Compare the shapes that are asked for."""
+    """Compare the shapes and formats that are asked for."""
     parser = parser_of(__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--shapes", type=names, default=["0.6B", "8B", "32B", "70B", "30B-A3B"])
+    parser.add_argument(
+        "--ranks", default="auto", help="numbers of GPUs; auto: 2, 4, 8, as many as there are"
+    )
+    parser.add_argument("--shapes", type=names, default=["0.6B", "8B", "32B", "70B", "30B-A3B", "235B-A22B"])
+    parser.add_argument("--formats", type=names, default=["bf16", "q4_0"], help=", ".join(FORMATS))
     parser.add_argument("--rows", type=numbers, default=[1, 64])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=4096)
-    arguments = parse(parser, ())
-    device = torch.device(arguments.device)
+    arguments = parse(parser, (), tuple(FORMATS))
+    device, counts = torch.device(arguments.device), counts_of(arguments.ranks)
+    if device.type == "cuda" and (there := torch.cuda.device_count()) < max(counts, default=2):
+        parser.error(f"--ranks: this machine has {there} GPUs")
+    budget = Budget(arguments.budget_s)
     record = Record(arguments.json, describe(device), arguments.merge)
     copied = copy_bandwidth(device)
+    print(f"a copy reads and writes {copied / 1e9:,.0f} GB/s", flush=True)
     for shape in arguments.shapes:
-        compare(shape, arguments, record, copied)
+        for form in arguments.formats:
+            asked = Asked(
+                shape, form, arguments.device, 1, tuple(arguments.rows), arguments.context,
+                arguments.prompt, arguments.repeats,
+            )  # fmt: skip
+            compare(asked, counts, budget, record, copied)
+    print(f"{budget.spent:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from engine.cache.sizing import (
 from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
-from engine.execute.compatibility import DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
+from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
@@ -39,7 +39,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
-from engine.execute.runner import DIVIDED, Runner
+from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.drafting import Drafting
@@ -54,8 +54,6 @@ from models.reference.decoder import Decoder as Reference
 from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
-PARTS_ARE_FUSED = False
-"""Whether a network that is divided is computed by fused kernels: not before that was seen to work on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +190,8 @@ def build(
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device) if network.share is None else None
+    if network.share is not None and options.offload_gb:
+        notes = (*notes, "Nothing is offloaded to host memory: the model is divided among several processes.")
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
@@ -421,30 +421,38 @@ def _draft_runner(
 
 def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
     """The same of a network that is divided: all ranks decide alike, and none goes on alone with what failed."""
-    reason, group = "this GPU is too old", options.group
+    group = options.group
     assert group is not None
-    if not PARTS_ARE_FUSED or not options.fused or not options.decode_runner:
-        reason = DIVIDED
-    elif torch.cuda.get_device_capability(device) >= FULL_SPEED:
-        try:
-            from engine.execute.cuda.divided import make_divided_runner, meet
-            from engine.execute.cuda.fused_program import unsupported
-        except ImportError as error:
-            reason = str(error)
-        else:
-            found = unsupported(network) or meet(network, device, group)
-            if not isinstance(found, str):
-                graphs = Graphs() if options.graphs else None
-                pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False)
-                runner: DecodeRunner[Sequence] = make_divided_runner(
-                    network, pieces.cache, found, pieces.context_length, graphs
-                )
-                runner.prepare(options.streams)
-                found.wait_at_most()
-                pieces.decode_runner = runner
-                return
-            reason = found
-    pieces.notes += (f"Computed by {by_torch(reason, False)}.",)
+    reason = _parts_not_fused(network, device, options)
+    if group.least(int(reason is None)):
+        from engine.execute.cuda.divided import make_divided_runner, meet
+
+        found = meet(network, device, group)
+        if not isinstance(found, str):
+            graphs = Graphs() if options.graphs else None
+            pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False)
+            runner: DecodeRunner[Sequence] = make_divided_runner(
+                network, pieces.cache, found, pieces.context_length, graphs
+            )
+            runner.prepare(options.streams)
+            found.wait_at_most()
+            pieces.decode_runner = runner
+            return
+        reason = found
+    pieces.notes += (f"Computed by {by_torch(reason or 'another part of it cannot be fused', False)}.",)
+
+
+def _parts_not_fused(network: Network, device: torch.device, options: Options) -> str | None:
+    """Why this part of a network is not computed by fused kernels, as the middle of a sentence; None if it can be."""
+    if not options.fused or not options.decode_runner:
+        return DIVIDED
+    if torch.cuda.get_device_capability(device) < FULL_SPEED:
+        return "this GPU is too old"
+    try:
+        from engine.execute.cuda.fused_program import unsupported
+    except ImportError as error:
+        return str(error)
+    return unsupported(network)
 
 
 def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +18,7 @@ from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
+from engine.execute.faults import explain
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
 from engine.params import UNRECOMMENDED, SamplingParams
@@ -29,7 +29,7 @@ from engine.schedule.output import Output
 from engine.schedule.outputs import Outputs
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.speculating import how_speculated, make_speculating
-from engine.schedule.step import EngineStep, explain
+from engine.schedule.step import EngineStep
 from engine.schedule.tally import Traffic
 from engine.speculation.sources import Source
 from engine.speculation.texts import from_elsewhere
@@ -72,11 +72,8 @@ class EngineCore:
         pieces = build(network, device, dtype, Options(**options), notes)
         parts, self._ranks = 1, ranks
         if ranks is not None:
-            ranks.ready()
-            parts, pieces.runner.tell, pieces.cache.tell = ranks.count, ranks.step, ranks.copy
-            if pieces.decode_runner is not None:
-                pieces.decode_runner.tell = ranks.decode
-                pieces.decode_runner.watch = partial(ranks.watch, pieces.decode_runner.watch)
+            ranks.lead(pieces)
+            parts = ranks.count
         self.model_name = name
         self.device = device
         self.dtype = dtype
@@ -117,6 +114,8 @@ class EngineCore:
             pieces.threads,
             jumps=not options.get("deterministic", False),
         )
+        if ranks is not None:
+            self._engine_step.watch = ranks.watch
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
         self._speculating = self._engine_step.speculating = make_speculating(

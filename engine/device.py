@@ -19,6 +19,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch
 
 FULL_SPEED = (8, 0)
 """The compute capability from which bf16, FlashAttention and the fused kernels work."""
+MOST_ON_CPU = 16
+"""Processes that compute a model together on a CPU, which is for tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ def check_parallel(ranks: int, device: torch.device) -> None:
     """Raises EngineError unless so many devices can compute a model together."""
     if ranks < 1:
         raise EngineError(f"--tensor-parallel is {ranks}; it must be 1 or more.")
+    if device.type == "cpu" and ranks > MOST_ON_CPU:
+        raise EngineError(
+            f"--tensor-parallel {ranks} would start as many processes on this CPU; {MOST_ON_CPU} are the most."
+        )
     if device.type == "cuda" and ranks > (there := torch.cuda.device_count()):
         gpus = "1 GPU" if there == 1 else f"{there} GPUs"
         raise EngineError(f"--tensor-parallel {ranks} needs as many GPUs, and this machine has {gpus}.")

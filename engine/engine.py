@@ -104,10 +104,10 @@ class Engine(EngineCore):
         draft_files, no_draft = (None, ()) if draft is None else find_draft(draft, files.name, on_progress)
         tokenizer = load_tokenizer(files)
         tokenizer.start_template()
-        loop = Loop()
         threads = threads or default_threads()
-        ranks, together = None, None
-        if tensor_parallel > 1:  # they load while this process does
+        loop = Loop()
+        ranks, asked, together = None, None, None
+        if tensor_parallel > 1:
             threads = max(threads // tensor_parallel, 1) if picked.type == "cpu" else threads
             asked = Order.of(
                 files,
@@ -117,10 +117,10 @@ class Engine(EngineCore):
                 context=context,
                 kv_dtype=kv_dtype,
                 attention=attention,
+                graphs=graphs,
                 threads=threads,
                 streams=streams,
             )
-            ranks = Ranks(asked, tensor_parallel)
             parts = "GPUs" if picked.type == "cuda" else "processes"
             together = f"{tensor_parallel} {parts} compute the model together."
 
@@ -172,6 +172,8 @@ class Engine(EngineCore):
             return engine
 
         try:
+            # They load while this process does.
+            ranks = Ranks(asked, tensor_parallel, loop.fail) if asked is not None else None
             engine = loop.call(build)
         except BaseException:
             if ranks is not None:

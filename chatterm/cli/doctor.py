@@ -144,9 +144,7 @@ def _hardware(machine: "Machine") -> Section:
     if (links := machine.links) is not None:
         kinds = " and ".join(one_line(kind) for kind in links.kinds) or "unknown"
         reach = (
-            "each can access the memory of the others"
-            if links.direct
-            else "none can access the memory of another"
+            "each can access the others' memory" if links.direct else "not all can access each other's memory"
         )
         rows.append(("Links", f"{kinds} between {links.count} GPUs; {reach}"))
     if machine.driver or machine.driver_cuda:

@@ -431,6 +431,7 @@ def decided(invocation: typer.Context) -> set[str]:
         "disk_gb",
         "draft",
         "system",
+        "tensor_parallel",
         "think",
         "think_cache",
     } & invocation.params.keys()

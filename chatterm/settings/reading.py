@@ -180,6 +180,11 @@ def _check_ranges(settings: Settings) -> None:
         number = getattr(settings.model, name)
         if number is not None and number < 1:
             raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
+    if not 0 <= settings.model.tensor_parallel < 1000:
+        raise _Wrong(
+            ("model", "tensor_parallel"),
+            f"tensor_parallel is {settings.model.tensor_parallel}; it must be a number of GPUs, or 0 for as few as do.",
+        )
     for table, name in (("model", "offload_gb"), ("cache", "disk_gb")):
         size = getattr(getattr(settings, table), name)
         if size is not None and not 0 <= size < inf:

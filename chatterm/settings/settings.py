@@ -71,6 +71,8 @@ class ModelSettings:
     """Where the model runs."""
     threads: int | None = None
     """CPU threads; not set: all physical cores, minus one for the screen if there are more than two."""
+    tensor_parallel: int = 1
+    """GPUs of this machine that compute every layer together; 0: as few as have room for the model."""
     think: ThinkMode = "auto"
     """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
     offload_gb: float | None = None
@@ -198,6 +200,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
         "system": model.system,
         "think": model.think,
         "think_cache": model.think_cache,
+        "tensor_parallel": model.tensor_parallel,
         "tune": model.tune,
     }
     fresh = {name: value for name, value in wanted.items() if name not in chosen}

@@ -3,6 +3,7 @@
 It reads the description alone, and imports neither torch nor triton.
 """
 
+import os
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
@@ -56,7 +57,11 @@ FUSED_HEADS = (64, 96, 128, 256)
 NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 """What the kernels for experts do not know of that."""
 
-DIVIDED = "that are divided among GPUs"
+DIVIDED = "it is divided among several processes"
+"""Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
+PARTS_ARE_FUSED = os.environ.get("CHATTERM_FUSED_PARTS") == "1"
+"""Whether a network that is divided is computed by fused kernels: usually not before that was seen to work on GPUs. The
+other ranks find it in their environment, too."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -99,10 +104,10 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 def not_divided(spec: ModelSpec) -> str | None:
     """What the fused kernels do not know of a network that several GPUs compute together, beside `not_fused`."""
-    if has_experts(spec):
-        return f"the fused kernels do not support experts {DIVIDED}"
+    if not PARTS_ARE_FUSED:
+        return DIVIDED
     if any(layer.attention.norms_all_heads for layer in spec.layers):
-        return f"the fused kernels do not support {Feature.NORM_ALL_HEADS.value} {DIVIDED}"
+        return f"the fused kernels do not support {Feature.NORM_ALL_HEADS.value} that are divided among GPUs"
     return None
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,11 @@ from torch import Tensor
 from engine.errors import EngineError
 
 PATIENCE = timedelta(seconds=10)
-"""How long a rank waits for the others, who compute as much as it does, before it takes them to hang."""
+"""How long rank 0 waits for the others, who compute as much as it does, before it takes them to hang."""
+_ALWAYS = timedelta(days=365)
+"""How long the others wait, whom rank 0 ends: it may have been stopped (Ctrl-Z), and goes on later."""
+_LOOK = timedelta(seconds=1)
+"""How often rank 0 looks meanwhile: only these looks count, as a clock goes on while it is stopped, too."""
 LOST = (
     "A process that computes a part of the model has ended or hangs; the conversation is intact. "
     "Load the model again."
@@ -52,7 +57,7 @@ class Group:
             # Who waits in vain gives up, and does not end the process, as is the rule: there is a conversation in it.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = PATIENCE
+            nccl._timeout = _ALWAYS if rank else PATIENCE
             return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)
         except RuntimeError as error:
             raise EngineError(
@@ -62,13 +67,14 @@ class Group:
     def sum(self, x: Tensor) -> Tensor:
         """In fp32, rounded once, with the same bits on every rank."""
         wide = x.float() if x.dtype != torch.float64 else x
-        self._do(lambda: self.group.allreduce([wide]))
+        self._do(lambda: self.group.allreduce([wide], self._options(dist.AllreduceOptions)))
         return wide.to(x.dtype)
 
     def join_columns(self, x: Tensor) -> Tensor:
         """[n, columns] of every rank -> [n, ranks * columns]"""
         found = [torch.empty_like(x) for _ in range(self.ranks)]
-        self._do(lambda: self.group.allgather([found], [x.contiguous()]))
+        options = self._options(dist.distributed_c10d.AllgatherOptions)  # type: ignore[attr-defined]
+        self._do(lambda: self.group.allgather([found], [x.contiguous()], options))
         return torch.cat(found, -1)
 
     def swap(self, what: str, data: bytes) -> list[bytes]:
@@ -82,7 +88,7 @@ class Group:
     def least(self, number: int) -> int:
         """The smallest of what the ranks give."""
         found = torch.tensor([number], device=self.device)
-        options: Any = dist.AllreduceOptions()
+        options = self._options(dist.AllreduceOptions)
         options.reduceOp = dist.ReduceOp.MIN
         self._do(lambda: self.group.allreduce([found], options))
         return int(found.item())
@@ -90,9 +96,31 @@ class Group:
     def _do(self, start: Callable[[], Any]) -> None:
         """Raises EngineError when a rank is lost."""
         try:
-            start().wait()
+            work = start()
+            if self.rank or self.device.type == "cuda":
+                work.wait()
+            else:
+                _wait(work)
         except RuntimeError as error:
             raise EngineError(LOST) from error
+
+    def _options(self, kind: Any) -> Any:
+        """Those of an exchange."""
+        found = kind()
+        if self.device.type == "cpu":
+            found.timeout = _ALWAYS
+        return found
+
+
+def _wait(work: Any) -> None:
+    """Raises RuntimeError when it has failed, or is not done in time."""
+    for _ in range(int(PATIENCE / _LOOK)):
+        with suppress(RuntimeError):
+            work.wait(_LOOK)
+            return
+        if work.is_completed():
+            break
+    raise RuntimeError("nobody answers")
 
 
 def _line(error: RuntimeError) -> str:

@@ -1,6 +1,7 @@
 """From a batch to logits."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +13,7 @@ from engine.attention.flash import FlashBackend
 from engine.attention.triton import TritonBackend
 from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import DIVIDED
 from engine.execute.cpu import products
 from engine.execute.cpu.executor import NativeDecoder, takes_prompts, unsupported
 from engine.execute.cpu.interleaving import Interleaving
@@ -25,9 +27,6 @@ from models.reference.peers import Peers
 
 if TYPE_CHECKING:
     from engine.execute.cuda.padded_prefill import PaddedPrefill
-
-
-DIVIDED = "it is divided among several processes"
 
 
 class Decoder(Protocol):
@@ -57,13 +56,15 @@ class Runner:
     ) -> None:
         """`on_host` computes the experts that lie in host memory while all else is on a GPU; `peers` the other parts of
         a network that is divided."""
-        self._model: Decoder = Reference(
-            network, on_host=None if on_host is None else on_host.mix, peers=peers
+        self._model: Decoder = (
+            Reference(network, on_host=None if on_host is None else on_host.mix)
+            if peers is None
+            else _part(network, peers)
         )
         self._on_host = on_host
         self._peers = peers
-        self.tell: Callable[[StepBatch], None] = lambda batch: None
-        """Called before a step is computed, where others have to compute it, too."""
+        self.together: Callable[[StepBatch], AbstractContextManager[None]] = lambda batch: nullcontext()
+        """What a step is computed in, where others have to compute it, too."""
         self._backend = backend
         self._device = device
         self._padded: PaddedPrefill | None = None
@@ -146,6 +147,11 @@ class Runner:
         return Recorded() if padded is None or padded.deterministic else padded.recorded
 
     @property
+    def is_divided(self) -> bool:
+        """Whether other processes compute the other parts."""
+        return self._peers is not None
+
+    @property
     def checks_guesses(self) -> bool:
         """Whether several rows of one answer in a step have the bits of rows that are decoded one by one."""
         return self._native is not None
@@ -180,10 +186,10 @@ class Runner:
 
         The next call may overwrite them.
         """
-        self.tell(batch)
         spans = batch.spans
         if self._native is None:
-            return self._run(spans)
+            with self.together(batch):
+                return self._run(spans)
         if self._native.takes_prompts:
             return self._native.step(spans)
         return self._run_apart(self._native, spans)
@@ -218,6 +224,15 @@ class Runner:
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
+
+
+def _part(network: Network, peers: Peers) -> Reference:
+    """Plain modules for a part of a network, but for the products with weights that are packed for a GPU."""
+    if not network.is_packed or network.device.type == "cpu":
+        return Reference(network, peers=peers)
+    from engine.execute.cuda.packed import packed_embedding, packed_product
+
+    return Reference(network, packed_product, embedding=packed_embedding, peers=peers)
 
 
 def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:

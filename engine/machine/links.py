@@ -8,7 +8,7 @@ from itertools import permutations
 import torch
 
 from engine.execute.compatibility import not_divided, not_fused
-from engine.machine.expected import Here, Speed, suited
+from engine.machine.expected import PROGRAMS, Here, Speed, suited
 from models.spec import ModelSpec
 
 SUM_S = 10e-6
@@ -62,10 +62,13 @@ def kinds_of(topology: str, count: int) -> tuple[str, ...]:
 
 
 def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> Split | None:
-    """What `count` GPUs like this one may do; None where that cannot be told, or the fused kernels do not divide it."""
-    if speed.tokens_per_s is None or not speed.fits or not_fused(spec) or not_divided(spec):
+    """What `count` GPUs like this one may do together; None where that cannot be told."""
+    if speed.tokens_per_s is None or not speed.fits:
         return None
-    layers, layer_s = len(spec.layers), suited(spec, here).program.layer_s
-    reading = max(1 / speed.tokens_per_s - layers * layer_s, 0.0)
-    seconds = reading / count + layers * (layer_s + 2 * SUM_S)
+    layers, alone = len(spec.layers), suited(spec, here).program
+    together = PROGRAMS["plain modules"] if not_fused(spec) or not_divided(spec) else alone
+    reading = (
+        max(1 / speed.tokens_per_s - layers * alone.layer_s, 0.0) * alone.efficiency / together.efficiency
+    )
+    seconds = reading / count + layers * (together.layer_s + 2 * SUM_S)
     return Split(speed.name, speed.tokens_per_s, 1 / seconds)

@@ -13,6 +13,7 @@ from models.files import ModelFiles
 from models.load import bytes_to_load
 from models.weights.memory import available_bytes
 from models.weights.placement import experts_of
+from models.weights.share import Share
 from models.weights.slots import slots
 
 
@@ -62,19 +63,20 @@ def need_of(
     free = available_bytes(place)
     free = available_memory(place) if free is None else free
     free -= mapped if place.type == "cpu" else 0
-    outside = 0
-    if place.type == "cuda" and not_on_host(spec) is None:
-        outside = sum(layer.on_device for layer in experts_of(slots(spec), numbers, {}, {}))
-    beside = beside_weights(spec, numbers, place, context, kv_dtype)
     if place.type == "cpu":  # they share its memory
         ranks = 1
-    return Need(weights // ranks, (weights - outside) // ranks, beside // ranks, max(free, 0))
+    outside = 0
+    if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
+        outside = sum(layer.on_device for layer in experts_of(slots(spec), numbers, {}, {}))
+    part = Share(0, ranks, spec).spec if ranks > 1 else spec  # several have the same head where there are few
+    beside = beside_weights(part, numbers, place, context, kv_dtype)
+    return Need(weights // ranks, weights // ranks - outside, beside, max(free, 0))
 
 
 def fewest_ranks(
     files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, kv_dtype: str
 ) -> int:
-    """How many GPUs a model needs to have room; all of them, by powers of two, where it has none anywhere. 1 on a CPU.
+    """How many GPUs a model needs to have room: a power of two, or all of them. 1 on a CPU.
 
     Arguments and what is raised are those of `need_of`.
     """
@@ -82,7 +84,7 @@ def fewest_ranks(
         return 1
     there = torch.cuda.device_count()
     free = min(available_memory(torch.device("cuda", number)) for number in range(there))
-    counts = [1 << power for power in range(there.bit_length()) if 1 << power <= there]
+    counts = [*(1 << power for power in range(there.bit_length()) if 1 << power < there), there]
     for ranks in counts:
         need = need_of(files, device, dtype, quantize, context, kv_dtype=kv_dtype, ranks=ranks)
         if need.weights + need.beside <= free:

@@ -1,9 +1,10 @@
-"""A rank other than the first: `python -m engine.parallel.follower SOCKET RING`, started by `engine.parallel.ranks`.
+"""A rank other than the first, in a process that `engine.parallel.ranks` starts.
 
 It loads its part, joins the others, and does what rank 0 tells it through the ring until the socket is closed.
 """
 
 import os
+import shutil
 import socket
 import sys
 from contextlib import suppress
@@ -18,7 +19,6 @@ from engine.batch import StepBatch
 from engine.build import build
 from engine.cache.kv_cache import KVCache, Runs
 from engine.device import DTYPES
-from engine.errors import EngineError
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.slots import DividedStep
@@ -26,10 +26,12 @@ from engine.execute.group import Group
 from engine.execute.runner import Runner
 from engine.parallel.link import hear, receive, tell
 from engine.parallel.messages import follow
-from engine.parallel.ranks import Order
+from engine.parallel.ranks import Order, failure
 from engine.parallel.ring import Ring
 from engine.schedule.sequence import Sequence
-from models.errors import ModelError
+
+_LOOK_S = 1.0
+"""How often one who sleeps looks: a processor with weak ordering might not show rank 0 in time that it does."""
 
 
 class _Follower:
@@ -54,25 +56,23 @@ class _Follower:
         self._decode_runner.follow(step)
 
 
-def main(fd: int, memory: int) -> None:
-    """Follow until the socket is closed. What goes wrong is told to rank 0, in one line."""
-    link = socket.socket(fileno=fd)
+def main(link: socket.socket, memory: int) -> None:
+    """Follow until `link` is closed. What goes wrong is told to rank 0, in one line."""
     begin = hear(link)
     if begin is None:
         return
     try:
         _follow(link, Ring(memory), begin)
-    except (EngineError, ModelError) as error:
-        _complain(link, str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 says it
-        _complain(link, f"A part of the model cannot be computed: {error!r:.200}")
+        with suppress(OSError):
+            tell(link, {"error": str(failure(error))})
 
 
 def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     order, rank, ranks = Order(**begin["order"]), int(begin["rank"]), int(begin["ranks"])
-    told = _Told(ring)
+    told, meeting = _Told(ring), Path(begin["meeting"])
     # Nobody waits for this process: without rank 0 it ends at once, whatever it computes.
-    Thread(target=_listen, args=(link, told), daemon=True).start()
+    Thread(target=_listen, args=(link, told, meeting.parent), daemon=True).start()
     device = torch.device("cpu")
     if order.device == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -85,7 +85,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     )
     tell(link, {"said": "loaded"})
     told.next()
-    group = Group.join(Path(begin["meeting"]), rank, ranks, device)
+    group = Group.join(meeting, rank, ranks, device)
     # Rank 0 knows how much memory there is for all ranks of a CPU.
     pieces = build(network, device, DTYPES[order.dtype], order.options(group, sys.maxsize), ())
     follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
@@ -107,7 +107,7 @@ class _Told:
         return self._ring.take(self._sleep) or self._long.get()
 
     def _sleep(self) -> None:
-        self._woken.acquire()
+        self._woken.acquire(timeout=_LOOK_S)
 
     def hear(self, message: bytes) -> None:
         """What came over the socket."""
@@ -117,16 +117,8 @@ class _Told:
             self._woken.release()
 
 
-def _listen(link: socket.socket, told: _Told) -> None:
+def _listen(link: socket.socket, told: _Told, folder: Path) -> None:
     while (message := receive(link)) is not None:
         told.hear(message)
+    shutil.rmtree(folder, ignore_errors=True)  # rank 0 may have been killed
     os._exit(0)
-
-
-def _complain(link: socket.socket, line: str) -> None:
-    with suppress(OSError):
-        tell(link, {"error": line})
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

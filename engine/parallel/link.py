@@ -2,9 +2,12 @@
 
 import json
 import socket
+from contextlib import suppress
+from time import sleep
 from typing import Any
 
 _LENGTH = 8
+_BEAT_S = 1.0
 
 
 def send(link: socket.socket, message: bytes) -> None:
@@ -26,9 +29,19 @@ def tell(link: socket.socket, words: dict[str, Any]) -> None:
     send(link, json.dumps(words).encode())
 
 
+def beat(link: socket.socket) -> None:
+    """Say nothing again and again, so that the other end knows that this process runs; until the other end is gone."""
+    with suppress(OSError):
+        while True:
+            send(link, b"")
+            sleep(_BEAT_S)
+
+
 def hear(link: socket.socket) -> dict[str, Any] | None:
-    """What was told; None when the other end is gone."""
-    message = receive(link)
+    """What was told; None when the other end is gone, or silent for longer than the socket's timeout."""
+    message: bytes | None = b""
+    while message == b"":
+        message = receive(link)
     found = None if message is None else json.loads(message)
     return found if isinstance(found, dict) else None
 

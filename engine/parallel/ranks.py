@@ -4,21 +4,24 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
+from time import monotonic
 
 import torch
 
 from engine.batch import StepBatch
-from engine.build import Options
+from engine.build import Options, Pieces
 from engine.cache.kv_cache import Runs
 from engine.errors import EngineError
 from engine.execute.cuda.slots import DividedStep
+from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
 from engine.parallel.messages import of_copy, of_decode, of_step
@@ -26,7 +29,10 @@ from engine.parallel.ring import LARGEST, Ring, open_file
 from models.files import ModelFiles
 
 _GRACE_S = 3.0
-"""How long a rank that was told to end may take for it."""
+"""How long ranks that were told to end may take for it."""
+_SILENCE_S = 9.0
+"""How long a rank may say nothing at all: told a little later, that is within ten seconds."""
+_START = str(Path(__file__).with_name("start.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Order:
     context: int | None
     kv_dtype: str
     attention: str
+    graphs: bool
     threads: int
     streams: int
 
@@ -64,6 +71,7 @@ class Order:
             kv_dtype=self.kv_dtype,
             streams=self.streams,
             attention=self.attention,
+            graphs=self.graphs,
             threads=self.threads,
             free=free if self.device == "cpu" else None,
             group=group,
@@ -82,10 +90,14 @@ class _Rank:
 class Ranks:
     """Ranks 1 to `count` - 1. Every one of them ends with this process, however that ends."""
 
-    def __init__(self, order: Order, count: int) -> None:
-        """Starts them; they load at once."""
+    def __init__(self, order: Order, count: int, lost: Callable[[EngineError], None]) -> None:
+        """Starts them; they load at once. `lost` is called once, from any thread, when one was lost and all have ended.
+
+        Raises EngineError where they cannot be started.
+        """
         self.count = count
-        self._folder = TemporaryDirectory(prefix="chatterm-ranks-")
+        self._lost = lost
+        self._folder = TemporaryDirectory(prefix="chatterm-ranks-", ignore_cleanup_errors=True)
         self._meeting = Path(self._folder.name) / "meeting"
         self._lock = Lock()
         self._closed = False
@@ -95,6 +107,9 @@ class Ranks:
         try:
             for number in range(1, count):
                 self._ranks.append(_start(number, self.count, order, self._meeting))
+        except OSError as error:
+            self.close()
+            raise EngineError(f"The processes of the model cannot be started ({error}).") from None
         except BaseException:
             self.close()
             raise
@@ -110,33 +125,38 @@ class Ranks:
         self._group = Group.join(self._meeting, 0, self.count, device)
         return self._group
 
-    def ready(self) -> None:
-        """Wait until all follow. Raises EngineError when one of them cannot."""
+    def lead(self, pieces: Pieces) -> None:
+        """Wait until all follow; from then on they do what `pieces` do. Raises EngineError when one of them cannot."""
         for rank in self._ranks:
             self._wait(rank)
+        pieces.runner.together, pieces.cache.tell = self.step, self.copy
+        if (decodes := pieces.decode_runner) is not None:
+            decodes.together, decodes.watch = self.decode, partial(self.watch, decodes.watch)
 
-    def step(self, batch: StepBatch) -> None:
-        """Have all compute a step, which this process does then. Raises EngineError once one is lost."""
-        self._broadcast(of_step(batch))
+    def step(self, batch: StepBatch) -> AbstractContextManager[None]:
+        """Have all compute a step, while this process does. Raises EngineError once one is lost.
 
-    def decode(self, step: DividedStep) -> None:
+        They are all lost where this process fails: then the others wait for it within the step, and would take what it
+        sends in the next one for the rest of this one.
+        """
+        return self._together(of_step(batch))
+
+    def decode(self, step: DividedStep) -> AbstractContextManager[None]:
         """The same for a step of the decode runner."""
-        self._broadcast(of_decode(step))
+        return self._together(of_decode(step))
 
     def copy(self, source: Runs, target: Runs) -> None:
-        """The same for rows of the KV cache that are copied."""
+        """Have all copy rows of the KV cache, which this process does then. Raises EngineError once one is lost."""
         self._broadcast(of_copy(source, target))
 
-    def watch(self, ask: Callable[[], None]) -> None:
-        """End them if `ask` raises EngineError, because one does not answer: then nobody is waited for again."""
+    def watch(self, ask: Callable[[], None] = lambda: None) -> None:
+        """Raises EngineError once one is lost: what was computed since means nothing. They are if `ask` raises it."""
         try:
             ask()
         except EngineError as error:
-            with self._lock:
-                if not self._closed and self._problem is None:
-                    self._problem = error
-                    self._end(0.0)
-            raise
+            self._lose(error)
+        if self._problem is not None:
+            raise EngineError(*self._problem.args)
 
     def close(self) -> None:
         """End them. Closing twice is fine."""
@@ -149,6 +169,14 @@ class Ranks:
             with suppress(RuntimeError):  # a GPU that failed has nothing to give back
                 release()
         self._folder.cleanup()
+
+    @contextmanager
+    def _together(self, message: bytes) -> Iterator[None]:
+        try:
+            self._broadcast(message)
+            yield
+        except Exception as error:
+            raise EngineError(*self._lose(failure(error)).args) from error
 
     def _broadcast(self, message: bytes) -> None:
         for rank in self._ranks:
@@ -165,7 +193,7 @@ class Ranks:
             if wakes:
                 send(rank.link, b"")
         except OSError:  # TimeoutError is one
-            raise EngineError(LOST) from None
+            raise EngineError(*self._lose(EngineError(LOST)).args) from None
 
     def _wait(self, rank: _Rank) -> None:
         """For the next thing that it says."""
@@ -180,31 +208,49 @@ class Ranks:
                 error = str(words["error"])
                 break
             rank.said.put(words)
-        with self._lock:
-            if not self._closed and self._problem is None:
-                self._problem = EngineError(error or _lost(rank))
-                self._end(0.0)
-        for leave in self._group.leave if self._group is not None else ():
-            leave()
+        self._lose(EngineError(error or _how_lost(rank)))
         rank.said.put(None)
 
+    def _lose(self, error: EngineError) -> EngineError:
+        """End all of them because of `error`, unless they have ended. Returns why they did."""
+        with self._lock:
+            is_first = not self._closed and self._problem is None
+            if is_first:
+                self._problem = error
+                self._end(0.0)
+        if is_first:
+            for leave in self._group.leave if self._group is not None else ():
+                leave()
+            self._lost(error)
+        return self._problem or error
+
     def _end(self, grace: float) -> None:
+        until = monotonic() + grace
         for rank in self._ranks:
             with suppress(OSError):
                 rank.link.shutdown(socket.SHUT_RDWR)
         for rank in self._ranks:
             try:
-                rank.process.wait(grace)
+                rank.process.wait(max(until - monotonic(), 0.0))
             except subprocess.TimeoutExpired:
                 rank.process.kill()
-                rank.process.wait()
+        for rank in self._ranks:
+            with suppress(subprocess.TimeoutExpired):  # a driver that hangs holds it
+                rank.process.wait(_GRACE_S)
 
 
-def _lost(rank: _Rank) -> str:
+def failure(error: Exception) -> EngineError:
+    """What ends all ranks, in one line."""
+    return explain(error, "Load the model again.")
+
+
+def _how_lost(rank: _Rank) -> str:
     with suppress(subprocess.TimeoutExpired):
-        rank.process.wait(1.0)
+        rank.process.wait(0.5)
     code = rank.process.returncode
-    how = f" (signal {-code})" if code is not None and code < 0 else ""
+    if code is None:
+        return LOST
+    how = f" (signal {-code})" if code < 0 else ""
     return (
         f"The process that computes part {rank.number + 1} of the model has ended{how}; the conversation is intact. "
         "Load the model again."
@@ -216,13 +262,14 @@ def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
     memory = open_file()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.parallel.follower", str(theirs.fileno()), str(memory)],
+            [sys.executable, "-P", _START, str(theirs.fileno()), str(memory)],
             pass_fds=(theirs.fileno(), memory),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which ends them
         )
+    ours.settimeout(_SILENCE_S)
     tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})
     ring = Ring(memory)
     os.close(memory)

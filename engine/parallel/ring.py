@@ -15,8 +15,8 @@ from time import monotonic, sleep
 
 ROOM = 1 << 22
 """Bytes for messages."""
-LARGEST = ROOM // 2
-"""Of a message."""
+LARGEST = ROOM // 2 - 8
+"""Of a message: with its length, and with what is skipped before it, it has room wherever the end is."""
 _HEAD = 64
 _WRITTEN, _READ, _SLEEPS = 0, 1, 2
 _TURN = -1

@@ -8,6 +8,7 @@ decoding in one thread after loading in another runs at half the speed.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -75,6 +76,15 @@ class Loop:
         self.post(job)
         return future.result()
 
+    def fail(self, reason: EngineError) -> None:
+        """End the thread because of `reason`, which whoever waits and whoever asks later is told. From any thread."""
+
+        def job() -> None:
+            raise reason
+
+        with suppress(EngineError):  # it has ended
+            self.post(job)
+
     def close(self) -> None:
         """Do what was posted before, then end the thread. Closing twice is fine."""
         self._shut(EngineError("The engine is closed; load the model again."))
@@ -91,7 +101,8 @@ class Loop:
         try:
             self._serve()
         except BaseException as error:  # noqa: BLE001 - whatever it is, callers must hear of it
-            failure = EngineError(
+            failure = error if isinstance(error, EngineError) else None
+            failure = failure or EngineError(
                 f"The engine stopped after an unexpected error ({error!r:.200}); load the model again."
             )
             self._shut(failure)

@@ -14,6 +14,7 @@ from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.execute.cuda.decode_runner import DecodeRunner
+from engine.execute.faults import explain
 from engine.execute.runner import Runner
 from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
 from engine.schedule.busy import Others
@@ -26,7 +27,6 @@ from engine.schedule.sequence import Priority, Sequence, Status
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS
 from engine.store.disk import DiskTier
-from models.load import is_out_of_memory
 
 
 @dataclass(slots=True)
@@ -63,6 +63,8 @@ class EngineStep:
     speculating: Speculating | None = None
     """None: no tokens are guessed."""
     disk: DiskTier | None = None
+    watch: Callable[[], None] = lambda: None
+    """Called when a token was sampled; raises EngineError where it means nothing, as others were lost."""
     _launched_at: float = 0.0
     """When the host was done with the last step of a decode runner; 0.0 where that says nothing of the next one."""
     _firsts: int = 0
@@ -351,7 +353,9 @@ class EngineStep:
 
         Beside the native kernels it only samples: its threads would go on spinning in the way of the next step.
         """
-        if self.device.type != "cpu":
+        if (
+            self.device.type != "cpu" or self.runner.is_divided
+        ):  # all ranks have as many threads: the same bits
             return
         alone = idle and self.alone
         self.runner.set_alone(alone)
@@ -376,6 +380,7 @@ class EngineStep:
             guide.fill(numbers)
             mask = words if logits.device.type == "cpu" else words.to(logits.device)
         token_id = sample(logits, sequence.sampler, mask)
+        self.watch()
         if token_id >= 0:
             sequence.sampler.note(token_id)
         return Drawn(token_id) if params.logprobs is None else log_chances(logits, token_id, params.logprobs)
@@ -486,15 +491,3 @@ class EngineStep:
             sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
             sequence.error = sequence.error or error
             self._report(sequence)
-
-
-def explain(error: Exception) -> EngineError:
-    """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
-    if is_out_of_memory(error):
-        return EngineError(
-            "Out of memory; the conversation is intact. Close other programs, or start with a smaller --context."
-        )
-    if isinstance(error, EngineError):
-        return error
-    text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
-    return EngineError(f"The computation failed ({text[:200]}); the conversation is intact. Try again.")

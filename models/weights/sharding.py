@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from models.spec import ModelSpec
-from models.weights.checkpoint import Blocks, StoredTensor
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import Blocks, DeviceBlocks, StoredTensor
 from models.weights.matching import match
 from models.weights.share import UNIT, Part, Share
 from models.weights.slots import Names, Slot
@@ -26,8 +28,8 @@ def shared_out(
 
 def _block(tensors: Iterable[StoredTensor]) -> int:
     """The multiple at which a feed-forward is cut, so that no block of a quantised matrix is."""
-    blocks = (tensor.blocks or tensor.on_device for tensor in tensors)
-    return max((held.kind.block for held in blocks if held is not None), default=UNIT)
+    blocks = (held for tensor in tensors for held in (tensor.blocks, tensor.on_device) if held is not None)
+    return max((held.kind.block for held in blocks), default=UNIT)
 
 
 def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
@@ -59,10 +61,13 @@ def _rows(tensor: StoredTensor, part: Part) -> StoredTensor:
     shape = (part.size, *tensor.shape[1:])
 
     def fill(out: Tensor) -> None:
-        near = torch.empty(tensor.shape)
-        tensor.copy_into(near)
         out[part.count :] = 0
-        out[: part.count] = near[part.start : part.stop]
+        if tensor.cut is not None and part.count:
+            tensor.cut(part.start, part.count).copy_into(out[: part.count])
+        elif part.count:
+            near = torch.empty(tensor.shape)
+            tensor.copy_into(near)
+            out[: part.count] = near[part.start : part.stop]
 
     def parts() -> Iterator[tuple[int, Tensor]]:
         for start, rows in _in_parts(tensor):
@@ -72,21 +77,19 @@ def _rows(tensor: StoredTensor, part: Part) -> StoredTensor:
         if part.count < part.size:
             yield part.count, torch.zeros(part.size - part.count, shape[-1])
 
-    def blocks() -> Tensor:
-        assert tensor.blocks is not None
-        stored = tensor.blocks.rows()
+    def blocks(kind: Kind, stored: Tensor) -> Tensor:
         wide = stored.new_zeros(part.size, stored.shape[1])
         wide[: part.count] = stored[part.start : part.stop]
         return wide
 
-    return _made(tensor, shape, fill, parts, blocks if tensor.blocks is not None else None)
+    return _made(tensor, shape, fill, parts, blocks, lambda kind, order: True)
 
 
 def _columns(tensor: StoredTensor, part: Part) -> StoredTensor:
     """Some columns of a matrix."""
     if part.count == part.size == tensor.shape[1]:
         return tensor
-    shape, kind = (tensor.shape[0], part.size), tensor.blocks.kind if tensor.blocks is not None else None
+    shape = tensor.shape[0], part.size
 
     def parts() -> Iterator[tuple[int, Tensor]]:
         for start, rows in _in_parts(tensor):
@@ -101,10 +104,7 @@ def _columns(tensor: StoredTensor, part: Part) -> StoredTensor:
         if near is not out:
             out.copy_(near)
 
-    def blocks() -> Tensor:
-        assert tensor.blocks is not None
-        assert kind is not None
-        stored = tensor.blocks.rows()
+    def blocks(kind: Kind, stored: Tensor) -> Tensor:
         first, last, width = (
             at // kind.block * kind.block_bytes for at in (part.start, part.stop, part.size)
         )
@@ -112,8 +112,11 @@ def _columns(tensor: StoredTensor, part: Part) -> StoredTensor:
         wide[:, : last - first] = stored[:, first:last]
         return wide
 
-    keeps = kind is not None and not any(at % kind.block for at in (part.start, part.stop, part.size))
-    return _made(tensor, shape, fill, parts, blocks if keeps else None)
+    def keeps(kind: Kind, order: Tensor | None) -> bool:
+        """Whether blocks stay whole, and lie where their columns do."""
+        return order is None and not any(at % kind.block for at in (part.start, part.stop, part.size))
+
+    return _made(tensor, shape, fill, parts, blocks, keeps)
 
 
 def _in_parts(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
@@ -131,8 +134,17 @@ def _made(
     shape: tuple[int, ...],
     fill: Callable[[Tensor], None],
     parts: Callable[[], Iterator[tuple[int, Tensor]]],
-    blocks: Callable[[], Tensor] | None,
+    cut: Callable[[Kind, Tensor], Tensor],
+    keeps: Callable[[Kind, Tensor | None], bool],
 ) -> StoredTensor:
+    """`cut` gives the blocks of the part, uint8 [rows, bytes a row], of those of all; `keeps` says whether it can."""
+    blocks, on_device = tensor.blocks, tensor.on_device
+    if blocks is not None:
+        kept = Blocks(blocks.kind, partial(_cut_blocks, blocks, cut))
+        blocks = kept if keeps(blocks.kind, None) else None
+    if on_device is not None:
+        made = DeviceBlocks(on_device.kind, partial(_cut_on, on_device, cut), on_device.order)
+        on_device = made if keeps(on_device.kind, on_device.order) else None
     return replace(
         tensor,
         shape=shape,
@@ -140,9 +152,15 @@ def _made(
         copy_into=fill,
         extent=None,
         parts=parts if len(shape) == 2 else None,
-        blocks=Blocks(tensor.blocks.kind, blocks)
-        if tensor.blocks is not None and blocks is not None
-        else None,
-        on_device=None,
+        blocks=blocks,
+        on_device=on_device,
         cut=None,
     )
+
+
+def _cut_blocks(held: Blocks, cut: Callable[[Kind, Tensor], Tensor]) -> Tensor:
+    return cut(held.kind, held.rows())
+
+
+def _cut_on(held: DeviceBlocks, cut: Callable[[Kind, Tensor], Tensor], device: torch.device) -> Tensor:
+    return cut(held.kind, held.rows(device))

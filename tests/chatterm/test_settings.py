@@ -58,6 +58,7 @@ def test_a_file_states_what_differs() -> None:
         ("[composer]\nhistory = -1", "line 2: history is -1; it must be 0 or more."),
         ("[composer]\nprepare_drafts = 1", "line 2: prepare_drafts is 1; it must be true or false."),
         ("[model]\ncontext = 0", "line 2: context is 0; it must be 1 or more."),
+        ("[model]\ntensor_parallel = -1", "line 2: tensor_parallel is -1; it must be a number of GPUs"),
         ("[model]\noffload_gb = -1", "line 2: offload_gb is -1.0; it must be 0 or more."),
         ("[model]\nthreads = 0", "line 2: threads is 0; it must be 1 or more."),
         ('[sampling]\ntop_k = 4\ntemperature = "hot"', "line 3: temperature is 'hot'; it must be a number."),
@@ -164,12 +165,12 @@ def test_the_file_is_replaced_whole_and_a_link_stays(tmp_path: Path) -> None:
 
 def test_settings_fill_what_was_not_chosen() -> None:
     settings = parse(
-        '[model]\nsystem = "terse"\nthink = "off"\ncontext = 100\noffload_gb = 2\nthreads = 3\n'
+        '[model]\nsystem = "terse"\nthink = "off"\ncontext = 100\noffload_gb = 2\nthreads = 3\ntensor_parallel = 0\n'
         "[sampling]\ntop_k = 4\ntemperature = 0.5\n"
     )
     options = with_settings(ChatOptions(think="on", sampling={"top_k": 8}), settings, {"think"})
     assert (options.system, options.think, options.context, options.threads) == ("terse", "on", 100, 3)
-    assert options.offload_gb == 2.0
+    assert (options.offload_gb, options.tensor_parallel) == (2.0, 0)
     assert options.sampling == {"top_k": 8, "temperature": 0.5}
 
 

@@ -150,7 +150,9 @@ class World:
         self.scheduler = Scheduler(
             self.blocks, max_chunk=MOST_CHUNK, idle_chunk=3, context_length=CONTEXT, max_positions=CONTEXT
         )
-        runner: Any = SimpleNamespace(run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None)
+        runner: Any = SimpleNamespace(
+            run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None, is_divided=False
+        )
         cache: Any = SimpleNamespace(host=None)
         self.engine_step = EngineStep(
             torch.device("cpu"),

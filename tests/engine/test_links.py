@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.execute import compatibility
 from engine.machine import links
 from engine.machine.expected import PROGRAMS, Here, expected_speed
 from engine.machine.links import find_links, kinds_of, split
@@ -51,16 +52,20 @@ def test_a_machine_without_nvidia_smi_has_links_of_no_kind(monkeypatch: pytest.M
         assert (None if found is None else (found.count, found.kinds, found.direct)) == expected
 
 
-def test_what_is_large_gains_and_what_is_small_does_not() -> None:
-    gains = {}
-    for name in ("qwen3:0.6b", "qwen3:8b"):
-        spec = shape_of(name)
-        found = split(expected_speed(name, spec, HERE), spec, HERE, 2)
-        assert found is not None
-        gains[name] = found.divided / found.alone
-    assert gains["qwen3:0.6b"] < gains["qwen3:8b"] < 2
+def gain(name: str) -> float:
+    spec = shape_of(name)
+    found = split(expected_speed(name, spec, HERE), spec, HERE, 2)
+    assert found is not None
+    return found.divided / found.alone
 
 
-def test_nothing_is_said_of_what_is_not_divided_fast() -> None:
-    spec = shape_of("qwen3:30b-a3b")
-    assert split(expected_speed("qwen3:30b-a3b", spec, HERE), spec, HERE, 2) is None
+def test_what_is_large_gains_where_parts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "PARTS_ARE_FUSED", True)
+    gains = [gain(name) for name in ("qwen3:0.6b", "qwen3:30b-a3b", "qwen3:8b")]
+    assert gains == sorted(gains)
+    assert gains[-1] < 2
+
+
+def test_what_plain_modules_compute_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "PARTS_ARE_FUSED", False)
+    assert gain("qwen3:8b") < 1

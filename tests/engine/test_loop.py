@@ -2,7 +2,11 @@
 
 from threading import Event
 
+import pytest
+
+from engine.errors import EngineError
 from engine.schedule.loop import Loop
+from tests.counting import until
 
 
 def test_what_can_wait_is_done_a_little_at_a_time_and_jobs_go_first() -> None:
@@ -46,3 +50,15 @@ def test_steps_go_before_what_can_wait() -> None:
     loop.close()
     assert seen[:3] == ["step"] * 3
     assert set(seen[3:]) <= {"idle"}
+
+
+def test_what_makes_it_fail_is_told_to_who_waits_and_who_asks_later() -> None:
+    loop, ended = Loop(), list[EngineError | None]()
+    loop.call(lambda: loop.work(lambda: False, lambda: None, ended.append))
+    loop.fail(EngineError("It is gone."))
+    until(lambda: ended)
+    loop.close()
+    loop.fail(EngineError("It has ended."))
+    assert [str(error) for error in ended] == ["It is gone."]
+    with pytest.raises(EngineError, match="It is gone"):
+        loop.post(lambda: None)

@@ -35,14 +35,24 @@ def test_what_is_written_is_read_wherever_the_end_is(ends: tuple[Ring, Ring]) ->
             assert not writer.put(message, 0.0)
         assert [reader.take(never) for _ in messages] == messages
         total += sum(map(len, messages))
-    largest = random.randbytes(LARGEST)
+
+
+@pytest.mark.parametrize("place", [0, 8, ROOM // 2 - 8, ROOM // 2, ROOM // 2 + 8, ROOM - 8])
+def test_the_largest_message_has_room_wherever_the_end_is(ends: tuple[Ring, Ring], place: int) -> None:
+    writer, reader = ends
+    while place:
+        size = min(place, 8 + LARGEST)
+        writer.put(bytes(size - 8), 0.0)
+        reader.take(never)
+        place -= size
+    largest = Random(1).randbytes(LARGEST)
     writer.put(largest, 0.0)
     assert reader.take(never) == largest
 
 
 def test_a_reader_that_does_not_read_is_waited_for_and_given_up(ends: tuple[Ring, Ring]) -> None:
     writer, reader = ends
-    message = bytes(LARGEST - 8)
+    message = bytes(LARGEST)
     for _ in range(2):
         writer.put(message, 0.0)
     with pytest.raises(TimeoutError):

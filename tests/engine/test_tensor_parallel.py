@@ -1,32 +1,32 @@
 """Several processes that compute one model: the same text as one, and one line when one of them is lost."""
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import Runs
 from engine.cache.rows import Rows
+from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.machine import room
+from engine.machine.room import Need, fewest_ranks
 from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_step
 from engine.params import SamplingParams
-from tests.engine.tiny import tiny_tokenizer
-from tests.models.checkpoints import tiny_qwen3, write_checkpoint
+from models.files import ModelFiles
+from tests.counting import until
+from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, loaded, text, write_model
+from tests.models.families import tiny_qwen3_moe
 
 
 def make_span(start: int, count: int, big: int) -> Span:
@@ -35,52 +35,15 @@ def make_span(start: int, count: int, big: int) -> Span:
     return Span(tuple(range(-(-(start + count) // 4))), start, count, tokens, tokens, count // 2, start // 2)
 
 
-def is_running(pid: int) -> bool:
-    """Whether it is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    for _ in range(500):
-        if true():
-            return True
-        sleep(0.02)
-    return False
-
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-PROMPT = list(b"What is the capital of a country that has none, and why?")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_checkpoint(path, tiny_qwen3(vocab_size=272, max_position_embeddings=512))
-    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
-    return path
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
-@contextmanager
-def loaded(folder: Path, ranks: int, **options: Any) -> Iterator[Engine]:
-    engine = Engine.load(
-        str(folder), device="cpu", dtype="float32", threads=1, context=400, tensor_parallel=ranks, **options
-    )
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-def text(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
-    return [event.token_id for event in engine.stream(prompt, params)]
-
-
-def test_the_text_is_that_of_one_process(folder: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, *MORE_RANKS])
+def test_the_text_is_that_of_one_process(folder: Path, ranks: int) -> None:
     sampled = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
-    with loaded(folder, 1) as one, loaded(folder, 2) as two:
+    with loaded(folder, 1) as one, loaded(folder, ranks) as two:
         for params in (GREEDY, sampled):
             assert text(two, PROMPT, params) == text(one, PROMPT, params)
         longer = PROMPT + text(one, PROMPT) + list(b" And then?")
@@ -98,6 +61,37 @@ def test_prompts_are_cut_and_streams_run_side_by_side(folder: Path) -> None:
             assert list(pool.map(lambda prompt: text(three, prompt), prompts)) == alone
 
 
+def test_a_conversation_with_a_mixture_of_experts_is_that_of_one_process(tmp_path: Path) -> None:
+    """What is computed ahead, a turn that is taken back, and the cache of all that."""
+    path = write_model(tmp_path, tiny_qwen3_moe(vocab_size=272, max_position_embeddings=512))
+    said = []
+    for count in (1, 2):
+        with loaded(path, count) as engine:
+            chat = engine.chat("Be brief.")
+            texts = []
+            for message in ("Why?", "And why that?"):
+                chat.prepare(message)
+                texts.append([event.token_id for event in chat.send(message, GREEDY)])
+                chat.settle()
+            texts.append([event.token_id for event in chat.retry(GREEDY)])
+            said.append(texts)
+            assert engine.figures().blocks_cached > 0
+    assert said[0] == said[1]
+
+
+def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path) -> None:
+    given = {"offload_gb": 1.0, "draft": str(folder), "disk": tmp_path}
+    with loaded(folder, 2, **given) as engine:
+        figures, told = engine.figures(), "\n".join(engine.figures().notes)
+        assert "2 processes compute the model together." in told
+        assert "Nothing is offloaded to host memory: the model is divided among several processes." in told
+        assert "Nothing is drafted: draft models need" in told
+        assert "it is divided among several processes" in told
+        assert figures.disk is not None
+        assert "the model is divided" in figures.disk.problem
+        assert text(engine, PROMPT)
+
+
 def test_rows_move_up_on_every_rank(folder: Path) -> None:
     with loaded(folder, 1) as one, loaded(folder, 2) as two:
         found = []
@@ -109,26 +103,6 @@ def test_rows_move_up_on_every_rank(folder: Path) -> None:
             sequence = engine.start(hidden, GREEDY)
             found.append([event.token_id for event in engine.events(sequence)])
         assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(("how", "after"), [(signal.SIGKILL, 0), (signal.SIGKILL, 3), (signal.SIGSTOP, 3)])
-def test_a_rank_that_is_lost_is_one_line_soon(folder: Path, how: signal.Signals, after: int) -> None:
-    with loaded(folder, 3) as engine:
-        victim = engine._ranks._ranks[1].process
-        stream = engine.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=200))
-        for _ in range(after):
-            next(stream)
-        os.kill(victim.pid, how)
-        began = monotonic()
-        with pytest.raises(EngineError, match="Load the model again") as failure:
-            for _ in stream:
-                pass
-        assert "\n" not in str(failure.value)
-        assert monotonic() - began < 20, "ten seconds, and what a busy machine adds"
-        with pytest.raises(EngineError, match="Load the model again"):
-            text(engine, PROMPT)
-        processes = [rank.process for rank in engine._ranks._ranks]
-    assert all(process.poll() is not None for process in processes), "nobody is left"
 
 
 def test_a_rank_that_cannot_load_says_why(
@@ -162,13 +136,29 @@ def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
         pids = [int(pid) for pid in first.stdout.readline().split()]
         first.kill()
     assert len(pids) == 1
-    for pid in pids:
-        assert eventually(lambda: not is_running(pid)), "an orphan"  # noqa: B023
+    until(lambda: not any(map(is_running, pids)))
 
 
-def test_fewer_than_one_is_refused(folder: Path) -> None:
-    with pytest.raises(EngineError, match="must be 1 or more"):
-        Engine.load(str(folder), device="cpu", tensor_parallel=-2)
+@pytest.mark.parametrize(("count", "why"), [(-2, "must be 1 or more"), (17, "16 are the most")])
+def test_no_number_of_processes_is_refused(folder: Path, count: int, why: str) -> None:
+    with pytest.raises(EngineError, match=why):
+        Engine.load(str(folder), device="cpu", tensor_parallel=count)
+
+
+@pytest.mark.parametrize(
+    ("there", "share", "found"),
+    [(1, 0.1, 1), (3, 1.0, 1), (3, 0.6, 2), (3, 0.4, 3), (6, 0.2, 6), (6, 0.1, 6)],
+)
+def test_auto_takes_as_few_gpus_as_have_room(
+    monkeypatch: pytest.MonkeyPatch, there: int, share: float, found: int
+) -> None:
+    """`share` is what one has of the memory that is needed."""
+    gpu, needed = DeviceChoice(torch.device("cuda")), 10**9
+    monkeypatch.setattr(room, "pick_device", lambda name: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setattr(room, "available_memory", lambda device: int(needed * share))
+    monkeypatch.setattr(room, "need_of", lambda *_, ranks, **__: Need(needed // ranks, needed // ranks, 0, 0))
+    assert fewest_ranks(ModelFiles("any"), "auto", "auto", "auto", None, "auto") == found
 
 
 def test_a_cpu_is_not_divided_unasked(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model that two processes compute together with fused kernels and graphs. They may share one GPU: that is slow.
+"""A model that two processes and more compute together with fused kernels and graphs. Two may share one GPU: slow.
 
 Kernels of two processes on one GPU take turns, so each exchange waits for the other's turn.
 """
@@ -22,6 +22,7 @@ from engine.params import SamplingParams
 from tests.engine.tiny import tiny_tokenizer
 from tests.gpu.engines import SIZES
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
+from tests.models.families import tiny_qwen3_moe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 if torch.cuda.is_available():
@@ -31,6 +32,9 @@ if torch.cuda.is_available():
     from tests.engine.kernels.two_ranks import run_ranks
 
 SIZE, ROWS, STEPS, LAYERS = 4096, 8, 6, 3
+COLUMNS = 5000
+MORE = [ranks for ranks in (4, 8) if ranks <= torch.cuda.device_count()]
+SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 8}
 PROMPT = list(b"What is the capital of a country that has none, and why?")
 
 
@@ -39,17 +43,17 @@ def numbers(rank: int, place: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator).cuda()
 
 
-def exchanged(rank: int, meeting: str) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
+def exchanged(rank: int, ranks: int, meeting: str) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
     """Of each step the sums and the logits; the last steps are replayed from a graph."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    store = dist.FileStore(meeting, 2)  # type: ignore[attr-defined]
+    store = dist.FileStore(meeting, ranks)  # type: ignore[attr-defined]
 
     def swap(data: bytes) -> list[bytes]:
         store.set(f"memory/{rank}", data)
-        return [bytes(store.get(f"memory/{other}")) for other in range(2)]
+        return [bytes(store.get(f"memory/{other}")) for other in range(ranks)]
 
-    plan = Plan(ranks=2, rows=ROWS, size=SIZE, columns=5000, vocab=9998, layers=LAYERS)
+    plan = Plan(ranks, ROWS, SIZE, COLUMNS, ranks * COLUMNS - 2, LAYERS)
     peers = Exchange(share_memory(plan.nbytes, rank, device, swap), plan, rank, device, torch.bfloat16, True)
     from engine.execute.cuda.slots import StepInput
 
@@ -59,11 +63,11 @@ def exchanged(rank: int, meeting: str) -> tuple[list[list[torch.Tensor]], list[t
     given = StepInput(active, token, nothing, nothing, nothing, nothing)
     parts = [numbers(rank, place, ROWS, SIZE) for place in range(plan.sums)]
     residual = numbers(7, 99, ROWS, SIZE).bfloat16()
-    logits = numbers(rank, 77, ROWS, 5000).bfloat16()
+    logits = numbers(rank, 77, ROWS, COLUMNS).bfloat16()
     outs = [torch.zeros(ROWS, SIZE, dtype=torch.bfloat16, device=device) for _ in parts]
 
     def step() -> torch.Tensor:
-        peers.begin(given, ROWS, 5000 * rank, 5000 * (rank + 1))
+        peers.begin(given, ROWS, COLUMNS * rank, COLUMNS * (rank + 1))
         for part, out in zip(parts, outs, strict=True):
             peers.add(part, residual, out)
         return peers.join_columns(logits)
@@ -88,23 +92,34 @@ def exchanged(rank: int, meeting: str) -> tuple[list[list[torch.Tensor]], list[t
     return found
 
 
-def test_sums_and_logits_of_two_processes(tmp_path: Path) -> None:
-    (first, logits), (second, _) = run_ranks(2, exchanged, str(tmp_path / "meeting"))
+@pytest.mark.parametrize("ranks", [2, *MORE])
+def test_sums_and_logits_of_several_processes(tmp_path: Path, ranks: int) -> None:
+    (first, logits), *others = run_ranks(ranks, exchanged, ranks, str(tmp_path / "meeting"))
     residual = numbers(7, 99, ROWS, SIZE).bfloat16().cpu()
-    for one, other in zip(first, second, strict=True):
-        for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-            x, y = (numbers(rank, place, ROWS, SIZE).cpu() for rank in (0, 1))
-            assert torch.equal(mine, theirs)
-            assert torch.equal(mine, (x + y + residual.float()).bfloat16())
-    whole = torch.cat([numbers(rank, 77, ROWS, 5000).bfloat16().cpu() for rank in (0, 1)], 1)[:, :9998]
-    assert all(torch.equal(found, whole) for found in logits)
+    for step, one in enumerate(first):
+        for place, mine in enumerate(one):
+            total = torch.zeros(ROWS, SIZE)
+            for rank in range(ranks):  # in this order
+                total += numbers(rank, place, ROWS, SIZE).cpu()
+            assert all(torch.equal(mine, theirs[step][place]) for theirs, _ in others)
+            assert torch.equal(mine, (total + residual.float()).bfloat16())
+    parts = [numbers(rank, 77, ROWS, COLUMNS).bfloat16().cpu() for rank in range(ranks)]
+    assert all(torch.equal(found, torch.cat(parts, 1)[:, :-2]) for found in logits)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    shape = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 8}
-    write_checkpoint(path, tiny_qwen3(**SIZES, **shape, num_hidden_layers=3))
+    write_checkpoint(path, tiny_qwen3(**SIZES, **SHAPE, num_hidden_layers=3))
+    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("experts")
+    changes = {"moe_intermediate_size": 256, "num_hidden_layers": 2, "decoder_sparse_step": 1}
+    write_checkpoint(path, tiny_qwen3_moe(**SIZES, **SHAPE, **changes))
     tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
     return path
 
@@ -113,7 +128,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
     """One that never ends an answer by itself; as many ranks as asked for, however few GPUs there are."""
     import engine.engine as module
+    from engine.execute import compatibility
 
+    patch.setattr(compatibility, "PARTS_ARE_FUSED", True)
+    patch.setenv("CHATTERM_FUSED_PARTS", "1")  # of the other processes
     patch.setattr(module, "check_parallel", lambda ranks, device: None)
     load = module.load_tokenizer
 
@@ -124,25 +142,29 @@ def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) 
 
     with patch.context() as inner:
         inner.setattr(module, "load_tokenizer", endless)
-        engine = Engine.load(
+        model = Engine.load(
             str(folder), device="cuda", context=512, tensor_parallel=ranks, attention="triton", **options
         )
     try:
-        yield engine
+        yield model
     finally:
-        engine.close()
+        model.close()
 
 
 def answer(engine: Engine, count: int = 256, **params: Any) -> list[TokenEvent]:
     return list(engine.stream(PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": count} | params)))
 
 
-def test_the_text_is_that_of_one_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {}
-    for name, ranks, dtype in (("truth", 1, "float32"), ("one", 1, "auto"), ("two", 2, "auto")):
+@pytest.mark.parametrize("count", [2, *MORE])
+@pytest.mark.parametrize("model", ["folder", "experts"])
+def test_the_text_is_that_of_one_gpu(
+    model: str, count: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = request.getfixturevalue(model), {}
+    for name, ranks, dtype in (("truth", 1, "float32"), ("one", 1, "auto"), ("two", count, "auto")):
         with loaded(folder, ranks, monkeypatch, dtype=dtype) as engine:
             found[name] = answer(engine, logprobs=4)
-            if ranks == 2:
+            if ranks > 1:
                 assert "fused kernels, CUDA graph" in engine.figures().decode, engine.figures().notes
                 again = [event.token_id for event in answer(engine, logprobs=4)]
                 assert again == [event.token_id for event in found[name]], "run after run"

@@ -20,6 +20,7 @@ from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Norm, uniform
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
+from tests.engine.divided import MORE_RANKS
 from tests.models.checkpoints import (
     PlainAttention,
     files_of,
@@ -30,6 +31,7 @@ from tests.models.checkpoints import (
     write_gguf,
 )
 from tests.models.families import FAMILIES
+from tests.models.quantised import CASES, write
 
 CPU = torch.device("cpu")
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62, 64, 33, 83, 27, 95, 0, 28, 159]
@@ -92,7 +94,7 @@ def loading(path: Path, **options: Any) -> Callable[[tuple[int, int]], Network]:
 def test_ranks_compute_together_what_one_computes(name: str, tmp_path: Path) -> None:
     load = loading(write_checkpoint(tmp_path, CONFIGS[name]))
     alone = logits_of(load((0, 1)))
-    for ranks in (2, 3, 4):
+    for ranks in (2, 3, 4, *MORE_RANKS):
         for found in together(load, ranks):
             torch.testing.assert_close(found, alone, atol=2e-4, rtol=1e-4)
 
@@ -110,6 +112,21 @@ def test_blocks_of_a_file_are_divided_as_they_are(kind: Kind, quantize: str, tmp
             torch.testing.assert_close(found, alone, atol=5e-4, rtol=1e-3)
     held = {weight.format for weight in load((1, 2)).parts(Weight)}
     assert held == ({Held[kind.name]} if quantize == "auto" else {Held.F32})
+
+
+@pytest.mark.parametrize("name", ["fp8, blocks", "awq", "gptq, act-order"])
+def test_quantised_checkpoints_are_divided_as_a_gpu_holds_them(name: str, tmp_path: Path) -> None:
+    """In planes, here on a CPU; a matrix whose columns lie in another order is expanded where columns are divided."""
+    write(tmp_path, CASES[name])
+    load = loading(tmp_path, packs=lambda spec: True)
+    alone = logits_of(load((0, 1)))
+    for found in together(load, 2):
+        torch.testing.assert_close(found, alone, atol=5e-4, rtol=1e-3)
+    layer = load((1, 2)).layers[0]
+    feed: Any = layer.feed_forward
+    linears = [layer.attention.qkv, layer.attention.out, feed.gate_up, feed.down]
+    expanded = [all(part.planes is None for part in linear.parts) for linear in linears]
+    assert expanded == [False, name.endswith("order"), False, name.endswith("order")]
 
 
 def test_weights_that_are_quantised_as_they_are_loaded_are_divided_before(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ sequence, the one after is thrown away.
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -100,8 +101,8 @@ class DecodeRunner(Generic[S]):
         self._graphs = graphs
         self._event = event
         self._several = several
-        self.tell: Callable[[DividedStep], None] = lambda step: None
-        """Called before a step is enqueued, where others have to `follow` it."""
+        self.together: Callable[[DividedStep], AbstractContextManager[None]] = lambda step: nullcontext()
+        """What a step is enqueued in, where others have to `follow` it."""
         self.watch: Callable[[], None] = lambda: None
         """Called when a step has ended; raises EngineError where its tokens mean nothing, as others were lost."""
         self._sent = Changes({}, {})
@@ -411,23 +412,20 @@ class DecodeRunner(Generic[S]):
         return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
 
     def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
-        self.tell(DividedStep(self._sent, rows, limit, own))
-        self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
+        with self.together(DividedStep(self._sent, rows, limit, own)):
+            self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     def _compute(self, rows: int, limit: int, own: int) -> Tensor:
         """Enqueue what gives the logits [rows, vocab] of a step."""
         key = rows, limit, own
-        self.tell(DividedStep(self._sent, *key))
 
         @torch.inference_mode()
         def run() -> None:
             self._logits[key] = self.program.run(*key)
 
-        if self._graphs is not None:
-            self._graphs.run(("logits", *key), run)
-            return self._logits[key]
-        run()
-        return self._logits.pop(key)
+        with self.together(DividedStep(self._sent, *key)):
+            self._enqueue(("logits", *key), run)
+        return self._logits.pop(key) if self._graphs is None else self._logits[key]
 
     @torch.inference_mode()
     def _run(self, rows: int, limit: int, draw: Draw, own: int) -> None:

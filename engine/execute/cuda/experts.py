@@ -155,8 +155,10 @@ class ExpertStep:
         x: Tensor,
         rows: int,
         scale: float = 1.0,
+        out: Tensor | None = None,
     ) -> None:
-        """Add to x [rows, hidden] `scale` times what the experts give that `route` chose."""
+        """Add to x [rows, hidden], or to `out`, `scale` times what the experts give that `route` chose."""
+        out = x if out is None else out
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
         (weight,) = first.gate_up.parts
         tile: Tile | PackedTile
@@ -200,8 +202,8 @@ class ExpertStep:
             self._inner,
             self._ids,
             self._shares,
-            residual=x,
-            out=x,
+            residual=out,
+            out=out,
             CHOSEN=spec.chosen,
             N=hidden,
             K=size,

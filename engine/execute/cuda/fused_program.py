@@ -262,8 +262,9 @@ class FusedDecoder:
         scale: float,
     ) -> None:
         """The feed-forward of a layer with experts: what the shared one gives is added last."""
-        shared, experts, eps = weights.shared, self._experts, norm[0].eps
+        shared, experts, eps, exchange = weights.shared, self._experts, norm[0].eps, self._exchange
         assert experts is not None
+        out = x if exchange is None else self._part.zero_()
         experts.route(spec, weights, norm[1], eps, given.active, x, rows)
         inner = self._inner
         if shared is not None and spec.shared is not None:
@@ -276,9 +277,11 @@ class FusedDecoder:
             found = self._on_host.mix(index, seen, *experts.chosen(rows, spec.chosen))
             here.add_(found, alpha=scale)
         else:
-            experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
+            experts.multiply(spec, weights, norm[1], eps, x, rows, scale, out)
         if shared is not None:
-            self._linear(rows, inner, shared.down, x, residual=x, scale=scale)
+            self._linear(rows, inner, shared.down, out, residual=out, scale=scale)
+        if exchange is not None:
+            exchange.add(out[:rows], x[:rows], x[:rows])
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:

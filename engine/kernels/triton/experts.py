@@ -333,7 +333,7 @@ def down_kernel(
                 y += given[1][j] * gl.load(at, mask=n < N, other=0.0).to(tl.float32)
         if SCALE != 1.0:
             y *= SCALE
-        gl.store(out + place, (y + carried).to(dtype), mask=only)
+        gl.store(out + place, (y + carried).to(out.dtype.element_ty), mask=only)
     # fmt: on
 
 

@@ -251,6 +251,10 @@ def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
     spec = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU).spec
     assert found.beside == beside_weights(spec, torch.bfloat16, cuda, None)
     assert found.beside > beside_weights(spec, torch.bfloat16, CPU, USEFUL_CONTEXT)
+    eight = need_of(files_of(folder), "auto", "auto", "auto", None, ranks=8)
+    assert eight.least == eight.weights == found.weights // 8
+    two = need_of(files_of(folder), "auto", "auto", "auto", None, ranks=2)
+    assert two.beside == eight.beside < found.beside, "there are two heads of keys"
 
 
 def test_mapped_weights_are_those_of_a_quantised_file_on_a_cpu() -> None:

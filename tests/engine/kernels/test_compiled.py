@@ -230,6 +230,19 @@ for rows, outputs, inputs, gated, apart in (
 print(json.dumps(found))
 """
 
+EXCHANGE = """
+from engine.kernels.triton.exchange import begin_kernel, join_kernel, sum_kernel
+
+TYPES.update(peers="*i64", epoch="*i64", lost="*i32", patience="*i64", token="*i64", own_row="*i32", own_token="*i64")
+TYPES.update(dict.fromkeys(("number", "rank", "COUNT", "START", "FIRST", "LAST"), "i32"), x="*fp32")
+texts = [ptx(sum_kernel, 4, dict(RANKS=8, ROOM=1 << 18, PARTS=1, BLOCK=512, PDL=True, CUDA=True), ASTSource)[0]]
+texts.append(ptx(begin_kernel, 1, dict(ROWS=64, RANKS=8, EXCHANGES=75, BLOCK=64, CUDA=True), ASTSource)[0])
+TYPES.update(x="*i32", out="*i32")
+shape = dict(RANKS=8, ROOM=1 << 20, COLUMNS=9496, TOTAL=75968, BLOCK=1024, PDL=True, CUDA=True)
+texts.append(ptx(join_kernel, 4, shape, ASTSource)[0])
+print(json.dumps([[text.count(what) for what in ("st.relaxed.sys", "ld.volatile", ".local")] for text in texts]))
+"""
+
 
 def made(program: str) -> Any:
     """What a program prints."""
@@ -260,6 +273,14 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
         assert early, "copies before the wait; of gate and up, what comes after only when the ids can be seen"
         assert fits
         assert not spilled
+
+
+def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
+    (sends, looks, spilled), *others = made(EXCHANGE)
+    assert sends == 8 * 512 // 128, "each rank gets what a thread has"
+    assert looks >= 2 * sends, "once, and again until it is there"
+    assert not spilled
+    assert all(sent and looked for sent, looked, _ in others)
 
 
 def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:

@@ -13,7 +13,7 @@ from engine.execute.cuda.slots import StepInput
 from tests.engine.kernels.two_ranks import memory_in, run_ranks
 
 CPU = torch.device("cpu")
-PLAN = Plan(ranks=2, rows=3, size=700, columns=9, vocab=17, layers=2)
+PLAN = Plan(ranks=3, rows=3, size=700, columns=6, vocab=17, layers=2)
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="fp32 in the interpreter only")
 
 
@@ -65,25 +65,25 @@ def steps(rank: int, folder: Path, plan: Plan, count: int) -> list[tuple[Tensor,
 
 
 def test_all_have_the_sums_and_the_first_the_logits(tmp_path: Path) -> None:
-    first, second = run_ranks(2, steps, tmp_path, PLAN, 4)
-    for step, (one, other) in enumerate(zip(first, second, strict=True)):
+    of_each = run_ranks(PLAN.ranks, steps, tmp_path, PLAN, 4)
+    for step, (one, *others) in enumerate(zip(*of_each, strict=True)):
         rows = 2 + step % 2
-        assert torch.equal(one[3], other[3]), "the same bits"
+        assert all(torch.equal(one[3], other[3]) for other in others), "the same bits"
         for place, found in enumerate(one[3]):
-            x, y, residual = (numbers(r, step, place, rows, PLAN.size) for r in (0, 1, 9))
-            torch.testing.assert_close(found, x + y + (residual if place % 2 else 0.0))
-        parts = [numbers(rank, step, 77, rows, PLAN.columns) for rank in (0, 1)]
+            *parts, residual = (numbers(r, step, place, rows, PLAN.size) for r in (*range(PLAN.ranks), 9))
+            torch.testing.assert_close(found, sum(parts) + (residual if place % 2 else 0.0))
+        parts = [numbers(rank, step, 77, rows, PLAN.columns) for rank in range(PLAN.ranks)]
         assert torch.equal(one[4], torch.cat(parts, 1)[:, : PLAN.vocab])
-        assert other[2].tolist() == [step, 0, 8], "the slots of this step"
         tokens = [8, step]
-        for rank, (own_row, own_token) in enumerate((one[:2], other[:2])):
+        for rank, (own_row, own_token, slots, *_) in enumerate((one, *others)):
+            assert rank == 0 or slots.tolist() == [step, 0, 8], "the slots of this step"
             held = [token // PLAN.columns == rank for token in tokens]
             assert own_row.tolist()[:2] == [row if there else -1 for row, there in enumerate(held)]
             assert [int(own_token[row]) for row in (0, 1) if held[row]] == [
                 token % PLAN.columns for token, there in zip(tokens, held, strict=True) if there
             ]
             assert (own_row[2:] == -1).all()
-        assert one[5].tolist() == other[5].tolist() == [[1, 1], [0, 0], [1, 1]]
+        assert all(each[5].tolist() == [[1, 1], [0, 0], [1, 1]] for each in (one, *others))
 
 
 def test_who_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
