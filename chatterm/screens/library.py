@@ -1,7 +1,7 @@
 """The library picker: what there is, how far it is read, what it takes and saves; open, remove."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from time import time
 from typing import ClassVar
 
@@ -65,6 +65,7 @@ class LibraryPicker(Picker):
         self._changed = changed
         self._removed = removed
         self._entries: list[Entry] | None = None
+        self._is_unreadable = False
         self._asking: Entry | None = None
         """The document that is to be removed when the person says yes."""
 
@@ -93,7 +94,11 @@ class LibraryPicker(Picker):
             found = await asyncio.to_thread(self._library.entries)
         except SessionError as error:
             self._say(str(error), "error")
+            self._is_unreadable = True
             return
+        if self._is_unreadable:
+            self._is_unreadable = False
+            self._say("")
         known = {(one.name, one.sha256) for one in self._entries or ()}
         is_other = {(one.name, one.sha256) for one in found} != known
         self._entries = found
@@ -107,7 +112,8 @@ class LibraryPicker(Picker):
         words, entries = self._input.value.casefold().split(), self._entries or []
         fitting = [e for e in entries if all(word in f"{e.name} {e.source}".casefold() for word in words)]
         nothing = "No matches." if words else "The library is empty; /library add FILE adds a document."
-        self._list.show(fitting, nothing if self._entries is not None else "")
+        there = {entry.name for entry in entries}
+        self._list.show(fitting, there, nothing if self._entries is not None else "")
         self._show_mode()
         self._look()
 
@@ -232,6 +238,7 @@ class LibraryList(PickerList):
     def __init__(self, opened: Sequence[str], model: str) -> None:
         super().__init__()
         self.entries: list[Entry] = []
+        self._there: Set[str] = frozenset()
         self._marked: list[str] = []
         self._opened = opened
         self._model = model
@@ -248,19 +255,19 @@ class LibraryList(PickerList):
 
     @property
     def order(self) -> list[str]:
-        """The names that are marked and there."""
-        names = {entry.name for entry in self.entries}
-        return [name for name in self._marked if name in names]
+        """The names that are marked and there, shown now or not."""
+        return [name for name in self._marked if name in self._there]
 
     def chunk_of(self, entry: Entry) -> Chunk | None:
         """What the engine has of a document: alone, else with others before or behind it."""
         having = [chunk for chunk in self._chunks if entry.name in chunk.name.split(", ")]
         return next((chunk for chunk in having if chunk.name == entry.name), having[0] if having else None)
 
-    def show(self, entries: list[Entry], nothing: str) -> None:
-        """These are there; the chosen one stays chosen where it is among them. `nothing` is said of an empty list."""
+    def show(self, entries: list[Entry], there: Set[str], nothing: str) -> None:
+        """Show these of those that are `there`; the chosen one stays chosen where it is among them. `nothing` is said
+        of an empty list."""
         before = self.chosen
-        self.entries, self._nothing = entries, nothing
+        self.entries, self._there, self._nothing = entries, there, nothing
         names = [entry.name for entry in entries]
         known = names.index(before.name) if before is not None and before.name in names else None
         self._index = known if known is not None else min(self._index, max(len(names) - 1, 0))

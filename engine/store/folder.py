@@ -272,7 +272,12 @@ class Folder:
 
 def chunk_owner(text: str) -> str:
     """Under which name it is kept what conversations on this text begin with."""
-    return _CHUNK + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+    return chunk_owner_of(sha256(text.encode("utf-8", "replace")).hexdigest())
+
+
+def chunk_owner_of(hexdigest: str) -> str:
+    """The same for the SHA-256 of the text."""
+    return _CHUNK + hexdigest[:32]
 
 
 def is_chunk(owner: str) -> bool:
@@ -301,6 +306,11 @@ def forget(root: Path, owner: str) -> None:
         for path in root.glob(f"*/{owner}{_SUFFIX}"):
             with suppress(OSError):
                 path.unlink()
+
+
+def owners(root: Path) -> set[str]:
+    """Who has anything on disk, whatever model computed it."""
+    return {path.stem for path in root.glob(f"*/*{_SUFFIX}")}
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
