@@ -1,6 +1,7 @@
 """The KV cache on disk: the same text after a restart, whatever became of the files."""
 
 import json
+import os
 from pathlib import Path
 from threading import Event
 from time import sleep, time
@@ -10,12 +11,13 @@ import pytest
 
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.stats import stats_lines
+from engine import engine as engines
 from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-from engine.store import disk, measured
+from engine.store import disk, identity, measured
 from tests.counting import PATIENCE, until
 from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
 from tests.engine.tiny import say, tiny_engine
@@ -173,6 +175,44 @@ def test_what_something_else_computed_is_not_found(tmp_path: Path, fingerprint: 
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store, fingerprint) as engine:
         assert answer(engine, PROMPT)[1] == len(PROMPT)
+
+
+def test_what_the_bits_of_a_block_depend_on_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(engines, "DiskTier", lambda *given: told.append(given[-1]()))
+    with tiny_engine(tmp_path) as engine:
+        files = files_of(tmp_path)
+        engine._keep_in(tmp_path, None, files)
+        engine._keep_in(tmp_path, None, files, True)
+        with (tmp_path / "model.safetensors").open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\1\2\3\4")
+        engine._keep_in(tmp_path, None, files)
+        engine._disk = engine._engine_step.disk = None
+    usual, deterministic, changed = told
+    assert {name for name in usual if usual[name] != deterministic[name]} == {"kernels"}
+    assert {name for name in usual if usual[name] != changed[name]} == {"files"}
+
+
+@pytest.mark.parametrize("name", identity._CODE)
+def test_all_code_that_computes_names_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here = Path(identity.__file__).parents[2]
+    for one in identity._CODE:
+        copy = tmp_path / one
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(here / one)
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "engine" / "store" / "identity.py"))
+    before = identity.of_code.__wrapped__()
+    found = tmp_path / name
+    found.unlink()
+    if found.suffix:
+        found.write_text("changed")
+    else:
+        found.mkdir()
+        (found / "some.py").write_text("changed")
+    assert identity.of_code.__wrapped__() != before
 
 
 def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: Path) -> None:
