@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time, sleep, thread_time
 from typing import Any
@@ -194,7 +194,13 @@ def writing(engine: Engine, rows: Rows, rounds: int) -> dict[str, float]:
                 written(engine, before.written_tokens + len(rows))
             sleep(0.2)
     ratios = [b / a for a, b in zip(found["rate"], found["rate beside"], strict=True)]
-    return {name: median(values) for name, values in found.items()} | {"rate ratio": median(ratios)}
+    low, middle, high = quantiles(ratios, n=4) if rounds > 1 else ratios * 3
+    return {
+        **{name: median(values) for name, values in found.items()},
+        "rate ratio": middle,
+        "lower quarter": low,
+        "upper quarter": high,
+    }
 
 
 def prompt_ids(engine: Engine, turns: list[Turn], number: int) -> list[int]:
@@ -225,7 +231,8 @@ def lines(found: dict[str, Any], arguments: argparse.Namespace) -> Iterator[str]
     yield f"{arguments.model}, a conversation of {found['tokens']:,} tokens"
     yield (
         f"decoding while it is written        {found['rate beside']:9.1f} tok/s, {found['rate']:.1f} without: "
-        f"{found['rate ratio']:5.3f}x; writing takes {found['own']:.2%} of the processor's time"
+        f"{found['rate ratio']:5.3f}x (quartiles {found['lower quarter']:.3f} and {found['upper quarter']:.3f}); "
+        f"writing takes {found['own']:.2%} of the processor's time"
     )
     if arguments.only_writing:
         return
