@@ -7,6 +7,7 @@ A file is written by one process at a time, which holds a lock on it; any number
 conversations go, those used longest ago first.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -26,6 +27,8 @@ DEFAULT_SHARE = 0.1
 """Of the free space, where nobody says how much may be taken,"""
 DEFAULT_MOST = 20 * 10**9
 """and at most so many bytes."""
+LEFT_FREE = 256 * 1024**2
+"""Bytes of the disk that are left to others, sessions among them; of a small disk a twentieth."""
 MOST_OPEN = 4
 """Files that are open at once."""
 _LOOKS = 200
@@ -229,16 +232,19 @@ class Folder:
         return True
 
     def _make_room(self, nbytes: int, keep: Path) -> bool:
-        """Remove conversations until so many bytes fit below the cap; never the one that is written to, and none where
-        that alone is too large."""
+        """Remove conversations until so many bytes fit below the cap and on the disk; never the one that is written to,
+        and none where that alone is too large. Raises OSError where the disk has no room."""
         self._appended += 1
-        if self._taken + nbytes <= self._most and self._appended % _LOOKS:
+        disk = shutil.disk_usage(self._folder)
+        lacking = min(LEFT_FREE, disk.total // 20) + nbytes - disk.free
+        if self._taken + nbytes <= self._most and lacking <= 0 and self._appended % _LOOKS:
             return True
         found = sorted(_files(self._root))
         self._taken = sum(size for _, size, _ in found)
         own = sum(size for _, size, path in found if path == keep)
+        most = min(self._most, self._taken + nbytes - max(lacking, 0))
         for _, size, path in found:
-            if self._taken + nbytes <= self._most or own + nbytes > self._most:
+            if self._taken + nbytes <= most or own + nbytes > most:
                 break
             if path == keep:
                 continue
@@ -249,7 +255,9 @@ class Folder:
             if (file := self._files.get(path)) is not None:
                 self._let_go(file)
             self._taken -= size
-        return self._taken + nbytes <= self._most
+        if self._taken + nbytes > most and lacking > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._taken + nbytes <= most
 
     def _let_go(self, file: _File) -> None:
         """Know nothing of it any more."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -157,6 +158,26 @@ def test_what_cannot_fit_removes_nothing(tmp_path: Path) -> None:
         assert wrote(folder, owner, *block(number))
     assert not wrote(folder, "c", *block(3, 1000))
     assert [read(folder, block(number)[0]) for number in (0, 1)] == [block(0)[1], block(1)[1]]
+
+
+def test_a_disk_is_not_filled_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = 0
+
+    def usage(_: Path) -> SimpleNamespace:
+        taken = used + sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
+        return SimpleNamespace(total=1000, free=1000 - taken)
+
+    monkeypatch.setattr(folders.shutil, "disk_usage", usage)
+    folder = Folder(tmp_path, "f", 10**6)
+    for number, owner in enumerate("ab"):
+        assert wrote(folder, owner, *block(number, 250))
+        os.utime(tmp_path / "f" / f"{owner}.kv", (number, number))
+    assert wrote(folder, "c", *block(2, 300))
+    assert sorted(path.stem for path in (tmp_path / "f").iterdir()) == ["b", "c"], "the oldest gives way"
+    used = 500  # by others
+    with pytest.raises(OSError, match="No space left"):
+        wrote(folder, "c", *block(3, 300))
+    assert read(folder, block(2)[0], 300) == block(2, 300)[1]
 
 
 def test_a_block_that_two_conversations_have_is_there_when_one_goes(tmp_path: Path) -> None:
