@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -188,6 +189,41 @@ def test_a_block_that_two_conversations_have_is_there_when_one_goes(tmp_path: Pa
     assert wrote(folder, "c", *block(2, 300))
     assert sorted(path.stem for path in (tmp_path / "f").iterdir()) == ["a", "c"]
     assert read(folder, block(1)[0]) == block(1)[1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_several_that_write_and_delete_at_random_never_find_another_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = Random(seed)
+    monkeypatch.setattr(folders, "MOST_OPEN", chance.choice([1, 2, 4]))
+    most = chance.choice([600, 10**6])
+    several = [Folder(tmp_path, "f", most) for _ in range(3)]
+    sizes = [10 + 13 * number for number in range(12)]
+    for _ in range(400):
+        place, owner, number = chance.randrange(3), chance.choice("abc"), chance.randrange(12)
+        folder = several[place]
+        match chance.randrange(6):
+            case 0:
+                forget(tmp_path, owner)
+            case 1:
+                folder.close()
+                several[place] = Folder(tmp_path, "f", most)
+            case 2:
+                folder.begin(owner)
+            case 3 | 4:
+                folder.append(owner, *block(number, sizes[number]))
+            case 5:
+                assert read(folder, block(number)[0], sizes[number]) in (
+                    None,
+                    block(number, sizes[number])[1],
+                )
+    for folder in several:
+        folder.close()
+    for path in tmp_path.rglob("*.kv"):
+        with path.open("rb") as file:
+            end = max((record.end for record in records.scan(file.fileno())), default=0)
+        assert end == path.stat().st_size, "nothing is behind what can be found"
 
 
 @pytest.mark.parametrize("owner", ["", "../up", "a/b", "a.b", "-x", "x" * 65, "ü"])
