@@ -80,6 +80,7 @@ def measured(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         if arguments.only_writing:
             return found
         running = [first_token(engine, turns, 0.0, number, wait=True) for number in range(arguments.repeats)]
+        print(f"running: {', '.join(f'{seconds:.3f}' for seconds in running)} s", flush=True)
         asked = [prompt_ids(engine, turns, number) for number in range(arguments.repeats)]
     times: dict[str, list[float]] = {"computed": [], "at once": [], "after reading": []}
     for number in range(arguments.repeats):
@@ -91,6 +92,7 @@ def measured(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
             with loaded(arguments, place, context) as engine:
                 decode_rate(engine)
                 times[way].append(first_token(engine, turns, reading, number))
+            print(f"{number}: {way} {times[way][-1]:.3f} s", flush=True)
     found |= {"running": median(running), "bytes": taken}
     found |= {way: median(seconds) for way, seconds in times.items()}
     if arguments.llama_python is not None:
@@ -116,6 +118,7 @@ def llama(
             asking = peer.ask("ask", ids)
         times["at once"].append(loading + asking)
         times["after reading"].append(max(loading - arguments.reading_s, 0.0) + asking)
+        print(f"llama.cpp: load {loading:.3f} s, ask {asking:.3f} s", flush=True)
     return {
         "version": version,
         "bytes": file.stat().st_size,
