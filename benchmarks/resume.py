@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time, sleep, thread_time
 from typing import Any
@@ -80,6 +80,7 @@ def measured(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         if arguments.only_writing:
             return found
         running = [first_token(engine, turns, 0.0, number, wait=True) for number in range(arguments.repeats)]
+        print(f"running: {', '.join(f'{seconds:.3f}' for seconds in running)} s", flush=True)
         asked = [prompt_ids(engine, turns, number) for number in range(arguments.repeats)]
     times: dict[str, list[float]] = {"computed": [], "at once": [], "after reading": []}
     for number in range(arguments.repeats):
@@ -91,6 +92,7 @@ def measured(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
             with loaded(arguments, place, context) as engine:
                 decode_rate(engine)
                 times[way].append(first_token(engine, turns, reading, number))
+            print(f"{number}: {way} {times[way][-1]:.3f} s", flush=True)
     found |= {"running": median(running), "bytes": taken}
     found |= {way: median(seconds) for way, seconds in times.items()}
     if arguments.llama_python is not None:
@@ -116,6 +118,7 @@ def llama(
             asking = peer.ask("ask", ids)
         times["at once"].append(loading + asking)
         times["after reading"].append(max(loading - arguments.reading_s, 0.0) + asking)
+        print(f"llama.cpp: load {loading:.3f} s, ask {asking:.3f} s", flush=True)
     return {
         "version": version,
         "bytes": file.stat().st_size,
@@ -194,7 +197,13 @@ def writing(engine: Engine, rows: Rows, rounds: int) -> dict[str, float]:
                 written(engine, before.written_tokens + len(rows))
             sleep(0.2)
     ratios = [b / a for a, b in zip(found["rate"], found["rate beside"], strict=True)]
-    return {name: median(values) for name, values in found.items()} | {"rate ratio": median(ratios)}
+    low, middle, high = quantiles(ratios, n=4) if rounds > 1 else ratios * 3
+    return {
+        **{name: median(values) for name, values in found.items()},
+        "rate ratio": middle,
+        "lower quarter": low,
+        "upper quarter": high,
+    }
 
 
 def prompt_ids(engine: Engine, turns: list[Turn], number: int) -> list[int]:
@@ -225,7 +234,8 @@ def lines(found: dict[str, Any], arguments: argparse.Namespace) -> Iterator[str]
     yield f"{arguments.model}, a conversation of {found['tokens']:,} tokens"
     yield (
         f"decoding while it is written        {found['rate beside']:9.1f} tok/s, {found['rate']:.1f} without: "
-        f"{found['rate ratio']:5.3f}x; writing takes {found['own']:.2%} of the processor's time"
+        f"{found['rate ratio']:5.3f}x (quartiles {found['lower quarter']:.3f} and {found['upper quarter']:.3f}); "
+        f"writing takes {found['own']:.2%} of the processor's time"
     )
     if arguments.only_writing:
         return

@@ -164,7 +164,7 @@ class Engine(EngineCore):
                 draft_name=draft_files.name if draft_files is not None else "",
             )
             if disk is not None:
-                engine._keep_in(disk, None if disk_gb is None else int(disk_gb * 1e9), files)
+                engine._keep_in(disk, None if disk_gb is None else int(disk_gb * 1e9), files, deterministic)
             engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
             if drafter is not None and draft_files is not None:
                 mapped = mapped_bytes(draft_files, picked, drafter.nbytes, drafter.is_quantized)
@@ -188,7 +188,9 @@ class Engine(EngineCore):
             on_progress(Progress("prepare", f"KV cache for {engine.context_length:,} tokens", size, size))
         return engine
 
-    def _keep_in(self, folder: Path, most_bytes: int | None, files: ModelFiles) -> None:
+    def _keep_in(
+        self, folder: Path, most_bytes: int | None, files: ModelFiles, deterministic: bool = False
+    ) -> None:
         """Have a tier on disk, where what is cached can be kept there. For the loop's thread."""
         if self._ranks is not None or self.spec.window is not None:
             why = "the model is divided" if self._ranks is not None else "every layer sees only a window"
@@ -201,7 +203,7 @@ class Engine(EngineCore):
             "spec": repr(self.spec),
             "weights": repr(sorted((w.format, w.rows, w.columns) for w in self._network.parts(Weight))),
             "dtype": f"{self.dtype}, {row}, {self.block_size}",
-            "kernels": f"{kernels}, {threads}, {place}",
+            "kernels": f"{kernels}, {threads}, {place}{', deterministic' * deterministic}",
         }
         # Files are read for that, and nobody waits for it.
         self._disk = self._engine_step.disk = DiskTier(

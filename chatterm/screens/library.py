@@ -1,7 +1,7 @@
 """The library picker: what there is, how far it is read, what it takes and saves; open, remove."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import ClassVar
 
 from textual import on
@@ -59,6 +59,7 @@ class LibraryPicker(SearchPicker[Entry]):
         self._changed = changed
         self._removed = removed
         self._entries: list[Entry] | None = None
+        self._is_unreadable = False
 
     def items(self) -> "LibraryList":
         return LibraryList(self._opened, self._model)
@@ -77,7 +78,11 @@ class LibraryPicker(SearchPicker[Entry]):
             found = await asyncio.to_thread(self._library.entries)
         except SessionError as error:
             self._say(str(error), "error")
+            self._is_unreadable = True
             return
+        if self._is_unreadable:
+            self._is_unreadable = False
+            self._say("")
         known = {(one.name, one.sha256) for one in self._entries or ()}
         is_other = {(one.name, one.sha256) for one in found} != known
         self._entries = found
@@ -91,6 +96,7 @@ class LibraryPicker(SearchPicker[Entry]):
         words, entries = self._input.value.casefold().split(), self._entries or []
         fitting = [e for e in entries if all(word in f"{e.name} {e.source}".casefold() for word in words)]
         nothing = "No matches." if words else "The library is empty; /library add FILE adds a document."
+        self._list.there = {entry.name for entry in entries}
         self._list.show(fitting, nothing if self._entries is not None else "")
         self.show_mode()
         self.look()
@@ -160,6 +166,8 @@ class LibraryList(ItemList[Entry]):
 
     def __init__(self, opened: Sequence[str], model: str) -> None:
         super().__init__()
+        self.there: Set[str] = frozenset()
+        """The names of all documents, shown now or not."""
         self._marked: list[str] = []
         self._opened = opened
         self._model = model
@@ -177,9 +185,8 @@ class LibraryList(ItemList[Entry]):
 
     @property
     def order(self) -> list[str]:
-        """The names that are marked and there."""
-        names = {entry.name for entry in self.items}
-        return [name for name in self._marked if name in names]
+        """The names that are marked and still there."""
+        return [name for name in self._marked if name in self.there]
 
     def chunk_of(self, entry: Entry) -> Chunk | None:
         """What the engine has of a document: alone, else with others before or behind it."""

@@ -14,7 +14,7 @@ from chatterm.sessions.begun_on import drop_texts, keep_texts
 from chatterm.sessions.records import SessionError
 from chatterm.sessions.schema import connect, connect_read_only, database_path, explain, transaction
 from chatterm.terminal.sanitize import one_line
-from engine.store.folder import chunk_owner, default_folder, forget
+from engine.store.folder import chunk_owner_of, default_folder, forget
 from models.units import counted
 
 CHARACTERS_PER_TOKEN = 4
@@ -87,12 +87,11 @@ class Library:
         """Forget a document, and what was computed of it. Sessions that were begun on it keep its text."""
         with self._writes() as connection:
             entry = _known(_entries(connection), name)
-            (text,) = connection.execute(
-                "SELECT text FROM texts WHERE sha256 = ?", (entry.sha256,)
-            ).fetchone()
             connection.execute("DELETE FROM library WHERE name = ?", (entry.name,))
             drop_texts(connection)
-        forget(default_folder(), chunk_owner(text))
+            is_there = any(one.sha256 == entry.sha256 for one in _entries(connection))
+        if not is_there:  # under another name
+            forget(default_folder(), chunk_owner_of(entry.sha256))
         return entry
 
     def count(self, document: Document, model: str, tokens: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 from chatterm.backends.backend import Exchange
+from chatterm.sessions.computed import tidy
 from chatterm.sessions.database import FIELDS, Database, Renumbered
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, connect, connect_read_only, explain, transaction
@@ -105,6 +106,7 @@ class Vault:
         if any(op.deletes for op in ops):  # or the log would still have it
             with suppress(sqlite3.Error):
                 self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            tidy(self._disk.connection, self.path)
 
     def _remember(self, op: Op) -> None:
         """Write to memory, which holds only what is newer than the disk."""
@@ -136,6 +138,7 @@ class Vault:
             self._disk = Database(connect(self.path), self._renumbered)
             with suppress(sqlite3.Error), transaction(self._disk.connection):
                 self._disk.fold()  # another time where it fails: whoever reads does without
+            tidy(self._disk.connection, self.path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
             self._fail(error)
             connection = connect_read_only(self.path)

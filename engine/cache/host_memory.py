@@ -21,7 +21,7 @@ AHEAD_BYTES = 1024**3
 FASTER = 1.2
 """So much faster than computing a token must bringing it back be."""
 ENOUGH_ROWS = 256
-"""Chunks of fewer rows do not tell how fast prompts are computed."""
+"""Fewer rows do not tell how fast prompts are computed, or brought back."""
 
 
 class HostKV:
@@ -169,7 +169,7 @@ class Costs:
     """What a token of a prompt takes, in seconds; None: not measured yet."""
 
     brought: float | None = None
-    """Brought back from host memory."""
+    """Brought back from host memory, or from disk."""
     computed: float | None = None
     """Computed, in the fastest chunk so far."""
 
@@ -182,6 +182,15 @@ class Costs:
         """Whether anything that is known here is not known there, or was measured to be another by such a share."""
         pairs = (self.brought, others.brought), (self.computed, others.computed)
         return any(mine is not None and abs(mine - (theirs or 0.0)) > share * mine for mine, theirs in pairs)
+
+    def brought_back(self, rows: int, seconds: float) -> None:
+        """So many rows were brought back in so long. Few of them tell little: most of that is waiting, for others'
+        steps among it."""
+        share = min(rows / ENOUGH_ROWS, 1.0)
+        if self.brought is not None:
+            self.brought += (seconds / rows - self.brought) * share / 2
+        elif share == 1.0:
+            self.brought = seconds / rows
 
     def saw(self, rows: int, seconds: float) -> None:
         """A chunk of `rows` rows was computed in so long."""

@@ -4,9 +4,9 @@ The loop's thread looks up and copies; a thread of its own reads and writes, so 
 goes wrong ends the tier and nothing else: what is not there is computed.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import Costs
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_index import Block, Key
@@ -26,6 +26,7 @@ from engine.store import measured
 from engine.store.buffers import Buffers
 from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder, is_chunk
+from engine.store.jobs import Bringing, Wish
 from models.weights.staging import Slot
 
 MOST_WISHES = 32
@@ -44,19 +45,6 @@ CLOSING_S = 1.0
 
 Post = Callable[[Callable[[], None]], None]
 """Has something done on the loop's thread. Raises EngineError once that has ended."""
-
-
-@dataclass(slots=True, eq=False)
-class _Wish:
-    """A path of a conversation to be written, and how far that is: blocks, and the digest of the last."""
-
-    owner: str
-    keys: list[Key]
-    until: int
-    """Rows before this one cannot be made again by computing those after them: a last block that is not full is written
-    up to here."""
-    done: int = 0
-    digest: Digest = b""
 
 
 class DiskTier:
@@ -81,12 +69,12 @@ class DiskTier:
         self._root = b""
         self._folder: Folder | None = None
         """None until it was looked at, and once it is of no use."""
-        self._wishes: list[_Wish] = []
+        self._wishes: list[Wish] = []
         self._looked = 0
         """At so many of them, from the end, it was looked in vain."""
         self._names: dict[int, Digest] = {}
         """Digests by the name of a block."""
-        self._bringing: list[_Bringing] = []
+        self._bringing: list[Bringing] = []
         self._early: list[Callable[[], None]] | None = []
         """Who asked before it was looked at; None from then on."""
         self._writing = 0
@@ -100,6 +88,8 @@ class DiskTier:
         self.costs = Costs()
         self._kept = Costs()
         """Those that other runs find."""
+        self._hangs = False
+        """The disk gave nothing in time, once; that is not told to other runs, which may find it better."""
         self.restored = self.written = 0
         """Tokens so far."""
         self._thread = Thread(target=self._work, name="disk", daemon=True)
@@ -111,7 +101,9 @@ class DiskTier:
     def wish(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
         """Have the full blocks of a conversation written in idle time, as far as they are there then. The rows before
         `until` are masked (see `Rows.masked_until`): those of them in the last block are written, too."""
-        wish = _Wish(owner, list(keys), until)
+        if self.problem:
+            return
+        wish = Wish(owner, list(keys), until)
         for before in [one for one in self._wishes if one.owner == owner]:
             if before.keys == wish.keys[: len(before.keys)]:
                 self._wishes.remove(before)
@@ -120,6 +112,7 @@ class DiskTier:
         self._wishes.sort(key=lambda one: is_chunk(one.owner))  # first what conversations then need not write
         self._looked = 0
         del self._wishes[:-MOST_WISHES]
+        self._tasks.put(partial(self._begin_file, owner))
 
     def forget(self, owner: str) -> None:
         """Nothing more of this conversation is written."""
@@ -130,7 +123,7 @@ class DiskTier:
         if self._folder is None or self._writing >= WRITING:
             self._finish()
             return False
-        if self.costs.differ(self._kept, KEPT_WITHIN):
+        if not self._hangs and self.costs.differ(self._kept, KEPT_WITHIN):
             self._keep_costs(self._folder)
         if self._looked < len(self._wishes):  # the latest first; one at a time, for somebody may wait
             wish = self._wishes[-1 - self._looked]
@@ -168,7 +161,7 @@ class DiskTier:
 
         self._tasks.put(keep)
 
-    def _next(self, folder: Folder, wish: _Wish) -> bool:
+    def _next(self, folder: Folder, wish: Wish) -> bool:
         """Write the next block of a path. False where there is none (yet)."""
         owner = wish.owner
         path = self._blocks.chain(wish.keys)
@@ -220,6 +213,24 @@ class DiskTier:
         self._writing += 1
         self._tasks.put(partial(self._write, folder, owner, digest, slot, count))
         return True
+
+    def _begin_file(self, owner: str) -> None:
+        """On the disk's thread: a file that is gone later was deleted, and is not made again."""
+        if self._opened is None:
+            return
+        try:
+            goes_on = self._opened.begin(owner)
+        except OSError as error:
+            self._fail(f"cannot be written ({error.strerror or error})")
+            return
+        if not goes_on:
+            self._tell(lambda: self._write_again(owner))
+
+    def _write_again(self, owner: str) -> None:
+        """What was written is gone."""
+        for wish in self._wishes:
+            if wish.owner == owner:
+                wish.done, wish.digest = 0, b""
 
     def _write(self, folder: Folder, owner: str, digest: Digest, slot: Slot, count: int) -> None:
         try:
@@ -276,7 +287,7 @@ class DiskTier:
         except Exception:  # noqa: BLE001 - whoever computes the prompt meets it again, and says it
             then()
             return
-        bringing = _Bringing(table, keys[:end], idle, [wanted], [then], missing, end - present * self._size)
+        bringing = Bringing(table, keys[:end], idle, [wanted], [then], missing, end - present * self._size)
         self._bringing.append(bringing)
         if table.length != present * self._size:
             self._end(bringing)
@@ -290,7 +301,7 @@ class DiskTier:
             bringing.timer.start()
 
     def abandon(self) -> None:
-        """The loop ends: nobody waits for the disk any more."""
+        """Nobody waits for the disk any more, because the loop ends, or the disk is of no use."""
         self._folder = None
         self._ready()
         for bringing in list(self._bringing):
@@ -329,7 +340,7 @@ class DiskTier:
             return present, [*found, rest], until
         return present, found, rows
 
-    def _read(self, folder: Folder, bringing: "_Bringing") -> None:
+    def _read(self, folder: Folder, bringing: Bringing) -> None:
         """On the disk's thread: group by group, no more ahead than is copied soon."""
         with suppress(EngineError), closing(self._buffers.read(folder, bringing.missing)) as groups:
             try:
@@ -342,7 +353,7 @@ class DiskTier:
             folder.touch(bringing.missing[0])
             self._post(lambda: self._end(bringing))
 
-    def _take(self, bringing: "_Bringing", slot: Slot, count: int) -> None:
+    def _take(self, bringing: Bringing, slot: Slot, count: int) -> None:
         """Copy the first blocks of a buffer into the cache."""
         table, size = bringing.table, self._size
         bringing.is_over = bringing.is_over or not any(wanted() for wanted in bringing.wanted)
@@ -364,16 +375,18 @@ class DiskTier:
         slot.note_copy(self._cache.kv.device)
         self._buffers.give(slot)
 
-    def _end(self, bringing: "_Bringing", too_slow: bool = False) -> None:
+    def _end(self, bringing: Bringing, too_slow: bool = False) -> None:
         if bringing not in self._bringing:
             return
         self._bringing.remove(bringing)
         bringing.is_over = True
         bringing.timer.cancel()
         self._blocks.close(bringing.table)
-        if rows := bringing.rows or too_slow * bringing.asked:
-            took = (perf_counter() - bringing.began) / rows
-            self.costs.brought = took if self.costs.brought is None else (took + self.costs.brought) / 2
+        took = perf_counter() - bringing.began
+        if too_slow and not bringing.rows:
+            self.costs.brought, self._hangs = took / bringing.asked, True
+        elif bringing.rows:
+            self.costs.brought_back(bringing.rows, took)
         for then in bringing.then:
             then()
 
@@ -457,9 +470,8 @@ class DiskTier:
             self.problem = (
                 self.problem or f"The KV cache on disk {why}; conversations are recomputed instead."
             )
-            self._folder = None
             self._wishes.clear()
-            self._ready()
+            self.abandon()
 
         self._tell(failed)
 
@@ -469,27 +481,10 @@ class DiskTier:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task()
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
+                self._fail(f"cannot be used ({error!r:.100})")
         if self._opened is not None:
             self._opened.close()
         self._buffers.close()
-
-
-@dataclass(slots=True, eq=False)
-class _Bringing:
-    """Blocks on their way."""
-
-    table: BlockTable
-    keys: Sequence[Hashable]
-    idle: bool
-    wanted: list[Callable[[], bool]]
-    """Whether each of those who wait for it still does."""
-    then: list[Callable[[], None]]
-    missing: list[Digest]
-    asked: int
-    """Rows that were to come, and those that have."""
-    rows: int = 0
-    timer: Timer = field(default_factory=lambda: Timer(0.0, int))
-    """Who waits does so no longer than computing takes."""
-    is_over: bool = False
-    began: float = field(default_factory=perf_counter)

@@ -7,6 +7,7 @@ A file is written by one process at a time, which holds a lock on it; any number
 conversations go, those used longest ago first.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -20,12 +21,14 @@ from pathlib import Path
 
 from engine.store.digests import Digest
 from engine.store.readers import Readers
-from engine.store.records import Record, header, read, scan
+from engine.store.records import Record, header, is_at_its_place, read, scan
 
 DEFAULT_SHARE = 0.1
 """Of the free space, where nobody says how much may be taken,"""
 DEFAULT_MOST = 20 * 10**9
 """and at most so many bytes."""
+LEFT_FREE = 256 * 1024**2
+"""Bytes of the disk that are left to others, sessions among them; of a small disk a twentieth."""
 MOST_OPEN = 4
 """Files that are open at once."""
 _LOOKS = 200
@@ -40,11 +43,16 @@ _SUFFIX = ".kv"
 class _File:
     path: Path
     records: dict[Digest, Record] = field(default_factory=dict)
-    end: int = 0
+    last: Record | None = None
     fd: int = -1
     """Open while it was used lately."""
     is_ours: bool = False
     """Whether this process holds the lock, and may append."""
+
+    @property
+    def end(self) -> int:
+        """Where the next record is written."""
+        return self.last.end if self.last is not None else 0
 
 
 class Folder:
@@ -107,22 +115,29 @@ class Folder:
         def is_whole() -> bool:
             if is_read():
                 return True
-            self._found.pop(digest, None)
-            file.records.pop(digest, None)
+            if self._found.get(digest) == found:  # no other file was found in its place
+                del self._found[digest]
+                file.records.pop(digest, None)
             return False
 
         return is_whole
 
-    def append(self, owner: str, digest: Digest, payload: memoryview) -> bool:
-        """Write a block behind those of a conversation. False where another process writes that file, or the cap has
-        no room for it. Raises OSError; then nothing was written that is ever read."""
+    def begin(self, owner: str) -> bool:
+        """Have a file for a conversation: if it is gone when a block is written, the conversation was deleted. False
+        where there was one that is gone. Raises OSError."""
         path = self._path(owner)
         file = self._files.get(path)
-        if file is not None and (not self._opened(file) or os.fstat(file.fd).st_nlink == 0):
-            self._let_go(file)  # another process has removed it
-            file = None
-        file = file or self._known(path)
-        if not self._opened(file, creates=True) or not (file.is_ours or self._lock(file)):
+        was_removed = file is not None and not self._is_there(file)
+        if file is None or was_removed:
+            self._opened(self._known(path), creates=True)
+        return not was_removed
+
+    def append(self, owner: str, digest: Digest, payload: memoryview) -> bool:
+        """Write a block behind those of a conversation that was begun. False where its file was removed, another
+        process writes it, or the cap has no room for it. Raises OSError; then nothing was written that is ever read."""
+        path = self._path(owner)
+        file = self._files.get(path)
+        if file is None or not self._is_there(file) or not (file.is_ours or self._lock(file)):
             return False
         head = header(digest, payload)
         offset = file.end + len(head)
@@ -140,9 +155,8 @@ class Folder:
         at = next(scan(file.fd, file.end), None)
         if at is None or (at.digest, at.offset) != (digest, offset):
             raise OSError("what was written cannot be read again")
-        file.end = at.end
         self._taken += len(head) + len(payload)
-        file.records[digest] = at
+        file.records[digest] = file.last = at
         self._found[digest] = file, at
         return True
 
@@ -183,7 +197,17 @@ class Folder:
         self._open[file] = None
         while len(self._open) > MOST_OPEN:
             self._close(next(iter(self._open)))
+        if file.last is not None and not is_at_its_place(file.fd, file.last):
+            self._forget_blocks(file)  # it is another file: this one was removed meanwhile
+            self._scan(file)
         return True
+
+    def _is_there(self, file: _File) -> bool:
+        """Have a file open that nobody has removed; else nothing is known of it. Raises OSError."""
+        if self._opened(file) and os.fstat(file.fd).st_nlink:
+            return True
+        self._let_go(file)
+        return False
 
     def _close(self, file: _File) -> None:
         """With the file its lock is given back."""
@@ -193,9 +217,8 @@ class Folder:
 
     def _scan(self, file: _File) -> None:
         for record in scan(file.fd, file.end):
-            file.records[record.digest] = record
+            file.records[record.digest] = file.last = record
             self._found[record.digest] = file, record
-            file.end = record.end
 
     def _lock(self, file: _File) -> bool:
         """Have the file to ourselves, and cut off what a crash left at its end."""
@@ -209,37 +232,60 @@ class Folder:
         return True
 
     def _make_room(self, nbytes: int, keep: Path) -> bool:
-        """Remove conversations until so many bytes fit below the cap; never the one that is written to."""
+        """Remove conversations until so many bytes fit below the cap and on the disk; never the one that is written to,
+        and none where that alone is too large. Raises OSError where the disk has no room."""
         self._appended += 1
-        if self._taken + nbytes <= self._most and self._appended % _LOOKS:
+        disk = shutil.disk_usage(self._folder)
+        lacking = min(LEFT_FREE, disk.total // 20) + nbytes - disk.free
+        if self._taken + nbytes <= self._most and lacking <= 0 and self._appended % _LOOKS:
             return True
         found = sorted(_files(self._root))
         self._taken = sum(size for _, size, _ in found)
+        own = sum(size for _, size, path in found if path == keep)
+        most = min(self._most, self._taken + nbytes - max(lacking, 0))
         for _, size, path in found:
-            if self._taken + nbytes <= self._most:
+            if self._taken + nbytes <= most or own + nbytes > most:
                 break
             if path == keep:
                 continue
-            with suppress(OSError):
-                path.unlink()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
             if (file := self._files.get(path)) is not None:
                 self._let_go(file)
             self._taken -= size
-        return self._taken + nbytes <= self._most
+        if self._taken + nbytes > most and lacking > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._taken + nbytes <= most
 
     def _let_go(self, file: _File) -> None:
         """Know nothing of it any more."""
         self._files.pop(file.path, None)
-        for digest in file.records:
-            if self._found.get(digest, (None,))[0] is file:
-                del self._found[digest]
+        self._forget_blocks(file)
         if file.fd >= 0:
             self._close(file)
+
+    def _forget_blocks(self, file: _File) -> None:
+        """What another file has of them is found there."""
+        gone, file.records, file.last = file.records, {}, None
+        for digest in gone:
+            if self._found.get(digest, (None,))[0] is file:
+                others = (one for one in self._files.values() if digest in one.records)
+                if (other := next(others, None)) is not None:
+                    self._found[digest] = other, other.records[digest]
+                else:
+                    del self._found[digest]
 
 
 def chunk_owner(text: str) -> str:
     """Under which name it is kept what conversations on this text begin with."""
-    return _CHUNK + sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+    return chunk_owner_of(sha256(text.encode("utf-8", "replace")).hexdigest())
+
+
+def chunk_owner_of(hexdigest: str) -> str:
+    """The same for the SHA-256 of the text."""
+    return _CHUNK + hexdigest[:32]
 
 
 def is_chunk(owner: str) -> bool:
@@ -268,6 +314,11 @@ def forget(root: Path, owner: str) -> None:
         for path in root.glob(f"*/{owner}{_SUFFIX}"):
             with suppress(OSError):
                 path.unlink()
+
+
+def owners(root: Path) -> set[str]:
+    """Who has anything on disk, whatever model computed it."""
+    return {path.stem for path in root.glob(f"*/*{_SUFFIX}")}
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:

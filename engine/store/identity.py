@@ -15,10 +15,17 @@ _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 _CODE = (
     "engine/attention",
+    "engine/batch.py",
+    "engine/build.py",
     "engine/cache",
     "engine/execute",
     "engine/kernels",
+    "models/assemble.py",
+    "models/families",
+    "models/load.py",
+    "models/network.py",
     "models/reference",
+    "models/spec.py",
     "models/weights",
 )
 _SUFFIXES = {".py", ".cpp", ".h", ".so"}
@@ -44,8 +51,8 @@ def of_code() -> str:
     """A hash of all code that computes, torch's version and the processor's instructions among it. Raises OSError."""
     top = Path(__file__).parents[2]
     digest = sha256(f"{torch.__version__} {sys.version} {torch.backends.cpu.get_cpu_capability()}".encode())
-    for folder in _CODE:
-        for path in sorted((top / folder).rglob("*")):
+    for name in _CODE:
+        for path in sorted([top / name, *(top / name).rglob("*")]):
             if path.suffix in _SUFFIXES:
                 digest.update(str(path.relative_to(top)).encode() + path.read_bytes())
     return digest.hexdigest()

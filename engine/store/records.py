@@ -53,6 +53,11 @@ def scan(fd: int, start: int = 0) -> Iterator[Record]:
         start = record.end
 
 
+def is_at_its_place(fd: int, record: Record) -> bool:
+    """Whether a file still has a record where it was found. Raises OSError."""
+    return next(scan(fd, record.offset - HEADER), None) == record
+
+
 def header(digest: bytes, payload: memoryview) -> bytes:
     """What is written before a payload."""
     checks = [crc32(payload[at : at + PIECE]) for at in range(0, len(payload), PIECE)]

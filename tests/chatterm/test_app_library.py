@@ -330,6 +330,22 @@ async def test_several_are_chosen_in_an_order(store: Store) -> None:
         await driver.shows("A new conversation with paper, notes begins.")
 
 
+async def test_what_is_chosen_stays_chosen_while_another_is_searched_for(store: Store) -> None:
+    backend = a_backend()
+    async with driven(backend, store=store, size=(140, 45)) as driver:
+        await added(driver)
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen))
+        await driver.pilot.press(*"paper")
+        await driver.until(lambda: names_in(screen) == ["paper"])
+        await driver.pilot.press("tab", *["backspace"] * 5, *"milk notes")
+        await driver.until(lambda: names_in(screen) == [])
+        await driver.pilot.press(*["backspace"] * 10, *"notes")
+        await driver.until(lambda: names_in(screen) == ["notes"])
+        await driver.pilot.press("tab", "enter")
+        await driver.until(lambda: [one.name for one in backend.documents] == ["paper", "notes"])
+
+
 async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: Store) -> None:
     backend = a_backend()
     async with driven(backend, store=store) as driver:
@@ -401,11 +417,16 @@ async def test_a_library_that_cannot_be_read_is_one_line(
     def fails(library: Library) -> list[Entry]:
         raise SessionError("The disk says no.")
 
+    entries = Library.entries
     async with driven(a_backend(), store=store) as driver:
         monkeypatch.setattr(Library, "entries", fails)
-        await picker(driver)
+        screen = await picker(driver)
         await driver.shows("The disk says no.")
-        await driver.pilot.press("enter", "tab", "down", "ctrl+d", "escape")
+        await driver.pilot.press("enter", "tab", "down", "ctrl+d")
+        monkeypatch.setattr(Library, "entries", entries)
+        await driver.until(lambda: not screen.query_one("#library-note").display)
+        await driver.pilot.press("escape")
+        await driver.until(lambda: driver.app.screen is not screen)
 
 
 @pytest.mark.parametrize("width", [14, 40, 69, 116])

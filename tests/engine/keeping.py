@@ -1,16 +1,19 @@
 """An engine with a tier on disk, over anything that tests have for weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from time import sleep
 from typing import Any
+from unittest.mock import patch
 
 from engine.cache.rows import Rows
 from engine.engine import Engine
 from engine.params import SamplingParams
+from engine.schedule.sequence import Sequence
+from engine.store import disk
 from engine.store.disk import DiskTier
+from tests.counting import PATIENCE, until
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -26,7 +29,7 @@ def keep(
     """Have an engine keep blocks in `store`, which it has looked at then, or looks at when it is `late`."""
 
     def facts() -> dict[str, str]:
-        assert late is None or late.wait(10)
+        assert late is None or late.wait(PATIENCE)
         return {"all": fingerprint}
 
     def begin() -> DiskTier:
@@ -37,7 +40,7 @@ def keep(
     tier = engine._loop.call(begin)
     done = Event()
     tier._tasks.put(done.set)
-    assert late is not None or done.wait(10)
+    assert late is not None or done.wait(PATIENCE)
     engine._loop.call(lambda: None)  # what it said of that is heard
     return tier
 
@@ -49,10 +52,12 @@ def on_disk(
     fingerprint: str = "as it is",
     most: int = 10**9,
     late: Event | None = None,
+    patience: float = PATIENCE,
     **options: Any,
 ) -> Iterator[TinyEngine]:
-    """An engine with a tier on disk, which has begun, or begins when it is `late`."""
-    with tiny_engine(model, **options) as engine:
+    """An engine with a tier on disk, which has begun, or begins when it is `late`. Nobody waits for it longer than
+    `patience`."""
+    with patch.object(disk, "PATIENCE_S", (patience, patience)), tiny_engine(model, **options) as engine:
         keep(engine, store, fingerprint, most, late)
         yield engine
 
@@ -62,24 +67,20 @@ def answer(
 ) -> tuple[list[tuple[int, float]], int]:
     """The tokens of an answer with their log-probabilities, and how many of its prompt's were computed."""
     sequence = engine.start(Rows.of(prompt), params)
-    found = [(event.token_id, event.logprob or 0.0) for event in engine.events(sequence)]
-    return found, sequence.stats().prefilled_tokens
+    return heard(engine, sequence), sequence.stats().prefilled_tokens
+
+
+def heard(engine: Engine, sequence: Sequence) -> list[tuple[int, float]]:
+    """The tokens of an answer with their log-probabilities."""
+    return [(event.token_id, event.logprob or 0.0) for event in engine.events(sequence)]
 
 
 def saved(engine: Engine, owner: str, tokens: list[int]) -> None:
     """Wait until the full blocks of `tokens` are written."""
     engine.save(owner, Rows.of(tokens))
-    assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+    until(lambda: engine._loop.call(lambda: is_saved(engine)))
 
 
 def is_saved(engine: Engine | TinyEngine) -> bool:
     assert engine._disk is not None
     return not engine._disk._wishes and not engine._disk._writing
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    for _ in range(1000):
-        if true():
-            return True
-        sleep(0.005)
-    return False

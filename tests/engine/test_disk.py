@@ -8,20 +8,18 @@ from time import sleep, time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.stats import stats_lines
+from engine import engine as engines
 from engine.cache.host_memory import Costs
 from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-from engine.store import disk, measured, records
-from engine.store.folder import Folder, forget
-from engine.store.readers import Readers
-from tests.engine.keeping import GREEDY, answer, eventually, is_saved, on_disk, saved
+from engine.store import disk, identity, measured
+from tests.counting import PATIENCE, until
+from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
 from tests.engine.tiny import say, tiny_engine
 from tests.models.checkpoints import files_of
 from tests.models.families import MistralConfig, tiny
@@ -66,7 +64,7 @@ def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
             list(chat.send(f"question {number}", params))
         turns = chat.turns
         chat.settle(wait=True)
-        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        until(lambda: engine._loop.call(lambda: is_saved(engine)))
         expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
         chat = engine.chat("Be brief.", think_cache=policy)
@@ -101,14 +99,14 @@ def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that
         asked = engine.start(Rows.of(PROMPT), GREEDY)
         assert not engine._loop.call(lambda: engine._scheduler.has_work), "they wait"
         late.set()
-        assert idle.finished.wait(10)
-        assert [(event.token_id, 0.0) for event in engine.events(asked)] == expected
+        assert idle.finished.wait(PATIENCE)
+        assert heard(engine, asked) == expected
         assert asked.stats().prefilled_tokens == 1, "the row whose logits are needed"
     with on_disk(tmp_path, store, late=(never := Event())) as engine:
         asked = engine.start(Rows.of(PROMPT), GREEDY)
         engine._loop.close()
         never.set()
-        assert asked.finished.wait(10), "nobody is left waiting"
+        assert asked.finished.wait(PATIENCE), "nobody is left waiting"
 
 
 @pytest.mark.parametrize("wins", [True, False])
@@ -118,11 +116,11 @@ def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, 
         answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
         engine._loop.call(lambda: engine._disk.costs.saw(500, 0.1 if wins else 0.001))
-        assert eventually(lambda: (engine._disk._folder.costs).exists())
+        until(lambda: (engine._disk._folder.costs).exists())
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT)[1] == 1, "reading was never measured"
         engine._loop.call(lambda: setattr(engine._disk.costs, "brought", 0.0001))
-        assert eventually(lambda: engine._loop.call(lambda: engine._disk._kept.brought == 0.0001))
+        until(lambda: engine._loop.call(lambda: engine._disk._kept.brought == 0.0001))
     with on_disk(tmp_path, store) as engine:
         figures = engine.figures().disk
         assert (figures.brought_s, figures.computed_s) == (0.0001, 0.0002 if wins else 0.000002)
@@ -179,6 +177,44 @@ def test_what_something_else_computed_is_not_found(tmp_path: Path, fingerprint: 
         assert answer(engine, PROMPT)[1] == len(PROMPT)
 
 
+def test_what_the_bits_of_a_block_depend_on_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(engines, "DiskTier", lambda *given: told.append(given[-1]()))
+    with tiny_engine(tmp_path) as engine:
+        files = files_of(tmp_path)
+        engine._keep_in(tmp_path, None, files)
+        engine._keep_in(tmp_path, None, files, True)
+        with (tmp_path / "model.safetensors").open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\1\2\3\4")
+        engine._keep_in(tmp_path, None, files)
+        engine._disk = engine._engine_step.disk = None
+    usual, deterministic, changed = told
+    assert {name for name in usual if usual[name] != deterministic[name]} == {"kernels"}
+    assert {name for name in usual if usual[name] != changed[name]} == {"files"}
+
+
+@pytest.mark.parametrize("name", identity._CODE)
+def test_all_code_that_computes_names_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here = Path(identity.__file__).parents[2]
+    for one in identity._CODE:
+        copy = tmp_path / one
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(here / one)
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "engine" / "store" / "identity.py"))
+    before = identity.of_code.__wrapped__()
+    found = tmp_path / name
+    found.unlink()
+    if found.suffix:
+        found.write_text("changed")
+    else:
+        found.mkdir()
+        (found / "some.py").write_text("changed")
+    assert identity.of_code.__wrapped__() != before
+
+
 def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: Path) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
@@ -186,7 +222,7 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
         go = Event()
-        engine._disk._tasks.put(lambda: go.wait(10) and None)
+        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         sequence.cancelled = True
         go.set()
@@ -195,7 +231,7 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         engine._disk._tasks.put(lambda: sleep(0.3))
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine.close()
-        assert sequence.finished.wait(10), "nobody is left waiting"
+        assert sequence.finished.wait(PATIENCE), "nobody is left waiting"
 
 
 def test_why_there_is_no_tier_is_said(tmp_path: Path) -> None:
@@ -228,11 +264,11 @@ def test_what_takes_the_place_of_reading_while_blocks_come(
         list(chat.send("a question", SamplingParams(temperature=0.0, max_tokens=70)))
         turns = chat.turns
         chat.settle(wait=True)
-        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        until(lambda: engine._loop.call(lambda: is_saved(engine)))
         expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
         go = Event()
-        engine._disk._tasks.put(lambda: go.wait(10) and None)
+        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
         chat = engine.chat(think_cache=policy)
         chat.load(turns)
         chat.settle()
@@ -251,121 +287,8 @@ def test_a_chunk_says_what_it_takes_on_disk(tmp_path: Path) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
         engine.chunks.keep(PROMPT, "paper", wait=True, owner="chunk-paper")
-        assert eventually(lambda: engine._loop.call(lambda: is_saved(engine)))
+        until(lambda: engine._loop.call(lambda: is_saved(engine)))
         engine.chunks.keep(PROMPT[:5], "nowhere", wait=True)
         on_disk_now = [chunk.disk_bytes for chunk in engine.chunks.list()]
     assert on_disk_now == [next(store.rglob("chunk-paper.kv")).stat().st_size, 0]
     assert on_disk_now[0] > len(PROMPT) * 100
-
-
-# -- the files
-
-
-def block(number: int, size: int = 50) -> tuple[bytes, memoryview]:
-    return number.to_bytes(32, "little"), memoryview(bytes((number * 7 + at) % 256 for at in range(size)))
-
-
-READERS = Readers(2)
-
-
-def read(folder: Folder, digest: bytes, size: int = 50) -> bytes | None:
-    into = bytearray(size)
-    return bytes(into) if folder.read(digest, memoryview(into), READERS)() else None
-
-
-def test_every_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "f", 10**6)
-    blocks = dict(block(number) for number in range(3))
-    for digest, payload in blocks.items():
-        assert folder.append("one", digest, payload)
-    folder.close()
-    path = tmp_path / "f" / "one.kv"
-    whole = path.read_bytes()
-    for bit in range(8 * len(whole)):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        found = Folder(tmp_path, "f", 10**6)
-        right = [read(found, digest) == payload for digest, payload in blocks.items()]
-        wrong = [read(found, digest) not in (payload, None) for digest, payload in blocks.items()]
-        assert not any(wrong), f"bit {bit}"
-        assert not all(right), f"bit {bit} was not noticed"
-        found.close()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_what_a_crash_leaves_is_cut_off_and_the_rest_is_there(data: st.DataObject) -> None:
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as name:
-        root = Path(name)
-        path = root / "f" / "one.kv"
-        sizes = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=5))
-        ends = [0]
-        folder = Folder(root, "f", 10**6)
-        for number, size in enumerate(sizes):
-            assert folder.append("one", *block(number, size))
-            ends.append(path.stat().st_size)
-        folder.close()
-        cut = data.draw(st.integers(0, ends[-1]))
-        os.truncate(path, cut)
-        with path.open("ab") as file:
-            file.write(data.draw(st.binary(max_size=40)))
-        folder = Folder(root, "f", 10**6)
-        kept = sum(end <= cut for end in ends[1:])
-        for number, size in enumerate(sizes):
-            digest, payload = block(number, size)
-            assert read(folder, digest, size) == (payload if number < kept else None)
-        assert folder.append("one", *block(99))
-        folder.close()
-        folder = Folder(root, "f", 10**6)
-        assert read(folder, block(99)[0]) == block(99)[1], "what is appended then can be found"
-        folder.close()
-
-
-def test_the_conversation_that_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    digest, payload = block(0)
-    one = len(records.header(digest, payload)) + len(payload)
-    folder = Folder(tmp_path, "f", 4 * one)
-    for number, owner in enumerate(("a", "b", "c", "d")):
-        assert folder.append(owner, *block(number))
-        os.utime(tmp_path / "f" / f"{owner}.kv", (number, number))
-    folder.touch(block(0)[0])
-    assert folder.append("e", *block(4))
-    assert sorted(path.stem for path in (tmp_path / "f").iterdir()) == ["a", "c", "d", "e"]
-    assert read(folder, block(1)[0]) is None
-    assert not Folder(tmp_path, "f", one - 1).append("f", *block(5)), "there is no room for a single one"
-
-
-def test_two_processes_share_a_folder_and_one_writes_a_file(tmp_path: Path) -> None:
-    first, second = Folder(tmp_path, "f", 10**6), Folder(tmp_path, "f", 10**6)
-    assert first.append("one", *block(1))
-    assert not second.append("one", *block(2)), "it is being written to"
-    assert second.append("two", *block(2))
-    assert first.append("one", *block(3))
-    third = Folder(tmp_path, "f", 10**6)
-    assert [read(third, block(number)[0]) for number in (1, 2, 3)] == [block(n)[1] for n in (1, 2, 3)]
-    first.close()
-    assert third.append("one", *block(4)), "whoever wrote it has gone"
-    forget(tmp_path, "one")
-    assert not (tmp_path / "f" / "one.kv").exists()
-    assert third.append("one", *block(5)), "it begins anew"
-    fresh = Folder(tmp_path, "f", 10**6)
-    assert read(fresh, block(4)[0]) is None
-    assert read(fresh, block(5)[0]) == block(5)[1]
-
-
-@pytest.mark.parametrize("owner", ["", "../up", "a/b", "a.b", "-x", "x" * 65, "ü"])
-def test_a_name_that_is_none_of_a_file_is_refused(tmp_path: Path, owner: str) -> None:
-    with pytest.raises(ValueError, match="cannot be the name"):
-        Folder(tmp_path, "f", 100).append(owner, *block(1))
-    forget(tmp_path, owner)
-
-
-def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "kv", "f", 10**6)
-    folder.append("one", *block(1))
-    path = tmp_path / "kv" / "f" / "one.kv"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == path.parents[1].stat().st_mode & 0o777 == 0o700

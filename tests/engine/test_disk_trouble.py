@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 
 from engine.cache.rows import Rows
-from engine.store import disk, records
+from engine.store import records
 from engine.store.folder import Folder, forget
-from tests.engine.keeping import answer, eventually, is_saved, keep, on_disk, saved
+from tests.counting import PATIENCE, until
+from tests.engine.keeping import answer, is_saved, keep, on_disk, saved
 
 PROMPT = [(17 * i) % 250 for i in range(120)]
 
 
-@pytest.mark.parametrize("when", ["begin", "append", "read"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, os.strerror(errno.EIO)), ValueError("what\nis this")], ids=repr
+)
+@pytest.mark.parametrize("when", ["__init__", "begin", "append", "read"])
 def test_a_disk_that_fails_is_one_line_and_the_text_the_same(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, when: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
@@ -28,13 +32,13 @@ def test_a_disk_that_fails_is_one_line_and_the_text_the_same(
             saved(engine, "one", PROMPT)
 
     def fails(*arguments: Any) -> Any:
-        raise OSError(errno.ENOSPC if when == "append" else errno.EIO, os.strerror(errno.EIO))
+        raise error
 
-    monkeypatch.setattr(Folder, {"begin": "__init__", "append": "append", "read": "read"}[when], fails)
+    monkeypatch.setattr(Folder, when, fails)
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT)[0] == expected
         engine.save("two", Rows.of(PROMPT))
-        assert eventually(lambda: bool(engine.figures().disk.problem))
+        until(lambda: bool(engine.figures().disk.problem))
         assert "\n" not in engine.figures().disk.problem
         assert answer(engine, PROMPT)[0] == expected
 
@@ -48,24 +52,25 @@ def test_who_waits_for_a_disk_that_hangs_is_answered_by_computing(
         saved(engine, "one", PROMPT)
 
     def hangs(*given: Any) -> int:
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return read_now(*given)
 
     read_now = os.preadv
     monkeypatch.setattr(os, "preadv", hangs)
-    monkeypatch.setattr(disk, "PATIENCE_S", (0.05, 0.05))
-    with on_disk(tmp_path, store) as engine:
+    with on_disk(tmp_path, store, patience=0.05) as engine:
         assert answer(engine, PROMPT) == (expected, len(PROMPT))
         figures = engine.figures().disk
         assert figures.problem == ""
         assert figures.brought_s is not None, "it is known to be slow"
         engine.evict_all()
         go.set()
-        assert eventually(lambda: engine._disk._buffers._free.qsize() == 4), "every buffer came back"
+        until(lambda: engine._disk._buffers._free.qsize() == 4)  # every buffer came back
         engine._loop.call(lambda: engine._disk.costs.saw(500, 1e-6))
         assert not engine.figures().disk.is_used, "it is not waited for again"
         assert answer(engine, PROMPT) == (expected, len(PROMPT))
         engine.check()
+    with on_disk(tmp_path, store) as engine:
+        assert answer(engine, PROMPT) == (expected, 1), "the next run sees for itself"
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_block_leaves_nothing_of_it(
@@ -86,7 +91,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_block_leaves_nothing_of_it(
     with on_disk(tmp_path, store) as engine:
         expected, _ = answer(engine, PROMPT)
         engine.save("one", Rows.of(PROMPT))
-        assert eventually(lambda: bool(engine.figures().notes))
+        until(lambda: bool(engine.figures().notes))
         assert engine.figures().notes == (engine.figures().disk.problem,), "it is told once"
         assert "No space left" in engine.figures().notes[0]
         assert answer(engine, PROMPT)[0] == expected
@@ -99,6 +104,29 @@ def test_a_disk_that_is_full_in_the_middle_of_a_block_leaves_nothing_of_it(
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT) == (expected, len(PROMPT) - 4 * len(found))
         saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store) as engine:
+        assert answer(engine, PROMPT) == (expected, 1)
+
+
+def test_a_conversation_that_is_deleted_while_it_is_written_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, handed = tmp_path / "kv", []
+    append = Folder.append
+
+    def deleted(self: Folder, owner: str, *block: Any) -> bool:
+        handed.append(owner)
+        if len(handed) == 3:
+            forget(store, "one")
+        return append(self, owner, *block)
+
+    monkeypatch.setattr(Folder, "append", deleted)
+    with on_disk(tmp_path, store) as engine:
+        expected, _ = answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+        assert [*store.rglob("one.kv")] == []
+        assert engine.figures().disk.blocks == 0
+        saved(engine, "one", PROMPT)  # who goes on with it
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT) == (expected, 1)
 
@@ -118,7 +146,7 @@ def test_a_disk_that_may_only_be_read_is_one_line(tmp_path: Path, monkeypatch: p
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT)[0] == expected
         engine.save("one", Rows.of(PROMPT))
-        assert eventually(lambda: bool(engine.figures().notes))
+        until(lambda: bool(engine.figures().notes))
         assert "Read-only" in engine.figures().notes[0]
         assert answer(engine, PROMPT)[0] == expected
 
@@ -170,7 +198,7 @@ def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed:
             assert answer(engine, prompts[number])[0] == expected[number]
             engine.save(f"talk-{number}", Rows.of(prompts[number]))
             if chance.random() < 0.5:
-                assert eventually(lambda engine=engine: engine._loop.call(lambda: is_saved(engine)))
+                until(lambda engine=engine: engine._loop.call(lambda: is_saved(engine)))
             assert not engine.figures().notes
             engine.check()
 

@@ -14,7 +14,8 @@ from engine.store import disk
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, chunk_owner, forget
 from tests.counting import until
-from tests.engine.test_disk import GREEDY, PROMPT, answer, is_saved, on_disk, saved
+from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
+from tests.engine.test_disk import PROMPT
 from tests.engine.tiny import TinyEngine, say, tiny_engine
 
 PAPER = "a paper of some length, " * 12
@@ -42,7 +43,7 @@ def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_th
         (coming,) = engine._disk._bringing
         assert not coming.idle, "a person waits for it now"
         go()
-        assert [(event.token_id, event.logprob or 0.0) for event in engine.events(asked)] == expected
+        assert heard(engine, asked) == expected
         assert asked.stats().prefilled_tokens == 2
         assert engine.figures().disk.restored_tokens == len(PROMPT), "each block once"
         engine.check()
@@ -60,7 +61,7 @@ def test_who_does_not_want_it_any_more_does_not_end_it_for_others(tmp_path: Path
         asked = engine.start(Rows.of(PROMPT), GREEDY)
         reading.cancelled = True
         go()
-        assert [(event.token_id, event.logprob or 0.0) for event in engine.events(asked)] == expected
+        assert heard(engine, asked) == expected
         assert asked.stats().prefilled_tokens == 1
         assert reading.finished.wait(60)
 

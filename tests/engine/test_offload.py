@@ -298,6 +298,19 @@ def test_costs_are_those_of_the_fastest_long_chunk() -> None:
     assert not costs.worth_it
 
 
+def test_a_few_rows_that_came_late_do_not_tell_that_bringing_back_is_slow() -> None:
+    costs = Costs(computed=0.002)
+    costs.brought_back(16, 0.1)
+    assert costs.worth_it
+    costs.brought_back(4096, 0.4)
+    for _ in range(3):
+        costs.brought_back(16, 0.1)
+    assert costs.worth_it
+    for _ in range(3):
+        costs.brought_back(4096, 20.0)
+    assert not costs.worth_it
+
+
 @pytest.fixture
 def small(folder: Path) -> Iterator[TinyEngine]:
     """An engine whose cache holds one context, and whose tier holds much more."""

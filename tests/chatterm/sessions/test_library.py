@@ -132,6 +132,50 @@ def test_what_was_computed_for_a_session_goes_with_it(
     assert [file.exists() for file in files.values()] == [False, True]
 
 
+def test_what_was_computed_goes_with_the_last_name_of_a_text(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
+    blocks = tmp_path / "kv" / "fingerprint" / f"{chunk_owner(PAPER.text)}.kv"
+    blocks.parent.mkdir(parents=True)
+    blocks.write_bytes(b"computed")
+    library.add(PAPER, "here")
+    library.add(Document("copy", PAPER.text), "there")
+    library.remove("copy")
+    assert blocks.exists()
+    library.remove("paper")
+    assert not blocks.exists()
+
+
+def test_what_was_computed_after_a_deletion_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
+    store = Store.open()
+    there, kept = begun(store, PAPER), begun(store)
+    begun(store, NOTES)
+    store.flush()
+
+    def blocks(owner: str) -> Path:
+        path = tmp_path / "kv" / "fingerprint" / f"{owner}.kv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"computed")
+        return path
+
+    papers, notes = (blocks(chunk_owner(one.text)) for one in (PAPER, NOTES))
+    served, of_kept = blocks("served-0123"), blocks(kept)
+    store.delete(there)
+    store.flush()
+    assert [path.exists() for path in (papers, notes)] == [False, True], "nobody has the document any more"
+    late = blocks(there), blocks(chunk_owner(PAPER.text))  # another program goes on with it
+    Store.open(tmp_path / "another.db").close()
+    assert all(path.exists() for path in late), "that is none of this database"
+    Store.open().close()
+    assert not any(path.exists() for path in late)
+    assert all(path.exists() for path in (notes, served, of_kept))
+    store.close()
+
+
 def test_documents_go_out_with_a_session_and_come_in_again(store: Store) -> None:
     session = begun(store, PAPER, NOTES)
     info, tree, _ = store.load(session)

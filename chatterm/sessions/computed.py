@@ -1,0 +1,25 @@
+"""What was computed of sessions and documents and is on disk (`engine/store/`): it goes when they go."""
+
+import re
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+from chatterm.sessions.schema import database_path
+from engine.store.folder import chunk_owner_of, default_folder, forget, is_chunk, owners
+
+_SESSION = re.compile(r"[0-9a-f]{8}")
+
+
+def tidy(connection: sqlite3.Connection, path: Path) -> None:
+    """Remove what nobody refers to any more: another program may have gone on with it after it was deleted."""
+    if path != database_path():  # the blocks are those of another database
+        return
+    folder = default_folder()
+    with suppress(sqlite3.Error, OSError):
+        found = owners(folder)
+        known = {id for (id,) in connection.execute("SELECT id FROM sessions")} if found else set()
+        known |= {chunk_owner_of(sha256) for (sha256,) in connection.execute("SELECT sha256 FROM texts")}
+        for owner in found - known:
+            if is_chunk(owner) or _SESSION.fullmatch(owner):
+                forget(folder, owner)
