@@ -168,7 +168,7 @@ class Speculating:
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
             (self.pace.drafts if known.guess.chances else known.balance).saw(saved)
             sequence.saved_s += saved * costs.unit_s
-        costs.saw(rows, seconds)
+        costs.saw(rows, seconds, len(checked))
 
     def drafted(self, rows: int, seconds: float) -> None:
         """A step of so many rows took the draft model so long."""
