@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
+    python -m benchmarks.speculation --first 30                  the time to the first token instead
     python -m benchmarks.speculation --as-asked                  answers that do what they were asked to
     python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
     python -m benchmarks.speculation --pairs 1.7B:0.6B 4B:0.6B   a draft model, at simulated acceptances
@@ -213,6 +214,20 @@ def compare(
     return found
 
 
+def compare_first(engine: Engine, names: list[str], rounds: int) -> None:
+    """The time to the first token, off and on in turns, with nothing cached."""
+    print(f"{'':12}{'off':>10}{'on':>10}{'on - off':>10}   medians in ms; the middle half of the differences")
+    for name in names:
+        found = {"off": list[float](), "auto": list[float]()}
+        for turn in range(2 * rounds):
+            how = ("off", "auto", "auto", "off")[turn % 4]
+            found[how].append(1e3 * measure(engine, TASKS[name], 4, {"speculation": how}, True)["ttft"])
+        off, on = map(statistics.median, found.values())
+        more = [auto - plain for plain, auto in zip(*found.values(), strict=True)]
+        low, middle, high = statistics.quantiles(more, n=4)
+        print(f"{name:12}{off:10.1f}{on:10.1f}{middle:10.1f}   {low:.1f} to {high:.1f}", flush=True)
+
+
 def costs_of(steps: list[tuple[int, float]]) -> dict[int, float]:
     """The median seconds of steps of so many rows: what else the machine does for a while counts little."""
     return {
@@ -277,6 +292,7 @@ def main() -> None:
         "--temperature", type=float, default=0.0, help="0: greedy; else each round has its seed"
     )
     parser.add_argument("--as-asked", action="store_true", help="answers are those that were asked for")
+    parser.add_argument("--first", type=int, default=0, help="so many times the first token alone")
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
     parser.add_argument("--seconds", type=float, default=inf, help="begin no more of them after so many")
@@ -324,6 +340,8 @@ def main() -> None:
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:
             return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split(), arguments.seconds)
+        if arguments.first:
+            return compare_first(engine, arguments.tasks or ["free chat", "quoting"], arguments.first)
         names = arguments.tasks or list(AS_ASKED if arguments.as_asked else TASKS)
         found = compare(
             engine, names, arguments.tokens, arguments.rounds, arguments.temperature, arguments.as_asked
