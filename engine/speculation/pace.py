@@ -110,7 +110,7 @@ class Costs:
 
         Where several texts are answered for long, no step has one row: what it would take follows from theirs.
         """
-        if not texts <= rows <= MOST_ROWS:
+        if not 1 <= texts <= rows <= MOST_ROWS:
             return
         is_plain, rows = rows == texts, self._sized[rows]
         self.since, self._plain = (0, self._plain + 1) if is_plain else (self.since + 1, 0)

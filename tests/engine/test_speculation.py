@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import Engine, EngineError, SamplingParams
+from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.events import TokenEvent
 from engine.kernels.native import library as native
@@ -417,6 +418,25 @@ def test_who_wants_no_guesses_gets_none(engine: Engine) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, speculation="off")
     heard(engine, [sequence := asked(engine, 1, params)])
     assert (sequence.guessed, speculating._known) == (0, {})
+
+
+def test_what_is_computed_at_once_because_it_is_forced_is_no_step_of_one_row(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculate(engine)
+    steps, run, told = list[int](), engine._runner.run, list[int]()
+
+    def watched(batch: StepBatch) -> list[torch.Tensor]:
+        steps.append(sum(span.count for span in batch.spans))
+        return run(batch)
+
+    monkeypatch.setattr(engine._runner, "run", watched)
+    monkeypatch.setattr(Costs, "saw", lambda self, rows, seconds, texts: told.append(rows))
+    constraint, sober = Constraint("regex", "(yes|no), because [a-z]{9}[.]"), {259: -100.0}
+    params = SamplingParams(temperature=0.0, max_tokens=20, constraint=constraint, logit_bias=sober)
+    assert len(list(engine.stream([*b"xyz"], params))) == 20
+    assert max(steps[1:]) > 4
+    assert told == [rows for rows in steps[1:] if rows == 1]
 
 
 def test_guesses_take_free_blocks_only(model: Network) -> None:
