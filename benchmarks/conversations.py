@@ -17,6 +17,7 @@ from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
 from engine.conversation.chat import Answer, Chat
 from engine.params import Constraint
+from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.pace import MOST_ROWS, Balance, Pace
@@ -217,6 +218,8 @@ def identical(engine: Engine, count: int, first: int, words: list[str]) -> Check
         forget(engine, Eager())
         guessed = list(conversation(engine, seed, words, "auto"))
         engine._loop.call(engine._blocks.check)
+        if isinstance(engine._drafts, Drafting):
+            engine._loop.call(engine._drafts.blocks.check)
         if [one.what for one in plain] != [one.what for one in guessed]:
             sys.exit(f"seed {seed}: another conversation")
         for before, after in zip(plain, guessed, strict=True):

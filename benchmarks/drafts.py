@@ -175,8 +175,8 @@ def measure_pair(
                 f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: a step takes "
                 f"{one * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model "
                 f"{costs[_draft(1)] / one:.2f}, of 2 rows {costs[_draft(2)] / one:.2f}\n"
-                f"{'simulated':>10}{'off':>9}{'expected':>10}{'by steps':>10}{'of expected':>13}{'gain':>7}"
-                f"{'measured':>10}{'right':>7}{'a step':>8}",
+                f"{'simulated':>10}{'off':>9}{'expected':>10}{'(later)':>9}{'by steps':>10}{'of expected':>13}"
+                f"{'gain':>7}{'measured':>10}{'right':>7}{'a step':>8}",
                 flush=True,
             )
             return [at(engine, simulated, known, costs, prompt, plain.tokens, rate, turns) for rate in given]
@@ -194,7 +194,9 @@ def at(
 ) -> dict[str, float]:
     """Answers without guesses and with them, in turns, where drafts hold with the chance `rate`.
 
-    By steps: each is taken to be as long as the median of its kind. What else the machine does then counts little.
+    By steps: each is taken to be as long as the median of its kind. What else the machine does then counts little. The
+    rate is expected by costs that were measured before; what these answers' own costs would have had expected stands
+    beside it (later): what the machine did meanwhile.
     """
     simulated.acceptance = rate
     off, on = list[Said](), list[Said]()
@@ -216,12 +218,15 @@ def at(
         / sum(len(said.tokens) - 1 for said in both)
         for both in (off, on)
     )
-    expected_s = off_s / expected_gain(costs, rate)
+    expected_s, later_s = (
+        off_s / expected_gain(known_costs, rate) for known_costs in (costs, {**costs, **took})
+    )
     measured_off, measured_on = (1 / median(said.token_s for said in both) for both in (off, on))
     found = {
         "acceptance": rate,
         "off": 1 / off_s,
         "expected": 1 / expected_s,
+        "by later costs": 1 / later_s,
         "by steps": 1 / on_s,
         "measured off": measured_off,
         "measured": measured_on,
@@ -229,7 +234,8 @@ def at(
         "a step": median(said.a_step for said in on),
     }
     print(
-        f"{rate:>10.1f}{1 / off_s:>9.1f}{1 / expected_s:>10.1f}{1 / on_s:>10.1f}{expected_s / on_s:>13.1%}"
+        f"{rate:>10.1f}{1 / off_s:>9.1f}{1 / expected_s:>10.1f}{1 / later_s:>9.1f}{1 / on_s:>10.1f}"
+        f"{expected_s / on_s:>13.1%}"
         f"{off_s / on_s:>7.2f}{measured_on / measured_off:>10.2f}{found['right']:>7.0%}{found['a step']:>8.2f}",
         flush=True,
     )

@@ -2,12 +2,16 @@
 
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
+    python -m benchmarks.speculation --first 30                  the time to the first token instead
+    python -m benchmarks.speculation --as-asked                  answers that do what they were asked to
     python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
     python -m benchmarks.speculation --pairs 1.7B:0.6B 4B:0.6B   a draft model, at simulated acceptances
 
 Before every answer all that is known of other texts is forgotten: no round finds the answer of another. Beside the
 rates stands their ratio by steps, each taken as long as the median of those with as many rows, and by what finding
 guesses took: what else the machine does then counts little. The cost of a step of 8 rows is in steps of one row.
+A small model often does not do as it is asked. With `--as-asked` the answer is given: all is computed and drawn as
+ever, then replaced; the time of a step is real, and guesses hold as often as they do in such an answer.
 `--identity` plays random conversations (`benchmarks.conversations`) with a small model whose text repeats itself, or
 the one that is named; it ends with seed and step where a token differs.
 """
@@ -16,8 +20,8 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -25,12 +29,16 @@ from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
 
 from benchmarks.conversations import Checked, identical
 from benchmarks.drafts import measure_pair
 from benchmarks.repeating import SENTENCE, repeating_engine
 from benchmarks.replayed import worth
 from engine import Engine
+from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Speculating
@@ -68,6 +76,25 @@ TASKS = {
     "free chat": CHAT,
     "long chat": f"Here is a file:\n```python\n{FILE}\n```\nForget about it now. {CHAT}",
 }
+
+AS_ASKED = {
+    "editing": f"```python\n{FILE.replace('state', 'known')}\n```",
+    "JSON": RECORDS.replace("red", "rouge").replace("blue", "bleu").replace("green", "vert"),
+    "quoting": f"{TALE}\nIt is about a man who keeps a lighthouse.",
+    "repeating": TALE.replace("keeper", "sailor"),
+}
+
+
+@contextmanager
+def given(answer: list[int]) -> Iterator[None]:
+    """Whatever is drawn, the answer is this one as far as it goes."""
+
+    def says(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> int:
+        at, drawn = state.step, sample(logits, state, mask)
+        return answer[at] if at < len(answer) else drawn
+
+    with patch("engine.schedule.step.sample", says):
+        yield
 
 
 @dataclass(slots=True)
@@ -135,7 +162,9 @@ def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows
     }
 
 
-def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperature: float) -> dict[str, Any]:
+def compare(
+    engine: Engine, names: list[str], tokens: int, rounds: int, temperature: float, as_asked: bool
+) -> dict[str, Any]:
     """Off and on in turns; prints and returns the medians."""
     found: dict[str, Any] = {}
     print(
@@ -144,13 +173,16 @@ def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperat
     )
     for name in names:
         pairs = []
+        answer = engine.tokenizer.encode_plain(AS_ASKED[name])[:tokens] if as_asked else []
+        count = len(answer) or tokens
         for turn in range(rounds):
             order = ("off", "auto") if turn % 2 == 0 else ("auto", "off")
             drawn = {"temperature": temperature, "seed": turn}
-            pair = {
-                how: measure(engine, TASKS[name], tokens, {**drawn, "speculation": how}, turn == 0)
-                for how in order
-            }
+            with given(answer):
+                pair = {
+                    how: measure(engine, TASKS[name], count, {**drawn, "speculation": how}, turn == 0)
+                    for how in order
+                }
             if pair["off"]["tokens"] != pair["auto"]["tokens"]:
                 sys.exit(f"{name}, round {turn}: the tokens differ")
             pairs.append(pair)
@@ -180,6 +212,20 @@ def compare(engine: Engine, names: list[str], tokens: int, rounds: int, temperat
             "worth": worth(pairs[0]["auto"]["text"], len(pairs[0]["auto"]["text"]) - len(pairs[0]["auto"]["tokens"])),
         }  # fmt: skip
     return found
+
+
+def compare_first(engine: Engine, names: list[str], rounds: int) -> None:
+    """The time to the first token, off and on in turns, with nothing cached."""
+    print(f"{'':12}{'off':>10}{'on':>10}{'on - off':>10}   medians in ms; the middle half of the differences")
+    for name in names:
+        found = {"off": list[float](), "auto": list[float]()}
+        for turn in range(2 * rounds):
+            how = ("off", "auto", "auto", "off")[turn % 4]
+            found[how].append(1e3 * measure(engine, TASKS[name], 4, {"speculation": how}, True)["ttft"])
+        off, on = map(statistics.median, found.values())
+        more = [auto - plain for plain, auto in zip(*found.values(), strict=True)]
+        low, middle, high = statistics.quantiles(more, n=4)
+        print(f"{name:12}{off:10.1f}{on:10.1f}{middle:10.1f}   {low:.1f} to {high:.1f}", flush=True)
 
 
 def costs_of(steps: list[tuple[int, float]]) -> dict[int, float]:
@@ -245,6 +291,8 @@ def main() -> None:
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0: greedy; else each round has its seed"
     )
+    parser.add_argument("--as-asked", action="store_true", help="answers are those that were asked for")
+    parser.add_argument("--first", type=int, default=0, help="so many times the first token alone")
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
     parser.add_argument("--seconds", type=float, default=inf, help="begin no more of them after so many")
@@ -292,8 +340,11 @@ def main() -> None:
         print(f"{engine.model_name}, {engine.figures().decode}; {engine.figures().speculation}", flush=True)
         if arguments.identity:
             return compare_tokens(engine, arguments.identity, arguments.seed, TALE.split(), arguments.seconds)
+        if arguments.first:
+            return compare_first(engine, arguments.tasks or ["free chat", "quoting"], arguments.first)
+        names = arguments.tasks or list(AS_ASKED if arguments.as_asked else TASKS)
         found = compare(
-            engine, arguments.tasks or list(TASKS), arguments.tokens, arguments.rounds, arguments.temperature
+            engine, names, arguments.tokens, arguments.rounds, arguments.temperature, arguments.as_asked
         )
         held = {name: figures.pop("worth") for name, figures in found.items()}
         if arguments.worth is not None:

@@ -36,6 +36,8 @@ AGAIN_IN_SLOTS = 256
 """As `AGAIN`, where a step of one row is measured beside the next one: the host waits for a step that has guesses."""
 
 
+MOST_READING = 16
+"""Steps of an answer that reading before it may take a draft model; the rest is read once nobody waits."""
 DRAFTS = Guess((-1,))
 """What stands for the guesses of a draft model, while tokens that it has to know are unread."""
 
@@ -54,6 +56,8 @@ class Guessing:
     """What the draft model took for it."""
     may_draft: bool = False
     """The draft model is worth asking, once all tokens are read."""
+    reading_s: float = 0.0
+    """What it took to read the text, with nothing guessed of it."""
 
     def follow(self, sequence: Sequence) -> None:
         """Know all its tokens."""
@@ -168,7 +172,7 @@ class Speculating:
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
             (self.pace.drafts if known.guess.chances else known.balance).saw(saved)
             sequence.saved_s += saved * costs.unit_s
-        costs.saw(rows, seconds)
+        costs.saw(rows, seconds, len(checked))
 
     def drafted(self, rows: int, seconds: float) -> None:
         """A step of so many rows took the draft model so long."""
@@ -230,7 +234,8 @@ class Speculating:
         for sequence in sequences:
             known, params = self._known[sequence], sequence.params
             assert params is not None
-            if (most := min(share, self._room(sequence))) > 0 and params.speculation != "suffix":
+            most = min(share, self._room(sequence))
+            if most > 0 and params.speculation != "suffix" and self._may_read(known):
                 answers.append(sequence)
                 asked.append(_asked(sequence, most))
                 least.append(pace.best(known.guess, rows, tokens, known.balance, len(sequence.generated))[0])
@@ -250,6 +255,7 @@ class Speculating:
             known, guess = self._known[sequence], _cut(sequence, guess, rows)
             known.drafting_s = self.drafting_s / len(asked)
             sequence.saved_s -= reading_s / len(asked)
+            known.reading_s += 0.0 if guess.tokens else reading_s / len(asked)
             if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
                 known.guess = guess  # what drafts took is spent for either
 
@@ -260,13 +266,17 @@ class Speculating:
             known, params = self._known[sequence], sequence.params
             assert params is not None
             most = min(_share(rows), self._room(sequence) - sequence.unread)
-            if most > 0 and params.speculation != "suffix":
+            if most > 0 and params.speculation != "suffix" and self._may_read(known):
                 said, unread = len(sequence.generated), sequence.unread
                 least = pace.best(known.guess, rows, tokens, known.balance, said, unread)[0]
                 known.may_draft = pace.drafts_more(NOTHING, rows, tokens, most, rows, least)
                 hope = hope or known.may_draft
         if not hope:
             pace.relax()
+
+    def _may_read(self, known: Guessing) -> bool:
+        """Whether the draft model has read the text, or may go on with it."""
+        return known.reading_s <= MOST_READING * (self.pace.costs.unit_s or known.reading_s)
 
     def _try(self, function: Callable[[Source], T]) -> T | None:
         """What the draft model does; where it fails there is none any more."""

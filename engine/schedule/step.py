@@ -264,7 +264,7 @@ class EngineStep:
                     self.speculating.draw(chunk, logits, self._draw)
                 else:
                     self._draw(chunk.sequence, logits[0])
-        if self.speculating is not None and self.seconds:
+        if self.speculating is not None and self.seconds and all(chunk.count == 1 for chunk, _ in drawn):
             checked = [
                 (chunk.sequence, len(chunk.guesses), chunk.sequence.accepted - held)
                 for (chunk, _), held in zip(drawn, before, strict=True)

@@ -35,8 +35,8 @@ _HOPE = 0.5
 """So many deviations more than is known are hoped for: of what failed a few times by chance nothing more would be
 seen. What hopes may cost is bounded (see `Balance`)."""
 RELAX = 1 / 256
-"""So much nearer to that comes what is known of drafts, for each token that none were worth making for: a text that
-they never hold in says little of the next one."""
+"""So much nearer to what was believed at first comes what is known of guesses, for each token that they were not worth
+checking or making for: a text that they never hold in says little of the next one."""
 DRAFT_CREDIT, DRAFT_SAVED = 4.0, 8.0
 """As CREDIT and SAVED: of all answers together, as how often drafts hold says little of a single one."""
 _DIVIDED = 0.7
@@ -52,9 +52,9 @@ LATEST = 9
 DOUBT = 2
 """Measurements that what was believed before counts as: one slow step changes nothing yet."""
 FADES = 64
-"""After so many steps of one row in a row a measurement of others is forgotten."""
+"""After so many steps without guesses in a row a measurement of others is forgotten."""
 AGAIN = 32
-"""After so many steps without one of one row there is one: what it takes now is what guesses are to gain upon."""
+"""After so many steps with guesses there is one without: what it takes now is what they are to gain upon."""
 SHORT = 512
 """Contexts up to so many rows are alike; others are up to twice as many."""
 
@@ -79,13 +79,15 @@ class Costs:
     ratios: list[float] = field(default_factory=list)
     """As they are known by now."""
     since: int = 0
-    """Steps since one of one row was seen."""
+    """Steps since one without guesses was seen."""
     _units: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
     """Seconds of the latest steps of one row."""
     _seen: dict[int, deque[float]] = field(default_factory=dict)
     """By rows what the latest steps of several took."""
     _plain: int = 0
-    """Steps of one row, one after the other."""
+    """Steps without guesses, one after the other."""
+    _apart: int = 0
+    """Steps since one of one row was seen."""
     draft: float = 0.0
     """What a step of a draft model is believed to take, in steps of one row, before it was measured."""
     _drafts: dict[int, deque[float]] = field(default_factory=dict)
@@ -103,22 +105,25 @@ class Costs:
         """Of a step of so many rows."""
         return self.ratios[self._sized[rows] - 1]
 
-    def saw(self, rows: int, seconds: float) -> None:
-        """A step of `rows` rows took so long."""
-        if not 1 <= rows <= MOST_ROWS:
+    def saw(self, rows: int, seconds: float, texts: int = 1) -> None:
+        """A step of `rows` rows took so long: the newest one of each of so many texts, and guesses.
+
+        Where several texts are answered for long, no step has one row: what it would take follows from theirs.
+        """
+        if not 1 <= texts <= rows <= MOST_ROWS:
             return
-        rows = self._sized[rows]
-        if rows == 1:
-            self.since, self._plain = 0, self._plain + 1
-            self._units.append(seconds)
+        is_plain, rows = rows == texts, self._sized[rows]
+        self.since, self._plain = (0, self._plain + 1) if is_plain else (self.since + 1, 0)
+        self._apart = 0 if rows == 1 else self._apart + 1
+        if rows == 1 or (is_plain and (not self.unit_s or self._apart > FADES)):
+            self._units.append(seconds / self.of(rows))
             self.unit_s = median(self._units) if len(self._units) >= ENOUGH else 0.0
-            if self._plain % FADES == 0:
-                self._fade()
         elif self.unit_s:
-            self.since, self._plain = self.since + 1, 0
             latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
             latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
             self._judge()
+        if is_plain and self._plain % FADES == 0:
+            self._fade()
 
     def drafted(self, rows: int, seconds: float) -> None:
         """A step of so many rows took a draft model so long."""
@@ -235,6 +240,11 @@ class Acceptance:
         if not guess.chances:
             self.rates[_kind(guess)] = rate
 
+    def passed(self, guess: Guess) -> None:
+        """A guess from a text was not worth checking."""
+        rate = self.of(guess)
+        self.rates[_kind(guess)] = rate + (_believed(guess) - rate) * RELAX
+
     def relax(self) -> None:
         """No drafts were worth making."""
         for rate in (self.drafted, *self.drafts):
@@ -317,7 +327,12 @@ class Pace:
         `said` tokens has the answer, and `balance` is its own. The first `unread` of the guess have been drawn, nobody
         knows yet as what; they are not counted. What drafts took for it is `spent` whatever is checked.
         """
-        return 0 if self.measures else self.best(guess, rows, tokens, balance, said, unread, spent)[1]
+        if self.measures or not guess.tokens:
+            return 0
+        count = self.best(guess, rows, tokens, balance, said, unread, spent)[1]
+        if not count and not guess.chances:
+            self.acceptance.passed(guess)
+        return count
 
     def best(
         self,

@@ -66,13 +66,14 @@ class SuffixIndex:
         """Up to `most` tokens after a text that ends with `tail`: this one itself, or another."""
         if len(tail) < GRAM or len(self.tokens) < GRAM or most < 1:
             return NOTHING
-        length, places = self._places(tail)
+        length, places = self.places(tail)
         if not places:
             return NOTHING
         return self._follow(places, length, most)
 
-    def _places(self, tail: Sequence[int]) -> tuple[int, list[int]]:
-        """The length of the longest match, and where it is followed by what, the latest first."""
+    def places(self, tail: Sequence[int]) -> tuple[int, list[int]]:
+        """The length of the longest match with the end of `tail`, GRAM tokens or more, and the places behind it, the
+        latest first."""
         tokens, links, last = self.tokens, self._links, len(self.tokens) - 1
         before = list(tail[-LONGEST:])[::-1]
         size = len(before)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.speculation.copies import MOSTLY, RECENT, Copy
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.suffixes import LONGEST, SuffixIndex
 
@@ -16,7 +17,9 @@ KEPT = 8
 ELSEWHERE = 1 << 17
 """Tokens from elsewhere: of earlier sessions, and of branches that were not said in this run."""
 SURE = 8
-"""A match in the conversation's own text that is as long is taken before others are looked at."""
+"""A match in the conversation's own text that is as long is taken before others are looked at, and followed,"""
+SURER = 16
+"""and one that is as long before a place with changes that is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,18 +30,36 @@ class Text:
     path: "array[int]" = field(default_factory=lambda: array("i"))
     """The branch that was said last: its tokens from the first one on."""
     index: SuffixIndex = field(default_factory=SuffixIndex)
+    copy: Copy = field(default_factory=Copy)
+    """The place in `index` that is followed."""
 
     def go_on(self, tokens: Sequence[int]) -> None:
         """The branch has these tokens now, beside those that it has."""
         self.path.extend(tokens)
         self.index.extend(tokens)
         if len(self.index) > MOST_TOKENS:
-            self.index = SuffixIndex()
+            self.index, self.copy = SuffixIndex(), Copy()
             self.index.extend(self.path[-MOST_TOKENS // 2 :])
+
+    def with_changes(self, tail: "array[int]", best: Guess, most: int) -> Guess:
+        """What follows in the place that the text follows with changes, where that says more than `best`, which follows
+        the longest match; else that."""
+        copy, tokens = self.copy, self.index.tokens
+        is_surer = copy.recent < RECENT and best.length >= max(SURER, copy.length + 1)
+        if best.length >= SURE and (copy.place < 0 or is_surer):
+            length, places = self.index.places(tail)
+            if places and length >= SURE:
+                copy.begin(places[-1] - 1, length, len(tokens))
+            return best
+        if copy.place < 0 or copy.recent < MOSTLY or copy.length <= best.length or most < 1:
+            return best
+        found = tuple(tokens[copy.place + 1 : copy.place + 1 + most])
+        return Guess(found, copy.length, not best.tokens or best.tokens[0] == found[0])
 
     def turn_to(self, tokens: "array[int]", common: int) -> None:
         """Another branch is said, whose first `common` tokens are those of the one before."""
         del self.path[common:]
+        self.copy = Copy()
         self.go_on(tokens[common:])
 
 
@@ -74,7 +95,13 @@ class Texts:
 
     def guess(self, text: Text, most: int) -> Guess:
         """Up to `most` tokens that may follow in `text`."""
+        text.copy.follow(text.index.tokens)
         tail = text.path[-LONGEST:]
+        best = self._longest(text, tail, most)
+        return text.with_changes(tail, best, most)
+
+    def _longest(self, text: Text, tail: "array[int]", most: int) -> Guess:
+        """What follows the longest match."""
         best = text.index.guess(tail, most)
         if best.length >= SURE:
             return best

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.conversations import identical
 from benchmarks.repeating import SENTENCE, repeating_engine
-from engine import Engine
+from benchmarks.speculation import given
+from engine import Engine, SamplingParams
 from engine.kernels.native import library as native
 from engine.schedule import speculating
 from engine.schedule.sequence import Sequence, Status
@@ -46,3 +47,12 @@ def test_a_row_that_counts_and_should_not_is_found(engine: Engine, monkeypatch: 
     monkeypatch.setattr(speculating, "_comes", always)
     with pytest.raises(SystemExit, match=r"seed \d+, step \d, .*: token \d+ is \d+, not \d+"):
         identical(engine, 10, 0, WORDS)
+
+
+@pytest.mark.parametrize("speculation", ["off", "auto"])
+def test_an_answer_can_be_given_whatever_is_drawn(engine: Engine, speculation: str) -> None:
+    text = [*b"the same words again, the same words again, "]
+    params = SamplingParams(temperature=0.0, max_tokens=2 * len(text), speculation=speculation)  # type: ignore[arg-type]
+    with given(2 * text):
+        assert [event.token_id for event in engine.stream(text, params)] == 2 * text
+    assert [event.token_id for event in engine.stream(text, params)] != 2 * text

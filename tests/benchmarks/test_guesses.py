@@ -17,9 +17,9 @@ def test_what_a_guess_was_worth_is_known_for_each_token_and_can_be_replayed() ->
     prompt, answer = copied(1000, 60, 40, 10, 0)
     found = worth([*prompt, *answer], len(prompt))
     assert len(found) == len(answer)
-    # A change comes after the ninth token; from the third one on its copy is known.
-    assert [one.held for one in found[:12]] == [0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 0]
-    assert [bool(one.guessed) for one in found[10:14]] == [False] * GRAM + [True]
+    # A change comes after the ninth token; from the third one on its copy is known, behind the change, too.
+    assert [one.held for one in found[:12]] == [0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 9, 8]
+    assert [bool(one.guessed) for one in found[:14]] == [False] * GRAM + [True] * (14 - GRAM)
     texts = Replayed(answer=[*prompt, *answer], prompt=len(prompt), worth=found)
     text = texts.take(None, prompt)
     text.go_on(answer[:5])

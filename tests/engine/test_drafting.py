@@ -238,6 +238,25 @@ def saw(texts: int, seconds: float) -> None:
     """Nobody counts."""
 
 
+def test_a_text_that_takes_long_to_read_is_left_for_when_nobody_waits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, asked = iter(range(10_000)), list[int]()
+
+    def reads(self: Drafting, asking: list[Asked], *_: object) -> list[Guess]:
+        asked.append(len(asking))
+        return [NOTHING]
+
+    monkeypatch.setattr("engine.schedule.speculating.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(Drafting, "guess", reads)
+    speculating = draft(engine)
+    for _ in range(2):
+        asked.clear()
+        heard(engine, [engine.start(Rows.of([*b"abc"]), GREEDY)])
+        assert 1 <= len(asked) < 10
+    assert speculating.notes == ()
+
+
 def test_one_whose_output_is_no_number_is_let_go_of(models: tuple[Network, Network]) -> None:
     large, small = models
     with a_native_engine(large, context=300, num_blocks=600, draft=small, draft_name="small") as engine:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import Engine, EngineError, SamplingParams
+from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.events import TokenEvent
 from engine.kernels.native import library as native
@@ -87,6 +88,36 @@ def test_the_places_with_the_longest_match_vote() -> None:
     assert index_of(text).guess(text, 3) == Guess((8, 6, 0), 3, agreed=False)
     assert index_of(text).guess([0, 1, 2, 3], 2) == Guess((8, 6), 3, agreed=False)
     assert index_of([9, 1, 2, 3, 4, 4]).guess([5, 1, 2, 3], 2) == Guess((4, 4), 3, agreed=True)
+
+
+def test_a_text_that_is_said_again_with_changes_is_followed() -> None:
+    """However alike its parts are, and wherever a match with what was said just now is longer."""
+    before = [token for part in range(20) for token in (1, 2, 3, 4, 5, 6, 1000 + part, 7, 8, 9)]
+    now = [99 if token == 4 else token for token in before if token != 8]
+    texts, right = Texts(), 0
+    text = texts.take(None, [*before, 0, 0, 0])
+    for at, token in enumerate(now):
+        guess = texts.guess(text, 4)
+        right += at >= 20 and guess.tokens[:1] == (token,)
+        text.go_on([token])
+    assert right >= 0.8 * (len(now) - 20), "all but the changes themselves"
+    assert text.copy.place >= 0
+    text.go_on(list(range(5000, 5010)))
+    assert not texts.guess(text, 4).tokens
+    assert text.copy.place < 0
+
+
+@given(st.lists(TOKENS, max_size=6))
+def test_a_place_that_is_followed_lies_before_what_follows_it(parts: list[list[int]]) -> None:
+    texts = Texts()
+    text = texts.take(None, [0, 1, 2, 3] * 8)
+    for part in parts:
+        for token in part:
+            text.go_on([token])
+            guess = texts.guess(text, 5)
+            assert len(guess.tokens) <= 5
+            assert text.copy.place < len(text.index) - 1
+        text.go_on(part)
 
 
 def test_an_index_takes_far_less_memory_than_the_kv_of_the_text() -> None:
@@ -214,6 +245,49 @@ def test_now_and_then_a_step_has_one_row_for_others_to_be_compared_with() -> Non
     plain = [at for at in range(ENOUGH, 100) if not counts[at]]
     assert len(plain) == 2
     assert plain[1] - plain[0] == AGAIN + 1
+
+
+@pytest.mark.parametrize("alone", [0, 10])
+def test_several_answers_go_on_being_guessed(alone: int) -> None:
+    """No step has one row as long as they are answered."""
+    pace, sure = Pace(), Guess(tuple(range(7)), 32)
+    pace.turn_to(100)
+    for _ in range(alone):
+        pace.costs.saw(1, 0.01)
+    rows = list[int]()
+    for _ in range(300):
+        guesses = 0
+        for _ in range(2):
+            guesses += pace.count(sure, 2 + guesses, 2.0 + guesses, Balance(), 0)
+        rows.append(2 + guesses)
+        pace.costs.saw(rows[-1], 0.01 + 0.001 * guesses, 2)
+    assert rows[-100:].count(2) <= 100 // AGAIN + 1
+    assert max(rows[-100:]) == MOST_ROWS
+
+
+def test_what_was_dear_for_several_answers_is_tried_again() -> None:
+    costs = Costs()
+    for _ in range(10):
+        costs.saw(2, 0.01, 2)
+    for _ in range(LATEST):
+        costs.saw(6, 0.06, 2)
+    dear = costs.of(6)
+    for _ in range(FADES * LATEST):
+        costs.saw(2, 0.01, 2)
+    assert costs.of(6) < dear / 2
+
+
+def test_guesses_that_failed_in_one_text_are_tried_again_in_another() -> None:
+    pace, guess = Pace(), Guess(tuple(range(7)), 5)
+    for rows in range(1, MOST_ROWS + 1):
+        for _ in range(40):
+            pace.costs.saw(rows, 0.01 + 0.001 * (rows - 1))
+    pace.costs.saw(1, 0.01)
+    while pace.count(guess, 1, 1.0, Balance(), 0):
+        pace.acceptance.saw(guess, 1, 0)
+    tried = [pace.count(guess, 1, 1.0, Balance(), 0) for _ in range(300)]
+    assert not any(tried[:3])
+    assert any(tried)
 
 
 def test_another_context_is_believed_to_cost_what_the_nearest_one_does() -> None:
@@ -344,6 +418,25 @@ def test_who_wants_no_guesses_gets_none(engine: Engine) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=60, speculation="off")
     heard(engine, [sequence := asked(engine, 1, params)])
     assert (sequence.guessed, speculating._known) == (0, {})
+
+
+def test_what_is_computed_at_once_because_it_is_forced_is_no_step_of_one_row(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculate(engine)
+    steps, run, told = list[int](), engine._runner.run, list[int]()
+
+    def watched(batch: StepBatch) -> list[torch.Tensor]:
+        steps.append(sum(span.count for span in batch.spans))
+        return run(batch)
+
+    monkeypatch.setattr(engine._runner, "run", watched)
+    monkeypatch.setattr(Costs, "saw", lambda self, rows, seconds, texts: told.append(rows))
+    constraint, sober = Constraint("regex", "(yes|no), because [a-z]{9}[.]"), {259: -100.0}
+    params = SamplingParams(temperature=0.0, max_tokens=20, constraint=constraint, logit_bias=sober)
+    assert len(list(engine.stream([*b"xyz"], params))) == 20
+    assert max(steps[1:]) > 4
+    assert told == [rows for rows in steps[1:] if rows == 1]
 
 
 def test_guesses_take_free_blocks_only(model: Network) -> None:
