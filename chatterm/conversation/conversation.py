@@ -17,6 +17,7 @@ from chatterm.backends.backend import (
     ToolResult,
 )
 from chatterm.conversation.branching import Branching
+from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper, info_of
@@ -140,7 +141,7 @@ class Conversation(Branching):
                 "The model does not see this answer any more; /compact off shows it everything again."
             )
         prompt, answer = self.entries_of(exchange)
-        answer.footer = []
+        answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
         turn = Turn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
         self._begin([turn], worker.Resume())
@@ -165,6 +166,7 @@ class Conversation(Branching):
             exchange = self.tree.add(parent, prompt.text, name)
             exchange.results = list(results)
             answer = AnswerEntry(show_thinking=self.show_thinking)
+            answer.can_answer_now = not self.is_remote
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))

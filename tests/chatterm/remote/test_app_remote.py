@@ -121,6 +121,42 @@ async def test_what_came_before_a_server_died_stays_and_goes_on() -> None:
             assert server.requests[1].json["messages"][-1]["content"] == "One, "
 
 
+async def test_continue_is_offered_only_where_the_server_can() -> None:
+    for owner, way_on in (("vllm", True), ("somebody", False)):
+        died = stream(*events(delta("One, "), done=False), ends=False)
+        listing = {"data": [{"id": "tiny", "owned_by": owner}]}
+        with rough(died, said("More."), models=listing) as server:
+            async with driven(anywhere(address(server))) as driver:
+                await driver.send("Count.")
+                await driver.shows("stopped")
+                assert ("/continue resumes it" in driver.text()) is way_on
+                assert "cached" not in driver.text(), "nobody told what was"
+                await driver.send("On.")
+                assert "/continue resumes it" not in driver.text(), "it goes on with the last answer only"
+
+
+async def test_thinking_that_cannot_be_ended_offers_no_end() -> None:
+    gate = threading.Event()
+    thinks = gated(gate, events(delta(reasoning="hm"), done=False), events(delta("42"), delta(finish="stop")))
+    with rough(thinks) as server:
+        async with driven(anywhere(address(server))) as driver:
+            await driver.send("Well?", wait=False)
+            await driver.shows("thinking ·")
+            assert "answers now" not in driver.text()
+            gate.set()
+            await driver.idle()
+
+
+async def test_the_address_of_a_server_is_shown_once() -> None:
+    with rough(said("Yes.")) as server:
+        async with driven(anywhere(address(server)), (140, 40)) as driver:
+            await driver.shows(f"tiny · {server.place}")
+            await driver.send("Hi")
+            await driver.shows("runs on")
+            panel = driver.text().split("runs on")[0]
+            assert server.place not in panel
+
+
 async def test_a_refused_message_is_given_back() -> None:
     with rough(status(400, "too long")) as server:
         async with driven(anywhere(address(server))) as driver:
