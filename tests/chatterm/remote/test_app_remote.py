@@ -10,7 +10,7 @@ import pytest
 from chatterm.backends.anywhere import Anywhere
 from chatterm.backends.backend import ChatOptions, EngineError, ModelChoice, Progress
 from chatterm.backends.remote.address import Remote
-from chatterm.backends.remote.look import local_choices, named_choices
+from chatterm.backends.remote.look import choices_beside, local_choices, named_choices
 from chatterm.screens.candidates import CandidatesScreen
 from chatterm.screens.models import ModelPicker
 from chatterm.sessions.store import Store
@@ -314,6 +314,19 @@ async def test_the_picker_does_not_wait_for_servers_and_lists_them_with_the_rest
             await driver.pilot.press("enter")
             await driver.idle()
             assert driver.app.chat.model_name == f"ollama://localhost:{server.port}/qwen3"
+
+
+async def test_the_picker_lists_the_server_one_talks_to_and_no_columns_of_nothing() -> None:
+    listing = {"data": [{"id": "tiny", "owned_by": "x"}, {"id": "other", "owned_by": "x"}]}
+    with rough(models=listing) as server:
+        async with driven(anywhere(address(server)), (100, 30)) as driver:
+            driver.app.chat.backend._now.catalogue = lambda: [ModelChoice("one", None, False, None)]
+            await picked(driver)
+            await driver.until(lambda: re.search(rf"● tiny +{server.place}", driver.text()))
+            await driver.until(lambda: re.search(rf"○ other +{server.place}", driver.text()))
+            assert "to download" in driver.text()
+            assert not re.search(r"size|memory|speed|\?", driver.text())
+    assert choices_beside(address(server))[0].label == "tiny", "it is gone by now"
 
 
 def test_what_listens_and_is_no_such_server_is_passed_over() -> None:
