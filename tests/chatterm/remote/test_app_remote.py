@@ -88,6 +88,7 @@ async def test_switching_to_a_server_and_back_keeps_the_history(tmp_path: Any) -
             contents = [message["content"] for message in server.requests[0].json["messages"]]
             assert contents == ["One", "From here.", "Two"]
             assert [question for question, _ in here.history] == ["One", "Two", "Three"]
+            assert driver.text().count("its cache is rebuilt") == 1, "that of a server is its own"
             models = [exchange.model for exchange in driver.app.chat.conversation.path]
             assert models == ["scripted", address(server), "scripted"]
             await driver.shows("tiny · 1 token")
