@@ -204,5 +204,5 @@ class ChatBase(Screen[None]):
 
     def back_to_composer(self) -> None:
         self.transcript.select(None)
-        self.composer.focus()
+        self.set_focus(self.composer)
         self.show_standing_hint()
