@@ -102,6 +102,10 @@ class Conversation(Branching):
     def compare(self, exchange: Exchange, model: str, other: str) -> None:
         """Have `model`, which is loaded, and `other` answer the message of `exchange`, both at once."""
         self._refuse_while_busy()
+        if exchange.results:
+            raise EngineError(
+                "Results of tools are answered by one model at a time; /model chooses another one."
+            )
         prompt, _ = self.entries_of(exchange)
         both = (model, other)
         self._ask(exchange.parent, prompt, model, is_retry=True, count=2, models=both)

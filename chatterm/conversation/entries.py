@@ -140,6 +140,11 @@ class UserEntry(Entry):
     def source_text(self) -> str:
         return self.text
 
+    @property
+    def said(self) -> str:
+        """The message without the blocks of its pictures."""
+        return self._said
+
     def unfold(self) -> None:
         """Show all of a long message."""
         if not self._is_open:

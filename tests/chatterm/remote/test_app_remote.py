@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.chatterm.remote.rough_server import (
     status,
     stream,
 )
+from tests.chatterm.remote.test_pictures import png
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 TAGS = {"models": [{"name": "qwen3:latest"}, {"name": "gemma3:1b"}]}
@@ -200,6 +202,22 @@ async def test_comparing_two_models_and_keeping_the_other_ones_answer() -> None:
             assert driver.app.chat.model_name == "scripted"
             await driver.send("More")
             assert here.history[0] == ("Hi", "From there.")
+
+
+async def test_several_answers_about_a_picture_stand_below_the_words_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(png(4, 4))
+    monkeypatch.chdir(tmp_path)
+    with rough(said("Blue.")) as server:
+        async with driven(anywhere(address(server)), (100, 30)) as driver:
+            await driver.send("What is on @a.png?")
+            await driver.send("/retry 2", wait=False)
+            await driver.shows("2 answers  What is on a.png?")
+            assert "sha256" not in driver.text()
+            await driver.until(lambda: driver.app.chat.conversation.turn is None)
+            await driver.pilot.press("1")
+            await driver.idle()
 
 
 async def test_comparing_with_what_is_not_there_keeps_the_one_answer() -> None:

@@ -108,6 +108,18 @@ async def test_what_stands_folded_last_opens_and_the_keys_are_those_of_what_is_s
         await driver.shows("c copy · e edit · r retry · Esc back")
 
 
+async def test_results_are_not_compared_as_if_the_person_had_written_them(folder: Path) -> None:
+    model = backend(call("read_file", path="../x"))
+    async with driven(model, (100, 30)) as driver:
+        await driver.send("/tools read")
+        await driver.send("Go.")
+        await driver.send("/compare other")
+        assert driver.errors == [
+            "Results of tools are answered by one model at a time; /model chooses another one."
+        ]
+        assert len(driver.app.chat.conversation.tree) == 2
+
+
 async def test_no_is_what_enter_says_and_the_model_is_told_so() -> None:
     model = backend(call("read_file", path="notes.txt"))
     async with driven(model) as driver:
