@@ -152,6 +152,13 @@ class ModelInfo:
     is_remote: bool = False
     """It runs on a server: its cache and its tokens cannot be looked at. `device` is the server then, `dtype` is "",
     and `context_length` is 0 where the server does not tell."""
+    resumes: frozenset[str] = frozenset({"nothing", "thinking", "text"})
+    """What an answer may have come to for /continue to go on with it."""
+
+    @property
+    def label(self) -> str:
+        """Its name without the address of its server, for places that show `where`, too."""
+        return self.name.split("/", 3)[-1] if self.is_remote and "://" in self.name else self.name
 
     @property
     def where(self) -> str:

@@ -1,7 +1,7 @@
 """The tree of a conversation and the ways through it: one branch is selected, shown, and held by the backend."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -80,6 +80,18 @@ class Branching:
         """What the model that is loaded, or will be, is called."""
         info = self._backend.info
         return self._backend.model, info.name if info is not None else ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model that is loaded runs on a server."""
+        info = self._backend.info
+        return info is not None and info.is_remote
+
+    @property
+    def _resumes(self) -> Container[str]:
+        """What the last answer may have come to for /continue; as in ModelInfo."""
+        info = self._backend.info
+        return info.resumes if info is not None else ("nothing", "thinking", "text")
 
     @property
     def ended_here(self) -> Turn | None:
@@ -226,7 +238,8 @@ class Branching:
         are_named = len(names) > 1 or any(name not in self._present for name in names)
         for number, exchange in enumerate(path, 1):
             entries += self.entries_of(exchange)
-            self._shown.mark(exchange, names.get(exchange.model, "") if are_named else "")
+            resumes = self._resumes if number == len(path) else ()
+            self._shown.mark(exchange, names.get(exchange.model, "") if are_named else "", resumes)
             if number == compacted:
                 entries.append(self._shown.compaction_of(path[:number]))
         if self.choice:  # they are shown elsewhere

@@ -42,6 +42,7 @@ class Room:
     used: int
     """Tokens of the history as the model sees it."""
     context: int
+    """0 where nobody tells."""
 
     @property
     def rate(self) -> float:
@@ -79,7 +80,7 @@ class Room:
         """Raises EngineError where what is pinned leaves no room, whatever is done with the rest."""
         pinned = [exchange for exchange in self.path if exchange.is_pinned]
         tokens = self.tokens(pinned) + self.of_text(self.system)
-        if pinned and tokens >= _FULL * self.context:
+        if pinned and self.context and tokens >= _FULL * self.context:
             raise EngineError(
                 f"The system prompt and the pinned messages take about {tokens:,} of {counted(self.context, 'token')}; "
                 "/pin unpins a message, a larger --context gives more room."
@@ -139,8 +140,8 @@ def ways(room: Room, count: int) -> list[Way]:
 
 
 def summary_tokens(context: int) -> int:
-    """Tokens that a summary may take at most."""
-    return max(min(context // 6, _MOST), _LEAST)
+    """Tokens that a summary may take at most; a `context` of 0 is not known."""
+    return max(min(context // 6, _MOST), _LEAST) if context else _MOST
 
 
 def summary_request(room: Room, count: int) -> Request:

@@ -17,6 +17,7 @@ from chatterm.backends.backend import (
     ToolResult,
 )
 from chatterm.conversation.branching import Branching
+from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper, info_of
@@ -103,6 +104,10 @@ class Conversation(Branching):
     def compare(self, exchange: Exchange, model: str, other: str) -> None:
         """Have `model`, which is loaded, and `other` answer the message of `exchange`, both at once."""
         self._refuse_while_busy()
+        if exchange.results:
+            raise EngineError(
+                "Results of tools are answered by one model at a time; /model chooses another one."
+            )
         prompt, _ = self.entries_of(exchange)
         both = (model, other)
         self._ask(exchange.parent, prompt, model, is_retry=True, count=2, models=both)
@@ -140,7 +145,7 @@ class Conversation(Branching):
         if not sees_last(self.path):
             raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
         prompt, answer = self.entries_of(exchange)
-        answer.footer = []
+        answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
         turn = Turn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
         self._begin([turn], worker.Resume())
@@ -165,6 +170,7 @@ class Conversation(Branching):
             exchange = self.tree.add(parent, prompt.text, name)
             exchange.results = list(results)
             answer = AnswerEntry(show_thinking=self.show_thinking)
+            answer.can_answer_now = not self.is_remote
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))

@@ -1,10 +1,11 @@
 """What a transcript consists of. An entry is data that lays itself out as lines; it knows no widget."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from chatterm.backends.pictures import Picture, taken_out
 from chatterm.commands.registry import COMMANDS, key_text
+from chatterm.conversation.ending import Ending
 from chatterm.conversation.figures import seconds_text
 from chatterm.conversation.json_tree import JsonTree
 from chatterm.conversation.thumbnail import Thumbnail
@@ -67,6 +68,11 @@ class Entry:
 
     def changed(self) -> None:
         self._width = 0
+
+    @property
+    def is_blank(self) -> bool:
+        """There is nothing to show of it, not even an empty line."""
+        return False
 
     def is_laid_out(self, width: int) -> bool:
         return self._width == width
@@ -134,6 +140,11 @@ class UserEntry(Entry):
     def source_text(self) -> str:
         return self.text
 
+    @property
+    def said(self) -> str:
+        """The message without the blocks of its pictures."""
+        return self._said
+
     def unfold(self) -> None:
         """Show all of a long message."""
         if not self._is_open:
@@ -182,6 +193,11 @@ class AnswerEntry(Entry):
         self.activity = ""
         """What happens while nothing can be read yet."""
         self.footer: Line = []
+        self.ending = Ending()
+        self.resumes: Container[str] = ()
+        """What it may have come to for /continue to go on with it, as in ModelInfo."""
+        self.can_answer_now = True
+        """Whether its thinking can be ended."""
         self.model = ""
         """Who gave it, where that has to be said."""
         self.branch: Branch = (1, 1)
@@ -251,6 +267,13 @@ class AnswerEntry(Entry):
         return blocks[index] if number and -len(blocks) <= index < len(blocks) else None
 
     @property
+    def is_blank(self) -> bool:
+        """It went straight to its calls."""
+        return self.body.is_empty and not (
+            self.has_thought or self.activity or self.footer or self.ending.why
+        )
+
+    @property
     def has_thought(self) -> bool:
         return self.is_thinking or not self.thinking.is_empty
 
@@ -296,9 +319,14 @@ class AnswerEntry(Entry):
             above: list[Line] = [[]] if sections and not self.body.is_empty else []
             sections.append(Section([*above, [(self.activity, "muted")]], _MARGIN))
         marks = _branch_runs(self.branch)
-        said = list(self.footer)
-        if self.model:
-            said[:0] = [(self.model, "muted"), *([(" · ", "muted")] if said else [])]
+        ended = self.ending.said(
+            has_text=not self.body.is_empty, has_thought=self.has_thought, resumes=self.resumes
+        )
+        parts: list[Line] = [[(self.model, "muted")], self.footer, [(ended, "warning")]]
+        said: Line = []
+        for part in parts:
+            if part and part[0][0]:
+                said += [(" · ", "muted"), *part] if said else part
         if said or marks:
             sections.append(Section([[], *wrap([*marks, *said], room)], _MARGIN))
         return sections
@@ -307,7 +335,8 @@ class AnswerEntry(Entry):
         tokens = counted(self.thinking_tokens, "token")
         mark = "▾" if self.is_open else "▸"
         if self.is_thinking:
-            return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens} · {_ANSWER_NOW} answers now"
+            way_out = f" · {_ANSWER_NOW} answers now" if self.can_answer_now else ""
+            return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens}{way_out}"
         return f"{mark} thought for {seconds_text(self.thinking_s)}, {tokens}"
 
 

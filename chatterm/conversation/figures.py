@@ -106,7 +106,8 @@ class SessionStats:
         self.warmed_tokens += stats.warmed_tokens
         self.prefill_s += stats.prefill_s
         self.decode_s += stats.decode_s
-        self.ttfts.append(stats.ttft_s)
+        if stats.ttft_s:  # else no token came
+            self.ttfts.append(stats.ttft_s)
         self.guessed_tokens += stats.guessed_tokens
         self.accepted_tokens += stats.accepted_tokens
         self.drafted_tokens += stats.drafted_tokens

@@ -1,7 +1,7 @@
 """How the exchanges of a session are shown: a message and an answer each, which know which alternative they are."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.entries import AnswerEntry, Branch, CompactionEntry, Entry, UserEntry
@@ -52,11 +52,12 @@ class Shown:
             known = self._compactions[path[-1].id] = fresh
         return known
 
-    def mark(self, exchange: Exchange, model: str = "") -> None:
-        """The entries of an exchange say which of how many alternatives they are, and that `model` gave the answer."""
+    def mark(self, exchange: Exchange, model: str = "", resumes: Container[str] = ()) -> None:
+        """The entries of an exchange say which of how many alternatives they are, that `model` gave the answer, and
+        whether it can be gone on with (`resumes` is as in ModelInfo)."""
         prompt, answer = self._pairs[exchange.id]
-        if answer.model != model:
-            answer.model = model
+        if (answer.model, answer.resumes) != (model, resumes):
+            answer.model, answer.resumes = model, resumes
             answer.changed()
         messages = of_answers = (1, 1)
         if len(self._tree.siblings(exchange.id)) > 1:

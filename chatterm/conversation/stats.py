@@ -76,19 +76,23 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
     def count(name: str) -> list[str]:
         return [f"{getattr(turn, name):,}" if turn else _NONE, *(f"{getattr(s, name):,}" for _, s in columns)]
 
+    def prompt(name: str) -> list[str]:
+        last, *sums = count(name)  # of an answer that was cut off, a server tells no count
+        return [last if turn and turn.prompt_tokens else _NONE, *sums]
+
     def each(of_turn: Callable[[TurnStats], str], of_session: Callable[[SessionStats], str]) -> list[str]:
         return [of_turn(turn) if turn else _NONE, *(of_session(s) for _, s in columns)]
 
     rows = [
         ["", "last answer", *(title for title, _ in columns)],
         ["answers", _NONE, *(f"{s.turns:,}" for _, s in columns)],
-        ["prompt tokens", *count("prompt_tokens")],
-        ["  from cache", *count("cached_tokens")],
-        ["  computed", *count("prefilled_tokens")],
+        ["prompt tokens", *prompt("prompt_tokens")],
+        ["  from cache", *prompt("cached_tokens")],
+        ["  computed", *prompt("prefilled_tokens")],
         ["  cache hit rate", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
         ["generated tokens", *count("generated_tokens")],
         ["  thinking", *count("reasoning_tokens")],
-        ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s), _mean_ttft)],
+        ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s) if t.ttft_s else _NONE, _mean_ttft)],
         ["prefill", *each(lambda t: _rate(t.prefilled_tokens, t.prefill_s), _prefill)],
         ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
         ["decode time", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
@@ -141,7 +145,7 @@ def _about(
 ) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     if info is not None:
-        pairs.append(("model", f"{info.name} · {info.where}"))
+        pairs.append(("model", f"{info.label} · {info.where}"))
         if info.context_length:
             pairs.append(("context", counted(info.context_length, "token")))
     if figures is not None:

@@ -14,18 +14,13 @@ from chatterm.backends.backend import (
     reading_text,
 )
 from chatterm.backends.worker import Token
+from chatterm.conversation.ending import ending_of
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
 from models.units import counted
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-
-_REASONS = {
-    FinishReason.CANCELLED: "stopped; /continue resumes it",
-    FinishReason.LENGTH: "cut off at the token limit; /continue resumes it",
-    FinishReason.CONTEXT_FULL: "the context is full; /compact makes room",
-}
 
 _OF_ANSWER = ("generated_tokens", "reasoning_tokens", "decode_s")
 """Figures of an answer that add up when it is continued."""
@@ -207,13 +202,14 @@ class Turn:
             answer.settle_text(outcome.text)
         answer.settle()
         silent = answer.body.is_empty and not answer.has_thought and not self.exchange.calls
-        answer.activity = "The model gave no text." if silent else ""
+        answer.activity = "The model gave no text." if silent and outcome is not None else ""
         self.stats = outcome.stats if outcome is not None else None
         unfinished = FinishReason.CANCELLED if self.has_begun else None  # an error: it was said elsewhere
         reason = outcome.finish_reason if outcome is not None else unfinished
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
-        answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None, reason)
+        answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None)
+        answer.ending = ending_of(reason)
         if self.exchange.calls and reason in (FinishReason.EOS, FinishReason.STOP):
             answer.footer = []  # the figures stand below the answer that all this leads to
         answer.changed()
@@ -256,7 +252,7 @@ def live_figures(
         speed=average if running is None else turn.speed.now(now),
         average=average,
         history=turn.speed.history(),
-        ttft_s=turn.stats.ttft_s if turn.stats else turn.ttft_s,
+        ttft_s=(turn.stats.ttft_s or None) if turn.stats else turn.ttft_s,
         waited_s=0.0 if running is None or running.has_begun else round(now - running.started, 1),
         cached=known.cached_tokens if known else None,
         computed=known.prefilled_tokens if known else None,
@@ -272,13 +268,14 @@ def live_figures(
 
 def _with_saved(live: Live, stats: TurnStats) -> Live:
     """The figures that are saved with an answer."""
+    is_known = stats.prompt_tokens > 0
     return replace(
         live,
         speed=stats.decode_tokens_per_s,
         average=stats.decode_tokens_per_s,
-        ttft_s=stats.ttft_s,
-        cached=stats.cached_tokens,
-        computed=stats.prefilled_tokens,
+        ttft_s=stats.ttft_s or None,
+        cached=stats.cached_tokens if is_known else None,
+        computed=stats.prefilled_tokens if is_known else None,
         generated=stats.generated_tokens,
         guessed=stats.guessed_tokens,
         accepted=stats.accepted_tokens,
@@ -301,7 +298,8 @@ def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
     reason = (
         FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED
     )
-    entry.footer = [] if exchange.calls else footer_line(stats_of(exchange), reason)
+    if not exchange.calls:
+        entry.footer, entry.ending = footer_line(stats_of(exchange)), ending_of(reason)
     return entry
 
 
@@ -310,16 +308,12 @@ def stats_of(exchange: Exchange) -> TurnStats | None:
     return TurnStats.of(exchange.stats) if exchange.stats else None
 
 
-def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:
-    """The figures below an answer, then why it ended where that matters."""
+def footer_line(stats: TurnStats | None) -> Line:
+    """The figures below an answer."""
     parts: list[str] = []
     if stats is not None and stats.generated_tokens:
         parts.append(counted(stats.generated_tokens, "token"))
         if stats.decode_tokens_per_s:
             parts.append(rate_text(stats.decode_tokens_per_s))
         parts.append(f"first token after {seconds_text(stats.ttft_s)}")
-    line: Line = [(" · ".join(parts), "muted")] if parts else []
-    if reason in _REASONS:
-        line += [(" · ", "muted")] if line else []
-        line.append((_REASONS[reason], "warning"))
-    return line
+    return [(" · ".join(parts), "muted")] if parts else []

@@ -232,7 +232,7 @@ class Candidates(Canvas):
         return self._lines
 
     def _drawn(self, width: int, height: int) -> list[Line]:
-        question = one_line(self._turns[0].prompt.text, 400)
+        question = one_line(self._turns[0].prompt.said, 400)
         title = f"{counted(len(self._turns), 'answer')}  "
         head: Line = [(title, "heading"), (elided(question, max(width - cells(title), 8)), "user")]
         failures = self._failures(width)

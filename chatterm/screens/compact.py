@@ -243,7 +243,8 @@ class CompactScreen(ModalScreen[None]):
         note = wrap(self._note, width) if self._note else []
         if self._is_choosing:
             way = self.query_one(WayList).chosen
-            used = f"Tokens used: {count_text(room.used)} of {count_text(room.context)}. "
+            of = f" of {count_text(room.context)}" if room.context else ""
+            used = f"Tokens used: {count_text(room.used)}{of}. "
             more = "← → more or fewer messages. " if way is not None and way.kind == "summary" else ""
             about = way.about + " " if way is not None else ""
             stays = "Every message stays here, and /compact off shows the model all of them again."

@@ -233,6 +233,8 @@ def entry_line(entry: Entry, chunk: Chunk | None, model: str, mark: str, width: 
 def state_line(entry: Entry, chunk: Chunk | None, model: str) -> Line:
     """How far a document is read."""
     if chunk is None:
+        if not model:
+            return []  # that of a server, which reads with the question
         return [("read" if model in entry.tokens else "not read yet", "muted")]
     share = chunk.present / chunk.tokens
     if not chunk.is_read:

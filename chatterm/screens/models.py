@@ -1,6 +1,7 @@
 """The model picker: what is on this machine, on servers and in the catalogue, what it takes and how fast it is here."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -48,7 +49,7 @@ class ModelPicker(Picker):
         with Vertical():
             yield PickerLine(self._head, id="picker-head")
             yield Input(placeholder="Search, or type a Hub id, a path or openai://HOST:PORT/MODEL")
-            yield PickerLine(head_line)
+            yield PickerLine(partial(head_line, unknown=unknown_of(self._choices)))
             yield ModelList(self._choices, self._current)
             yield ModelDetail(id="picker-detail")
             foot = "Enter selects (and downloads if needed) · Esc goes back"
@@ -197,27 +198,52 @@ class ModelList(PickerList):
         if not self._matching:
             typed = elided(self._typed, width - 20)
             return [[("No match; ", "muted"), ("Enter loads ", "muted"), (typed, "primary")]]
+        unknown = unknown_of(self._choices)
         return [
-            choice_line(self._matching[row], width, chosen=row == self._index, current=self._current)
+            choice_line(
+                self._matching[row],
+                width,
+                chosen=row == self._index,
+                current=self._current,
+                unknown=unknown,
+            )
             for row in self.in_view()
         ]
 
 
-def choice_line(choice: ModelChoice, width: int, *, chosen: bool, current: str = "") -> Line:
-    """A mark, the name, and the columns of HEADS; on narrow screens the last ones are left out."""
+def unknown_of(choices: Sequence[ModelChoice]) -> frozenset[str]:
+    """The columns in which no choice has anything: where no engine is loaded, nothing was measured."""
+    here = [choice for choice in choices if not choice.server]
+    known = {
+        "size": any(choice.bytes for choice in here),
+        "memory": any(choice.memory_bytes for choice in here),
+        "speed": any(choice.tokens_per_s or choice.fits is False for choice in here),
+    }
+    return frozenset(name for name, is_known in known.items() if not is_known)
+
+
+def choice_line(
+    choice: ModelChoice,
+    width: int,
+    *,
+    chosen: bool,
+    current: str = "",
+    unknown: frozenset[str] = frozenset(),
+) -> Line:
+    """A mark, the name, and the columns of HEADS but the `unknown`; on narrow screens the last ones are left out."""
     mark = "● " if choice.name == current else "○ " if choice.on_disk or choice.server else "  "
     if choice.server:
         line = _on_server(mark, choice, width)
         return styled(padded(line, width, ""), "chosen") if chosen else line
     warned = "warning" if choice.fits is False or choice.crawls else ""
     cells_of = (
-        (bytes_text(choice.bytes) if choice.bytes else "?", ""),
-        (bytes_text(choice.memory_bytes) if choice.memory_bytes else "?", ""),
+        (bytes_text(choice.bytes) if choice.bytes else "", ""),
+        (bytes_text(choice.memory_bytes) if choice.memory_bytes else "", ""),
         (speed_text(choice), warned),
         ("downloaded" if choice.on_disk else "to download", "" if choice.on_disk else "muted"),
     )
     name = (one_line(choice.name, 200), "muted" if choice.fits is False else "")
-    line = _columns(mark, name, cells_of, width)
+    line = _columns(mark, name, cells_of, width, unknown)
     return styled(padded(line, width, ""), "chosen") if chosen else line
 
 
@@ -229,19 +255,25 @@ def _on_server(mark: str, choice: ModelChoice, width: int) -> Line:
     return [(mark, "primary"), (name, ""), (" " * (room - cells(name) + 2), ""), (server, "accent")]
 
 
-def head_line(width: int) -> Line:
+def head_line(width: int, unknown: frozenset[str] = frozenset()) -> Line:
     """What stands above the columns."""
-    return _columns("  ", ("", ""), [(head, "muted") for head, _, _ in HEADS], width)
+    return _columns("  ", ("", ""), [(head, "muted") for head, _, _ in HEADS], width, unknown)
 
 
-def _columns(mark: str, name: tuple[str, str], cells_of: Sequence[tuple[str, str]], width: int) -> Line:
-    columns = list(zip(HEADS, cells_of, strict=True))
+def _columns(
+    mark: str,
+    name: tuple[str, str],
+    cells_of: Sequence[tuple[str, str]],
+    width: int,
+    unknown: frozenset[str],
+) -> Line:
+    columns = [both for both in zip(HEADS, cells_of, strict=True) if both[0][0] not in unknown]
     while columns and width - 2 - sum(size + 2 for (_, size, _), _ in columns) < (
         _NAME if len(columns) > 1 else _CUT_NAME
     ):
         # Where it lies is told by the mark; the speed says more than the memory, and that more than the size.
-        drop = next((i for i in (3, 0, 1) if len(columns) > 1 and i < len(columns)), 0)
-        columns.pop(drop)
+        names = [head for (head, _, _), _ in columns]
+        columns.pop(next((names.index(head) for head in ("", "size", "memory") if head in names), 0))
     room = max(width - 2 - sum(size + 2 for (_, size, _), _ in columns), 4)
     text = elided(name[0], room)
     line: Line = [(mark, "primary"), (text, name[1]), (" " * (room - cells(text)), "")]
@@ -256,7 +288,7 @@ def speed_text(choice: ModelChoice) -> str:
     """The speed to expect, in a few words."""
     if choice.fits is False:
         return "does not fit"
-    return rate_text(choice.tokens_per_s) if choice.tokens_per_s else "?"
+    return rate_text(choice.tokens_per_s) if choice.tokens_per_s else ""
 
 
 def detail(choice: ModelChoice | None) -> tuple[str, str]:

@@ -78,7 +78,7 @@ def filled_in(name: str, text: str, argument: str) -> str:
     """A prompt with what was written behind its command: $1 to $9 are its words, $* is all of it, $FILE attaches the
     file that it names, $$ is a dollar sign. Without any of them it follows the prompt.
 
-    Raises SettingsError (one line) where a word is missing.
+    Raises SettingsError (one line) where a word is missing, or the file.
     """
     try:
         words = shlex.split(argument)
@@ -99,11 +99,23 @@ def filled_in(name: str, text: str, argument: str) -> str:
         if slot != "FILE":
             return word
         path = word.removeprefix("@")
+        if not _is_there(path):
+            raise SettingsError(f"/{name} needs the name of a file; there is no {one_line(path, 80)}.")
         return f'@"{path}"' if " " in path else f"@{path}"
 
     slots = [match[1] for match in _SLOT.finditer(text) if match[1] != "$"]
     filled = _SLOT.sub(value, text).strip("\n")
     return f"{filled}\n\n{argument}" if argument and not slots else filled
+
+
+def _is_there(path: str) -> bool:
+    """An address, or something of a server, is looked for when it is attached."""
+    if re.match(r"[\w-]+:", path):
+        return True
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def clashes(taken: set[str]) -> list[str]:

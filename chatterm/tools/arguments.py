@@ -33,14 +33,15 @@ def parsed(text: str) -> dict[str, Any]:
 def checked(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` with every value of the type that a built-in tool's flat schema names. Raises ToolError."""
     known: Mapping[str, Any] = tool.parameters["properties"]
-    for name in tool.parameters.get("required", ()):
-        if name not in given:
-            raise ToolError(f"{tool.name} needs {name}.")
-    for name, value in given.items():
+    for name in given:
         if name not in known:
             raise ToolError(
                 f"{tool.name} has no argument {one_line(name, 40)!r}; it takes {', '.join(known)}."
             )
+    for name in tool.parameters.get("required", ()):
+        if name not in given:
+            raise ToolError(f"{tool.name} needs the argument {name!r}.")
+    for name, value in given.items():
         kind, what = _TYPES[known[name]["type"]]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ToolError(f"{name} must be {what}.")

@@ -6,6 +6,7 @@ from chatterm.backends.backend import EngineError, Tool, ToolCall
 from chatterm.terminal.sanitize import one_line
 from chatterm.tools.arguments import parsed
 from chatterm.tools.tool import Plan, Planner, ToolError
+from models.units import counted
 
 GROUPS = {
     "read": ("read_file", "list_folder"),
@@ -87,7 +88,12 @@ class Box:
         else:
             names = {name for word in words or ["read", "search"] for name in self.found(word)}
             self.on = self.on | names if way == "on" else names
-        on = ", ".join(name for name in self.names if name in self.on)
+        whole = [word for word in self.said() if word not in (*GROUPS, *self.names)]
+        servers = {word: [name for name in self.names if name.startswith(f"{word}__")] for word in whole}
+        taken = {name for names in servers.values() for name in names}
+        shown = [name for name in self.names if name in self.on - taken]
+        shown += [f"{word} ({counted(len(names), 'tool')})" for word, names in servers.items()]
+        on = ", ".join(shown)
         return (
             f"The model may ask to use: {on}. You are asked before each call." if on else "All tools are off."
         )

@@ -2,7 +2,7 @@
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -142,7 +142,8 @@ def performed(call: ToolCall, plan: Plan, running: Running) -> ToolResult:
     try:
         text = plan.run(running)
     except ToolError as error:
-        return failed(call, str(error), monotonic() - began)
+        result = failed(call, str(error), monotonic() - began)
+        return replace(result, state="stopped") if running.stopped.is_set() else result
     except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
         write_down(error)
         return failed(call, f"The tool failed: {one_line(str(error), 200)}", monotonic() - began)

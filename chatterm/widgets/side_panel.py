@@ -64,7 +64,7 @@ def _head_of(live: Live, width: int) -> list[Line]:
     title = wrap([(live.title, "strong")], width)[:3] if live.title else []
     return [
         *title,
-        *wrap([(live.info.name if live.info else live.model, "muted" if title else "strong")], width),
+        *wrap([(live.info.label if live.info else live.model, "muted" if title else "strong")], width),
     ]
 
 

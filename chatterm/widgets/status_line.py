@@ -108,9 +108,9 @@ def _parts(live: Live, width: int) -> list[Part]:
 
 
 def _names(live: Live) -> Part:
-    """The model, also without who published it."""
-    name = live.info.name if live.info else live.model
-    return [[(text, "muted")] for text in dict.fromkeys((name, name.rsplit("/", 1)[-1]))]
+    """The model, also without its server, and without who published it."""
+    name, label = (live.info.name, live.info.label) if live.info else (live.model, live.model)
+    return [[(text, "muted")] for text in dict.fromkeys((name, label, name.rsplit("/", 1)[-1]))]
 
 
 def _figures(live: Live, width: int) -> list[Line]:

@@ -74,18 +74,6 @@ CODE_KEYS = {"s": "save_code", "x": "run_code", "z": "change_view"}
 """Keys that do something with a code block of the selected answer, or with JSON."""
 EDGE_KEYS = {"g": -1, "G": 1}
 """Keys that lead to the first line and to the last."""
-_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "s save", "x run", "t thinking", "z JSON")
-
-
-def message_hint(width: int) -> str:
-    """What can be done with a selected message, as far as there is room."""
-    text = "Esc back"
-    for count in range(1, len(_HINTS) + 1):
-        longer = " · ".join([*_HINTS[:count], "Esc back"])
-        if len(longer) > width:
-            break
-        text = longer
-    return text
 
 
 class Transcript(ScrollView, Painter, can_focus=True):
@@ -239,7 +227,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def neighbour(self, step: int) -> Entry | None:
         """The message before (-1) or after (1) the selected one; coming from below, the last."""
-        messages = [entry for entry in self.entries if isinstance(entry, UserEntry | AnswerEntry)]
+        messages = [e for e in self.entries if isinstance(e, UserEntry | AnswerEntry) and not e.is_blank]
         if self.selected not in messages:
             return messages[-1] if messages and step < 0 else None
         place = messages.index(self.selected) + step
@@ -261,7 +249,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return self._starts[-1] + self.entries[-1].height if self.entries else 0
 
     def _count(self) -> None:
-        heights = (entry.height + 1 for entry in self.entries[:-1])
+        heights = (entry.height + (not entry.is_blank) for entry in self.entries[:-1])
         self._starts = list(accumulate(heights, initial=0)) if self.entries else []
 
     def _top(self) -> tuple[Entry, int] | None:

@@ -46,7 +46,7 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
     elif info is not None and live.phase != "loading":
         room = f" · {counted(info.context_length, 'token')} of context" if info.context_length else ""
         about = f" · {info.where}{room}"
-        lines += wrap([(info.name, "strong"), (about, "muted")], width)
+        lines += wrap([(info.label, "strong"), (about, "muted")], width)
     else:
         lines += wrap([(live.model, "strong"), (" is loading; you can already write", "muted")], width)
         filled, empty = meter(

@@ -6,6 +6,7 @@ import pytest
 
 from chatterm.backends.backend import Request
 from chatterm.conversation.entries import CompactionEntry
+from chatterm.screens.chat import compacting
 from chatterm.screens.compact import CompactScreen
 from chatterm.settings.settings import ChatSettings, Settings
 from engine.errors import ContextFullError
@@ -168,6 +169,25 @@ async def test_a_summary_is_made_in_idle_time_where_that_is_wanted_and_waits() -
         assert not any(exchange.compaction for exchange in driver.app.chat.conversation.path)
         await driver.send("/compact", wait=False)
         await driver.shows(SUMMARY)
+
+
+async def test_a_context_of_unknown_size_is_never_full_and_can_be_compacted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compacting, "_PAUSE", 0.0)
+    scripted = ScriptedBackend([Script(LONG)] * 3 + [Script(SUMMARY)], context_length=0)
+    async with driven(scripted) as driver:
+        driver.app.chat.settings = Settings(chat=ChatSettings("summarise"))
+        await three(driver)
+        await driver.send("/pin 1")
+        for now in range(5):
+            driver.app.chat.actions.offer_summary(1e6 + now)
+            await driver.pilot.pause()
+        assert not any(name == "answer" for name, _ in scripted.calls), "nobody asked for a summary"
+        await driver.send("/compact", wait=False)
+        await driver.shows("Summarise the first")
+        assert "of 0" not in driver.text()
+        assert driver.errors == []
 
 
 async def test_whatever_is_asked_for_ends_a_summary_at_once() -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from textual import events
 from textual.binding import Binding, BindingType
 
 from chatterm.app import ChatApp
@@ -137,3 +138,14 @@ async def test_a_new_name_for_an_export_is_not_replaced_by_one_that_is_there(fil
         await driver.pilot.press("enter")
         await driver.until(lambda: (files / "notes").exists())
         assert (files / "notes-old.md").read_text() == "old"
+
+
+async def test_what_is_typed_in_one_go_with_a_message_selected_goes_on_in_the_composer() -> None:
+    async with driven(ScriptedBackend([Script("one"), Script("two")])) as driver:
+        await driver.send("first")
+        await driver.pilot.press("alt+up")
+        assert driver.app.focused is driver.transcript
+        for character in "oh yes, retry":
+            driver.app.post_message(events.Key("space" if character == " " else character, character))
+        await driver.until(lambda: driver.composer.text == "oh yes, retry")
+        assert driver.answers == ["one"]

@@ -443,6 +443,7 @@ def test_a_line_of_the_picker_fits_any_width(width: int, found: Chunk | None) ->
     for name in ("paper", "大" * 32):
         entry = Entry(name, "/home/me", "0", 1.0, 40_000_000, {"tiny": 3})
         line = entry_line(entry, found, "tiny", "1 ", width, 2e9)
+        assert "not read yet" not in text_of(entry_line(entry, None, "", "  ", width, 2e9))
         assert line_cells(line) <= width
     assert "\n" not in about_text(entry, found, "tiny")
 

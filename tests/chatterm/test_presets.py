@@ -171,9 +171,16 @@ def test_any_prompt_takes_any_argument_or_says_in_a_line_what_it_needs(text: str
     assert not said or (said.startswith("/mine needs") and "\n" not in said)
 
 
-def test_words_files_and_dollars_are_filled_in_once() -> None:
+def test_words_files_and_dollars_are_filled_in_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled_in("p", "a $1 b $2 c $* $$1", "$2 'x y'") == "a $2 b x y c $2 'x y' $1"
+    (folder / "my file.py").touch()
+    monkeypatch.chdir(folder)
     assert filled_in("p", "Review $FILE", "'my file.py'") == 'Review @"my file.py"'
+    assert filled_in("p", "Review $FILE", "https://x.org/a") == "Review @https://x.org/a"
+    assert filled_in("p", "Review $FILE", "docs:note") == "Review @docs:note"
+    for missing in ("my", "a\0b", "x" * 5_000, "~nobody/x"):
+        with pytest.raises(SettingsError, match="there is no"):
+            filled_in("p", "Review $FILE", missing)
     assert filled_in("p", "Translate this:", "hello") == "Translate this:\n\nhello"
     with pytest.raises(SettingsError, match="name of a file"):
         filled_in("p", "Review $FILE", "")

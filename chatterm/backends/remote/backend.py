@@ -141,7 +141,14 @@ class RemoteBackend(Chosen):
         self._server = kind_of(self._address, models)
         context = (here.context_length if here is not None else 0) or self._options.context or 0
         self._info = ModelInfo(
-            self._model, self._address.host, "", context, True, calls_tools=True, is_remote=True
+            self._model,
+            self._address.host,
+            "",
+            context,
+            True,
+            calls_tools=True,
+            is_remote=True,
+            resumes=frozenset({"nothing", "text"} if self._dialect.can_go_on(self._server) else {"nothing"}),
         )
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
@@ -182,6 +189,8 @@ class RemoteBackend(Chosen):
         *before, last = self._turns
         if last.finish_reason in ("eos", "stop"):
             raise EngineError("The answer is complete; /retry generates another one.")
+        if not last.text and not last.reasoning:
+            return self.retry()
         if not self._dialect.can_go_on(self._server):
             raise EngineError(
                 f"{self._address.host} cannot continue an answer; /retry generates another one."
@@ -223,7 +232,7 @@ class RemoteBackend(Chosen):
                 last.text, last.reasoning, reason, TurnStats.of(last.stats), (), calls=last.calls
             )
             if last.model in (self._model, self._info.name if self._info else ""):
-                self._count(self._last.stats)
+                self._count()
 
     def count(self, draft: str) -> DraftCost | None:
         return None
@@ -332,7 +341,7 @@ class RemoteBackend(Chosen):
                 made = replace(exchange, model=self._model)
                 made.take(self._last)
                 self._turns = [*path, made]
-                self._count(self._last.stats)
+                self._count()
         if running.problem and not running.is_stopped:
             raise self._error(running.problem)
 
@@ -436,7 +445,7 @@ class RemoteBackend(Chosen):
         """The answer is over: where it did not end as it should, say so."""
         reader = running.reader
         if reader.problem and not running.problem and not running.is_stopped:
-            kept = "what had arrived is kept" if running.has_begun else "try again"
+            kept = "What had arrived is kept" if running.has_begun else "Try again"
             running.problem = sentences(f"{one_line(self._address.host, 80)} {reader.problem}", kept)
         if reader.calls and not running.has_tools and not running.problem and not running.text:
             running.problem = (
@@ -453,8 +462,14 @@ class RemoteBackend(Chosen):
                 return f" It has: {names_of(models)}."
         return ""
 
-    def _count(self, stats: TurnStats) -> None:
-        self._used = stats.prompt_tokens + stats.generated_tokens if stats.prompt_tokens else 0
+    def _count(self) -> None:
+        """What the context holds: the latest count of the server, and what came after it."""
+        self._used = 0
+        for turn in reversed(self._turns):
+            stats = TurnStats.of(turn.stats)
+            self._used += stats.prompt_tokens + stats.generated_tokens
+            if stats.prompt_tokens:
+                return
 
     def _error(self, line: str) -> EngineError:
         return EngineError(redacted(one_line(line, 900), self._key))

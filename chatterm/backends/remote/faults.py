@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from os import strerror
 from typing import Any
 
 from chatterm.backends.remote.address import Address
@@ -155,7 +156,9 @@ def lost(
     if proxy is not None and isinstance(error, httpx.ConnectError):
         which = one_line(proxy.rpartition("@")[2].rpartition("/")[2], 80)
         return f"The proxy {which}, which leads to {host}, cannot be reached; see HTTPS_PROXY and NO_PROXY."
-    why = next((one.strerror for one in reversed(chain) if isinstance(one, OSError) and one.strerror), "")
+    failed = next((one for one in reversed(chain) if isinstance(one, OSError) and one.errno), None)
+    # asyncio adds the address to its own text
+    why = strerror(failed.errno) if failed is not None and failed.errno else ""
     if any(type(one).__name__ == "gaierror" for one in chain):
         return f"No host named {host} was found; check the spelling and the network."
     said = one_line(why or str(error) or type(error).__name__, 120)

@@ -46,6 +46,20 @@ def named_choices(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
     return _all([partial(_named, name, remotes) for name in remotes])
 
 
+def choices_beside(model: str) -> list[ModelChoice]:
+    """The models of the server that has `model`, an address, which is one of them in any case. As `named_choices`."""
+    address = found(model, {})
+    if address is None:
+        return []
+    name = one_line(address.host, 100)
+    alone = [ModelChoice(model, None, False, None, server=name, label=address.model)]
+    try:
+        there = _asked(address, key_of(address), _NEAR if address.is_local else _FAR, name)
+    except EngineError:
+        return alone
+    return there if any(choice.name == model for choice in there) else [*alone, *there]
+
+
 def _all(looks: Sequence[Callable[[], list[ModelChoice]]]) -> list[ModelChoice]:
     if not looks:
         return []
@@ -85,7 +99,9 @@ def _asked(address: Address, key: str | None, seconds: float, name: str) -> list
         if label != one_line(label, 300):  # what cannot be shown as it is cannot be asked for either
             continue
         whole = replace(address, model=label).name
-        server = f"{_NAMES.get(model.server, name)} {address.host}" if "://" in address.prefix else name
+        kind = _NAMES.get(model.server, name)
+        is_whole = "://" not in address.prefix or kind == address.host
+        server = name if is_whole else f"{kind} {address.host}"
         choices.append(
             ModelChoice(whole, None, False, None, server=server, label=label, context=model.context_length)
         )

@@ -29,6 +29,7 @@ from chatterm.cli.progress import PlainLines
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
 from chatterm.conversation.compaction import COMPACTED
+from chatterm.conversation.ending import ending_of
 from chatterm.conversation.figures import new_notes
 from chatterm.conversation.preset import Preset
 from chatterm.conversation.talk import Talk
@@ -39,13 +40,6 @@ from models.units import counted
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
-
-_ENDINGS = {
-    FinishReason.CANCELLED: "[stopped; /continue resumes it]",
-    FinishReason.LENGTH: "[cut off at the token limit; /continue resumes it]",
-    FinishReason.CONTEXT_FULL: "[the context is full; /compact makes room]",
-}
-
 
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
@@ -222,9 +216,14 @@ class Inline:
             self._page.end()
         latest = self._backend.last
         if latest is not None:
-            ending = _ENDINGS.get(latest.finish_reason or FinishReason.CANCELLED)
-            if ending is not None:
-                self._note(ending)
+            info = self._backend.info
+            ending = ending_of(latest.finish_reason or FinishReason.CANCELLED).said(
+                has_text=bool(latest.text),
+                has_thought=bool(latest.reasoning),
+                resumes=info.resumes if info is not None else (),
+            )
+            if ending:
+                self._note(f"[{ending}]")
             if self._stats:
                 self._note(stats_line(latest))
         self._say_notes()
@@ -387,7 +386,7 @@ class Inline:
 
 def _welcome(info: ModelInfo) -> str:
     room = f", context {counted(info.context_length, 'token')}" if info.context_length else ""
-    return f"{one_line(info.name, 200)} on {info.device}{room}. /help lists the commands, Ctrl-D quits."
+    return f"{one_line(info.label, 200)} on {info.device}{room}. /help lists the commands, Ctrl-D quits."
 
 
 def run_inline(

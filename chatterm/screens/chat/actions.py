@@ -102,7 +102,9 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
 
     def _look_for_servers(self) -> None:
         """Ask every server that is known for its models, beside everything else."""
-        looks = self.screen.looks
+        looks = list(self.screen.looks)
+        if (info := self.screen.info) is not None and info.is_remote and "://" in info.name:
+            looks.insert(0, partial(_beside, info.name))
         self._on_servers, self._looks = [], len(looks)
 
         def came(choices: list[ModelChoice]) -> None:
@@ -122,3 +124,9 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
 
     def quit(self) -> None:
         self.screen.app.exit(0)
+
+
+def _beside(model: str) -> list[ModelChoice]:
+    from chatterm.backends.remote.look import choices_beside
+
+    return choices_beside(model)

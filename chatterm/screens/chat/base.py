@@ -19,10 +19,11 @@ from chatterm.terminal import clipboard
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import cleaned, one_line
 from chatterm.widgets.composer import Composer
+from chatterm.widgets.message_hint import message_hint
 from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import Transcript, message_hint
+from chatterm.widgets.transcript import Transcript
 from chatterm.widgets.welcome import Welcome
 
 T = TypeVar("T")
@@ -164,7 +165,8 @@ class ChatBase(Screen[None]):
     def show_standing_hint(self) -> None:
         if self.hint_until:
             return
-        selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
+        entry = self.transcript.selected
+        selected = message_hint(entry, self.size.width - 6) if entry is not None else ""
         writing = undone_text(len(self.conversation.undone)) if self.editing is None else _EDITING
         self.status.hint(selected or writing)
 
@@ -202,5 +204,5 @@ class ChatBase(Screen[None]):
 
     def back_to_composer(self) -> None:
         self.transcript.select(None)
-        self.composer.focus()
+        self.set_focus(self.composer)
         self.show_standing_hint()

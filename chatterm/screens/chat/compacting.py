@@ -129,7 +129,8 @@ class Compacting(CommandPart):
         if head != self._for:
             self._for, self._attempts = head, 0
             return
-        if room.used < FULL * room.context or not room.least_count or self._attempts == _ATTEMPTS:
+        is_full = room.context and room.used >= FULL * room.context  # 0: a server that does not tell
+        if not is_full or not room.least_count or self._attempts == _ATTEMPTS:
             return
         typing = screen.composer.text.strip() or screen.app.screen is not screen
         if not typing and self._draft_for(room) is None:

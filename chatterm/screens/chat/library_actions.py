@@ -59,7 +59,7 @@ class LibraryActions(CommandPart):
             LibraryPicker(
                 self._library,
                 opened,
-                screen.model_name,
+                "" if self.conversation.is_remote else screen.model_name,
                 self.chunks,
                 self.read_unread,  # another process may have added some
                 self._document_removed,

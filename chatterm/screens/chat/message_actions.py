@@ -3,7 +3,7 @@
 from functools import partial
 
 from chatterm.backends.backend import EngineError
-from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.tool_entry import RunEntry, ToolsEntry
 from chatterm.screens.chat.base import undone_text
 from chatterm.screens.chat.command_part import LOADING, CommandPart
@@ -139,20 +139,15 @@ class MessageActions(CommandPart):
 
     def expand(self) -> None:
         entry = self.selected
-        latest = self.transcript.entries[-1] if self.transcript.entries else None
-        if isinstance(latest, RunEntry) and entry is None:
-            latest.toggle()
-            return self.transcript.update()
-        if isinstance(entry, ToolsEntry):
+        if not isinstance(entry, AnswerEntry | ToolsEntry):
+            entry = next(filter(_can_fold, reversed(self.transcript.entries)), None)
+        if isinstance(entry, RunEntry | ToolsEntry):
             entry.toggle()
-            return self.transcript.update()
-        if not isinstance(entry, AnswerEntry):
-            answers = [e for e in self.transcript.entries if isinstance(e, AnswerEntry) and e.has_thought]
-            entry = answers[-1] if answers else None
-        if entry is None or not entry.has_thought:
+        elif isinstance(entry, AnswerEntry) and entry.has_thought:
+            entry.show_thinking(not entry.is_open)
+        else:
             raise EngineError("There is no thinking to expand.")
-        entry.show_thinking(not entry.is_open)
-        return self.transcript.update()
+        self.transcript.update()
 
     def change_view(self) -> None:
         """Show the selected answer, which is JSON, another way."""
@@ -228,3 +223,8 @@ class MessageActions(CommandPart):
             raise EngineError(LOADING)
         if self.screen.info is None:
             raise EngineError("No model is loaded; /model chooses one.")
+
+
+def _can_fold(entry: Entry) -> bool:
+    """Whether it has a part that is folded or can be."""
+    return isinstance(entry, RunEntry | ToolsEntry) or (isinstance(entry, AnswerEntry) and entry.has_thought)

@@ -293,7 +293,8 @@ class ChatScreen(MessageSelection):
             case worker.Switch():
                 self.conversation.hold_again()
                 self.keeper.update(model=self.backend.model)
-                history = " The history is kept; its cache is rebuilt." if self.conversation.path else ""
+                cache = "" if self.conversation.is_remote else "; its cache is rebuilt"
+                history = f" The history is kept{cache}." if self.conversation.path else ""
                 self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value

@@ -62,7 +62,9 @@ class MessageSelection(ChatBase):
             or event.character is None
             or not event.is_printable
         )
-        if self.focused is self.transcript and not known:
+        # The composer takes every character that it is given: this one was on its way to the transcript.
+        is_late = self.focused is self.composer and event.is_printable and not self.composer.read_only
+        if (self.focused is self.transcript and not known) or is_late:
             event.stop()
             self.back_to_composer()
             self.composer.insert(event.character or "")

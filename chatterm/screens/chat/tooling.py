@@ -138,7 +138,8 @@ class Tooling(ScreenPart):
     async def _asked(self, plan: Plan, why: str, place: str) -> Answer | None:
         from chatterm.screens.approval import ApprovalScreen
 
-        asked = ApprovalScreen(plan, why, place, model=self.screen.model_name)
+        info = self.screen.info
+        asked = ApprovalScreen(plan, why, place, model=info.label if info is not None else "The model")
         return await self.screen.app.push_screen_wait(asked)
 
     async def _done(self, entry: ToolsEntry, number: int, call: ToolCall, plan: Plan) -> ToolResult:

@@ -153,6 +153,8 @@ class _Link:
         self._task: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
+        self._is_dead = False
+        """Its process has ended, though nobody has asked it anything since."""
         self._starts = 0
         self._lock = asyncio.Lock()
 
@@ -211,12 +213,15 @@ class _Link:
 
     async def _connected(self) -> "Client":
         async with self._lock:
+            if self._is_dead:
+                await self.end()
             if self._task is None or self._task.done():
                 if self._starts > RESTARTS:
                     raise ToolError(
                         f"{self._server.name} has ended {self._starts} times; it is not started again."
                     )
                 self._starts += 1
+                self._is_dead = False
                 self._over = asyncio.Event()
                 self._client = asyncio.get_running_loop().create_future()
                 self._task = asyncio.ensure_future(self._serve(self._client))
@@ -238,6 +243,9 @@ class _Link:
             )
             raise ToolError(f"{self._server.name} could not be started: {why}.")
 
+    def _note_death(self) -> None:
+        self._is_dead = True
+
     async def _serve(self, ready: "asyncio.Future[Client]") -> None:
         """Hold the connection, in one task from its beginning to its end."""
         from mcp import Client
@@ -245,7 +253,7 @@ class _Link:
         server = self._server
         async with contextlib.AsyncExitStack() as stack:
             log = stack.enter_context(_log(server.name)) if server.command else None
-            transport = process_of(server, log) if log is not None else web_of(server)
+            transport = process_of(server, log, self._note_death) if log is not None else web_of(server)
             client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S))
             ready.set_result(client)
             await self._over.wait()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from chatterm.tools.mcp.config import Server
@@ -26,8 +26,11 @@ _LOOK_S = 0.01
 
 
 @contextlib.asynccontextmanager
-async def process_of(server: Server, log: BinaryIO) -> "AsyncIterator[TransportStreams]":
-    """A transport for the SDK's client; what the server writes on standard error goes to `log`.
+async def process_of(
+    server: Server, log: BinaryIO, on_end: Callable[[], None]
+) -> "AsyncIterator[TransportStreams]":
+    """A transport for the SDK's client; what the server writes on standard error goes to `log`. `on_end` is called
+    when nothing more can come of it.
 
     Raises OSError or ValueError where it cannot be started, and, in a group, ToolError where it sends too long a line.
     """
@@ -58,6 +61,7 @@ async def process_of(server: Server, log: BinaryIO) -> "AsyncIterator[TransportS
             with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, ConnectionError):
                 while line := await _line(server.name, stdout):
                     await heard.send(_message(line))
+            on_end()
 
     async def speak() -> None:
         async with said:

@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from chatterm.backends.anywhere import Anywhere
 from chatterm.backends.backend import ChatOptions, EngineError, ModelChoice, Progress
 from chatterm.backends.remote.address import Remote
-from chatterm.backends.remote.look import local_choices, named_choices
+from chatterm.backends.remote.look import choices_beside, local_choices, named_choices
 from chatterm.screens.candidates import CandidatesScreen
 from chatterm.screens.models import ModelPicker
 from chatterm.sessions.store import Store
@@ -26,6 +27,7 @@ from tests.chatterm.remote.rough_server import (
     status,
     stream,
 )
+from tests.chatterm.remote.test_pictures import png
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 TAGS = {"models": [{"name": "qwen3:latest"}, {"name": "gemma3:1b"}]}
@@ -88,6 +90,7 @@ async def test_switching_to_a_server_and_back_keeps_the_history(tmp_path: Any) -
             contents = [message["content"] for message in server.requests[0].json["messages"]]
             assert contents == ["One", "From here.", "Two"]
             assert [question for question, _ in here.history] == ["One", "Two", "Three"]
+            assert driver.text().count("its cache is rebuilt") == 1, "that of a server is its own"
             models = [exchange.model for exchange in driver.app.chat.conversation.path]
             assert models == ["scripted", address(server), "scripted"]
             await driver.shows("tiny · 1 token")
@@ -104,7 +107,9 @@ async def test_a_server_that_cannot_be_reached_leaves_the_model_that_is_there() 
     here = Here([Script("Still here.")])
     async with driven(anywhere("scripted", here)) as driver:
         await driver.send("/model openai://127.0.0.1:9/m")
-        assert "cannot be reached" in driver.errors[0]
+        assert (
+            "127.0.0.1:9 cannot be reached (Connection refused); is its server running?" in driver.errors[0]
+        )
         await driver.send("Hi")
         assert driver.answers == ["Still here."]
 
@@ -119,6 +124,42 @@ async def test_what_came_before_a_server_died_stays_and_goes_on() -> None:
             await driver.send("/continue")
             assert driver.answers == ["One, two."]
             assert server.requests[1].json["messages"][-1]["content"] == "One, "
+
+
+async def test_continue_is_offered_only_where_the_server_can() -> None:
+    for owner, way_on in (("vllm", True), ("somebody", False)):
+        died = stream(*events(delta("One, "), done=False), ends=False)
+        listing = {"data": [{"id": "tiny", "owned_by": owner}]}
+        with rough(died, said("More."), models=listing) as server:
+            async with driven(anywhere(address(server))) as driver:
+                await driver.send("Count.")
+                await driver.shows("stopped")
+                assert ("/continue resumes it" in driver.text()) is way_on
+                assert "cached" not in driver.text(), "nobody told what was"
+                await driver.send("On.")
+                assert "/continue resumes it" not in driver.text(), "it goes on with the last answer only"
+
+
+async def test_thinking_that_cannot_be_ended_offers_no_end() -> None:
+    gate = threading.Event()
+    thinks = gated(gate, events(delta(reasoning="hm"), done=False), events(delta("42"), delta(finish="stop")))
+    with rough(thinks) as server:
+        async with driven(anywhere(address(server))) as driver:
+            await driver.send("Well?", wait=False)
+            await driver.shows("thinking ·")
+            assert "answers now" not in driver.text()
+            gate.set()
+            await driver.idle()
+
+
+async def test_the_address_of_a_server_is_shown_once() -> None:
+    with rough(said("Yes.")) as server:
+        async with driven(anywhere(address(server)), (140, 40)) as driver:
+            await driver.shows(f"tiny · {server.place}")
+            await driver.send("Hi")
+            await driver.shows("runs on")
+            panel = driver.text().split("runs on")[0]
+            assert server.place not in panel
 
 
 async def test_a_refused_message_is_given_back() -> None:
@@ -163,6 +204,22 @@ async def test_comparing_two_models_and_keeping_the_other_ones_answer() -> None:
             assert driver.app.chat.model_name == "scripted"
             await driver.send("More")
             assert here.history[0] == ("Hi", "From there.")
+
+
+async def test_several_answers_about_a_picture_stand_below_the_words_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(png(4, 4))
+    monkeypatch.chdir(tmp_path)
+    with rough(said("Blue.")) as server:
+        async with driven(anywhere(address(server)), (100, 30)) as driver:
+            await driver.send("What is on @a.png?")
+            await driver.send("/retry 2", wait=False)
+            await driver.shows("2 answers  What is on a.png?")
+            assert "sha256" not in driver.text()
+            await driver.until(lambda: driver.app.chat.conversation.turn is None)
+            await driver.pilot.press("1")
+            await driver.idle()
 
 
 async def test_comparing_with_what_is_not_there_keeps_the_one_answer() -> None:
@@ -278,6 +335,19 @@ async def test_the_picker_does_not_wait_for_servers_and_lists_them_with_the_rest
             await driver.pilot.press("enter")
             await driver.idle()
             assert driver.app.chat.model_name == f"ollama://localhost:{server.port}/qwen3"
+
+
+async def test_the_picker_lists_the_server_one_talks_to_and_no_columns_of_nothing() -> None:
+    listing = {"data": [{"id": "tiny", "owned_by": "x"}, {"id": "other", "owned_by": "x"}]}
+    with rough(models=listing) as server:
+        async with driven(anywhere(address(server)), (100, 30)) as driver:
+            driver.app.chat.backend._now.catalogue = lambda: [ModelChoice("one", None, False, None)]
+            await picked(driver)
+            await driver.until(lambda: re.search(rf"● tiny +{server.place}", driver.text()))
+            await driver.until(lambda: re.search(rf"○ other +{server.place}", driver.text()))
+            assert "to download" in driver.text()
+            assert not re.search(r"size|memory|speed|\?", driver.text())
+    assert choices_beside(address(server))[0].label == "tiny", "it is gone by now"
 
 
 def test_what_listens_and_is_no_such_server_is_passed_over() -> None:

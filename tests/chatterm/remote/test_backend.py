@@ -291,6 +291,25 @@ def test_continuing_where_it_cannot() -> None:
             backend.resume()
 
 
+def test_an_answer_of_which_nothing_came_is_asked_for_again() -> None:
+    listing = {"data": [{"id": "tiny", "owned_by": "somebody"}]}
+    with rough(said("here"), models=listing) as server, chat(server) as backend:
+        backend.load_path([Exchange(1, None, "Hi", finish_reason="cancelled")])
+        assert text_of(backend.resume()) == "here"
+        assert [message["content"] for message in server.requests[0].json["messages"]] == ["Hi"]
+
+
+def test_an_answer_without_counts_leaves_what_is_known_of_the_context() -> None:
+    cut = stream(*events(delta("a"), delta("b"), done=False), ends=False)
+    with rough(said("One", prompt=40), cut) as server, chat(server) as backend:
+        list(backend.send("Hi"))
+        used = backend.used_tokens
+        assert used > 40
+        with pytest.raises(EngineError):
+            list(backend.send("More"))
+        assert backend.used_tokens == used + 2
+
+
 # --- several ---
 
 

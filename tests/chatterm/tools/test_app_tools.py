@@ -81,6 +81,45 @@ async def test_a_call_is_asked_for_done_and_told(folder: Path) -> None:
         assert "▸ read_file  notes.txt  done" in driver.text()
 
 
+async def test_what_stands_folded_last_opens_and_the_keys_are_those_of_what_is_selected(folder: Path) -> None:
+    model = ScriptedBackend(
+        [Script("", calls=(call("read_file", path="../x"),)), Script("```sh\nls\n```"), Script("Plain.")]
+    )
+    async with driven(model, (100, 30)) as driver:
+        await driver.send("/tools read")
+        await driver.send("Go.")
+        message, gap, first = driver.text().split("read_file")[0].split("\n")[-3:]
+        assert "Go." in message, "one empty line between a message and a call"
+        assert (gap.strip(), first.strip()) == ("", "▸")
+        await driver.pilot.press("ctrl+t")
+        await driver.shows("The path goes up")
+        await driver.pilot.press("ctrl+t", "alt+up")
+        assert "The path goes up" not in driver.text()
+        await driver.shows("y copy code · s save · x run · Esc back")
+        assert "branch" not in driver.text()
+        await driver.pilot.press("up")
+        await driver.shows("t results · c copy · r retry · Esc back")
+        await driver.pilot.press("up")
+        await driver.shows("c copy · e edit · r retry · Esc back")
+        assert driver.transcript.selected is driver.transcript.entries[0]
+        await driver.pilot.press("escape")
+        await driver.send("More")
+        await driver.pilot.press("alt+up")
+        await driver.shows("c copy · e edit · r retry · Esc back")
+
+
+async def test_results_are_not_compared_as_if_the_person_had_written_them(folder: Path) -> None:
+    model = backend(call("read_file", path="../x"))
+    async with driven(model, (100, 30)) as driver:
+        await driver.send("/tools read")
+        await driver.send("Go.")
+        await driver.send("/compare other")
+        assert driver.errors == [
+            "Results of tools are answered by one model at a time; /model chooses another one."
+        ]
+        assert len(driver.app.chat.conversation.tree) == 2
+
+
 async def test_no_is_what_enter_says_and_the_model_is_told_so() -> None:
     model = backend(call("read_file", path="notes.txt"))
     async with driven(model) as driver:
@@ -264,6 +303,7 @@ async def test_escape_in_the_question_ends_all_and_what_happened_is_kept() -> No
         assert results(model) == []
         (entry,) = [e for e in driver.transcript.entries if isinstance(e, ToolsEntry)]
         assert [shown.state for shown in entry.calls] == ["refused", "stopped"]
+        assert "The model gave no text." not in driver.text(), "it was not asked for any"
         await driver.send("Never mind.")
         assert driver.answers[-1] == "Done."
 

@@ -52,6 +52,12 @@ def fail() -> str:
 
 
 @server.tool()
+def pid() -> str:
+    """Which process this is."""
+    return str(os.getpid())
+
+
+@server.tool()
 def die() -> str:
     """End the server."""
     os._exit(3)

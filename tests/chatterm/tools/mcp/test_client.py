@@ -1,5 +1,7 @@
 """A client against a real server of the SDK: what is offered, what comes back, and servers that misbehave."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from chatterm.backends.backend import ToolCall
+from chatterm.tools.box import Box
 from chatterm.tools.mcp import client, pipes
 from chatterm.tools.mcp.client import RESTARTS, Servers, log_path
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.planner import planners
 from chatterm.tools.output import MOST_CHARACTERS
+from chatterm.tools.session import performed
 from chatterm.tools.tool import Running, ToolError
 
 pytest.importorskip("mcp")
@@ -42,7 +47,7 @@ def servers() -> Iterator[Servers]:
 def test_tools_are_listed_and_called_and_what_they_say_is_harmless(servers: Servers) -> None:
     tools = {tool.tool.name: tool for tool in planners(servers, "test")}
     assert set(tools) == {
-        f"test__{name}" for name in ("add", "say", "secret", "large", "fail", "die", "pour", "wait")
+        f"test__{name}" for name in ("add", "say", "secret", "large", "fail", "pid", "die", "pour", "wait")
     }
     assert tools["test__add"].tool.parameters["required"] == ["a", "b"]
     assert "\x1b" not in tools["test__large"].tool.description
@@ -78,6 +83,19 @@ def test_a_server_that_dies_is_started_again_so_many_times(servers: Servers) -> 
             servers.call("test", "die", {}, Running())
     with pytest.raises(ToolError, match="not started again"):
         servers.call("test", "add", {"a": 1, "b": 2}, Running())
+
+
+def test_a_server_that_died_while_nobody_asked_it_is_started_for_the_next_call(servers: Servers) -> None:
+    servers.tools("test")
+    link = servers._links["test"]
+    pid = int(servers.call("test", "pid", {}, Running()))
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(500):
+        if link._is_dead:
+            break
+        time.sleep(0.01)
+    assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3"
+    assert int(servers.call("test", "pid", {}, Running())) != pid
 
 
 def test_a_server_that_sends_a_line_without_an_end_is_ended(
@@ -152,3 +170,14 @@ def test_a_server_over_http() -> None:
         servers.close()
         process.kill()
         process.wait()
+
+
+def test_all_tools_of_a_server_are_named_in_a_word_and_a_stopped_call_is_no_failure(servers: Servers) -> None:
+    box = Box(planners(servers, "test"))
+    count = len(box.names)
+    assert box.switch("test") == f"The model may ask to use: test ({count} tools). Each call asks you first."
+    assert "test__add" in box.switch("off test__die")
+    running = Running()
+    threading.Timer(0.3, running.stopped.set).start()
+    call = ToolCall("test__wait", "{}")
+    assert performed(call, box.planner("test__wait").plan({}), running).state == "stopped"

@@ -44,7 +44,7 @@ def test_servers_are_added_listed_tested_and_removed(
     assert "hush" not in listed
     assert call(["mcp", "test", "here"]) == 0
     said = capsys.readouterr().out
-    assert "here works: 8 tools, 2 prompts, 4 resources." in said
+    assert "here works: 9 tools, 2 prompts, 4 resources." in said
     assert "\x1b" not in said
     assert call(["mcp", "remove", "here"]) == 0
     assert list(json.loads(config.read_text())["mcpServers"]) == ["there"]
@@ -105,7 +105,7 @@ async def test_a_servers_tools_in_a_chat(config: Path) -> None:
     model = ScriptedBackend([Script("I compute.", calls=calls), Script("Done.")])
     async with driven(model) as driver:
         await driver.send("/tools here")
-        await driver.until(lambda: any("here__add" in text for text, _ in driver.said))
+        await driver.until(lambda: any("here (9 tools)" in text for text, _ in driver.said))
         await driver.send("What is 2 + 3?", wait=False)
         for keys in (("down", "enter"), ("enter",)):
             await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))

@@ -45,7 +45,7 @@ def test_what_was_typed_ahead_says_no_and_two_keys_on_purpose_say_yes(tmp_path: 
     try:
         child.expect("Write a message")
         child.send("/tools here\r")
-        child.expect("here__add")
+        child.expect("here \\(9 tools")
         child.send("What is 20 + 22?\r")
         child.expect("asks to use here__add")
         child.send("yes\r1\r\x1b[B\r\r\r")  # in one go, as a paste or somebody who types on

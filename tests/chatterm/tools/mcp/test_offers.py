@@ -107,7 +107,7 @@ def test_a_test_of_a_server_lists_them(capsys: pytest.CaptureFixture[str]) -> No
     assert "prompt    /here__report city [style]  Ask for a report.\n" in said
     assert "resource  @here:note://hello  A note.\n" in said
     assert "template  @here:city://{name}  A city.\n" in said
-    assert said.endswith("here works: 8 tools, 2 prompts, 4 resources.\n")
+    assert said.endswith("here works: 9 tools, 2 prompts, 4 resources.\n")
     assert "\x1b" not in said
     assert find("here__report") is not None
     assert call(["mcp", "remove", "here"]) == 0

@@ -82,7 +82,7 @@ def test_files_of_the_server_from_npm(tmp_path: Path, path: str, state: str, sai
     server = {"command": "node", "args": [str(FILES), str(shared)]}
     with chatting(tmp_path, server, "there__read_text_file", call) as child:
         child.send("/tools there\r")
-        child.expect("there__read_text_file")
+        child.expect("there \\(14 tools")
         child.send("Which river is it?\r")
         child.expect("asks to use there__read_text_file")
         child.expect("choose, Enter answers")

@@ -1,0 +1,28 @@
+"""Why an answer ended, where that matters, and whether /continue goes on with it."""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from chatterm.backends.backend import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    why: str = ""
+    way_on: str = ""
+
+    def said(self, *, has_text: bool, has_thought: bool, resumes: Container[str]) -> str:
+        """In a line; `resumes` is as in ModelInfo."""
+        come_to = "text" if has_text else "thinking" if has_thought else "nothing"
+        return f"{self.why}; {self.way_on}" if self.way_on and come_to in resumes else self.why
+
+
+_ENDINGS: Mapping[FinishReason, Ending] = {
+    FinishReason.CANCELLED: Ending("stopped", "/continue resumes it"),
+    FinishReason.LENGTH: Ending("cut off at the token limit", "/continue resumes it"),
+    FinishReason.CONTEXT_FULL: Ending("the context is full; /compact makes room"),
+}
+
+
+def ending_of(reason: FinishReason | None) -> Ending:
+    return _ENDINGS.get(reason, Ending()) if reason is not None else Ending()
