@@ -350,7 +350,7 @@ class BlockManager:
     def _append(
         self, table: BlockTable, id: int, copy: Copy, keys: Iterable[Key], origins: Iterable[int] = repeat(0)
     ) -> None:
-        """Continue `table` with the fresh block `id`, which `copy` fills with the rows `keys`; release it on failure."""
+        """Continue `table` with the fresh block `id`, filled by `copy` with the rows `keys`; release it on failure."""
         try:
             self.carry_out(copy)
         except BaseException:

@@ -103,7 +103,7 @@ class KVCache:
         return self._window.first(row // size, size) * size if self._window is not None else 0
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the slots of rows `start` to `stop` of a block table as contiguous (first, end) runs, as few as possible."""
+        """Return the slots of rows `start` to `stop` of a block table, as few contiguous (first, end) runs."""
         if start >= stop:
             return []
         size = self.block_size
