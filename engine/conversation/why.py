@@ -74,7 +74,7 @@ class Explainer:
         cached = cached if cached != wanted else -1  # the same token, computed with other rows in view
         if cause is Cause.SYSTEM:
             return Parting(row, 0, False, cached, wanted, cause)
-        if cause is Cause.TRIMMED:  # the row is the template's, but the difference belongs to the answer before it
+        if cause is Cause.TRIMMED:  # the row is the template's, but belongs to the answer before it
             return Parting(row, message, True, cached, wanted, cause)
         return Parting(row, message + 1, bool(in_answer), cached, wanted, cause)
 
