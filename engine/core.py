@@ -161,7 +161,7 @@ class EngineCore:
         return self.warm_rows(Rows.of(token_ids))
 
     def know(self, texts: Iterable[Items[int]]) -> None:
-        """Use these texts for speculation, too, instead of those given before; the latest text comes first.
+        """Guess from these texts as well, in place of those given before; the latest text comes first.
 
         They are tokens of this model. Returns once they are indexed, which takes microseconds per token.
         """
@@ -274,7 +274,7 @@ class EngineCore:
             torch.cuda.empty_cache()
 
     def tuner(self) -> "Tuner":
-        """Return the tuner, which measures how the decode kernels run best here. Raises EngineError if none apply."""
+        """Return a tuner, which measures how the decode kernels run best here. Raises EngineError if it cannot."""
         decode_runner = self._decode_runner
         if self._ranks is not None:
             raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
@@ -418,7 +418,7 @@ class EngineCore:
 
     @property
     def on_loop_thread(self) -> bool:
-        """Whether the caller is on the loop's thread, as a garbage collector may be; it must not wait there."""
+        """Whether the caller is on the loop's thread, which must not wait; garbage collection may run there."""
         return self._loop.inside
 
     def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:

@@ -144,7 +144,7 @@ def _unsupported_gpu() -> CudaProblem | None:
     if torch.version.hip or runs_on(capability, torch.cuda.get_arch_list()):
         return None
     what = f"this build of torch does not support {torch.cuda.get_device_name()} ({sm(capability)})"
-    # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for 13 know the newest GPUs.
+    # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for CUDA 13 support the newest GPUs.
     build = "cu126" if (5, 0) <= capability < (7, 5) else "cu130"
     return CudaProblem(what, f"Another build may have: {_pip(build)}")
 

@@ -89,7 +89,7 @@ class SamplingParams:
     seed: int | None = None
     """The same seed on the same machine gives the same text; None draws a fresh one."""
     max_tokens: int | None = None
-    """Tokens to generate at most; None means as many as the context holds."""
+    """The most tokens to generate; None: as many as the context holds."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it and may span tokens."""
     speculation: Speculation = "off"

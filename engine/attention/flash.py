@@ -110,7 +110,7 @@ class _Whole:
     """Attention of one span over all rows side by side, or over those in the window of a layer."""
 
     def __init__(self, cache: KVCache, attend: Kernel, options: Options, span: Span, by_torch: bool) -> None:
-        """`by_torch`: plain layers of a long prompt that begins here use torch's own kernel."""
+        """`by_torch`: use torch's own kernel for plain layers of a long prompt with nothing before it."""
         self._rows = SpanRows(cache, span)
         self._attend = attend
         self._options = options

@@ -28,9 +28,7 @@ class GpuSpan:
     """Attention of one span. With `gqa`, torch's kernel repeats the KV heads; otherwise they are repeated in memory."""
 
     def __init__(self, cache: KVCache, span: Span, gqa: bool) -> None:
-        from torch.nn.attention.bias import (
-            causal_lower_right,
-        )  # it imports triton, and a CPU needs none of it
+        from torch.nn.attention.bias import causal_lower_right  # imports triton, which a CPU does not need
 
         self._span = span
         self._rows = SpanRows(cache, span)

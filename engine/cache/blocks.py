@@ -66,6 +66,7 @@ class BlockManager:
     ) -> None:
         """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
         operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any.
+        Raises ValueError unless both numbers are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
@@ -117,7 +118,7 @@ class BlockManager:
         return [self.blank if block.is_gone else block.id for block in blocks]
 
     def branches(self, keys: Sequence[Key]) -> int:
-        """Return how many paths go on from all of `keys` that fill whole blocks, counted by their ends."""
+        """Return how many paths continue `keys` (its whole blocks), counted by their leaves."""
         path = self._index.chain(keys)
         if len(path) < len(keys) // self.block_size:
             return 0

@@ -132,7 +132,10 @@ class KVCache:
             self.host.carry_out(copy)
 
     def copy_rows(self, source: Runs, target: Runs) -> None:
-        """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap."""
+        """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap.
+
+        Raises ValueError if they have different numbers of rows.
+        """
         self.tell(source, target)
         (first, end), (to, last) = source[0], target[0]
         if len(source) == len(target) == 1 and end - first == last - to and self.kv.device.type == "cpu":

@@ -75,7 +75,7 @@ class Rows:
         """Add tokens that everything after them sees."""
         if not token_ids:
             return
-        self.append(token_ids[0])  # it gets the mark
+        self.append(token_ids[0])  # the first token gets the mark
         rest = token_ids[1:]
         self.token_ids += rest
         self.keys += rest

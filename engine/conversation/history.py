@@ -252,7 +252,7 @@ class IdleWork:
             sequence.finished.wait()
 
     def take(self, asked: object, follow: Follow) -> tuple[Sequence, int] | None:
-        """Return the sequence that drew for `asked`, and how many rows were still missing; it becomes a person's.
+        """Return the sequence that drew for `asked`, and how many of its rows the person still had to wait for.
 
         Return None if there is none; idle work has then ended, as with `stop`.
         """

@@ -68,7 +68,7 @@ class Asked:
 
 
 class Requests:
-    """Answers requests with an engine, many at once. Thread-safe; only `asked` may take a while."""
+    """Answers requests with an engine, many at once. Thread-safe; `asked` may take a while."""
 
     def __init__(
         self, engine: EngineCore, recall: Recall | None = None, think_cache: ThinkCache = "exact"
@@ -327,9 +327,7 @@ class _Told(SimpleQueue[TokenEvent | None]):
 
     def put(self, item: TokenEvent | None, block: bool = True, timeout: float | None = None) -> None:
         take = self._take
-        if (
-            item is None
-        ):  # who takes knows the sequence: without this only the garbage collector would free both
+        if item is None:  # break the cycle with the sequence, which only the garbage collector would free
             self._take = None
         if take is not None:
             take(self._number, item)

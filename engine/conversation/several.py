@@ -21,7 +21,7 @@ from models.errors import ModelError
 AT_ONCE = 256
 """The most prompts that are answered at the same time."""
 AHEAD = 1024
-"""How many later prompts may overtake a slow one, because their answers have to wait for it somewhere."""
+"""The most later prompts that may overtake a slow one; their answers have to wait for it somewhere."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class DeviceSampler:
     """
 
     def __init__(self, vocab_size: int, slots: int, device: torch.device, pdl: bool = False) -> None:
-        """Allocate buffers for batches of up to the power of two from `slots` on, in rows.
+        """Allocate buffers for batches of up to the next power of two from max(`slots`, FEWEST_ROWS) on, in rows.
 
         `pdl`: launch with programmatic dependent launch (sm_90 and later).
         """
@@ -62,7 +62,7 @@ class DeviceSampler:
         self.vocab_size = vocab_size
         self.pdl = pdl
         self.token = torch.full((slots,), -1, dtype=torch.int64, device=device)
-        """The newest token of each slot; -1 where the logits held NaN or their maximum was not finite."""
+        """The newest token of each slot; -1 if the logits held NaN or their maximum was not finite."""
         pinned = device.type == "cuda"
         self.history = torch.full((slots, HISTORY), -1, dtype=torch.int32, pin_memory=pinned)
         """The token of step s (its number within the answer) of a slot, at [slot, s % 64], in memory that the host
@@ -194,6 +194,7 @@ class DeviceSampler:
         The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters (int64
         [slots, n], contiguous) go up by 1. `draw` must support every slot here. If the launch never `overlaps` the
         kernel before it, that kernel may write `active`. `by_row`: constraints use the row's mask, not the slot's.
+        Raises ValueError for more rows than there is room for.
         """
         rows, overlapping = logits.shape[0], self._overlapping(overlaps)
         if rows > len(self._arrived):

@@ -64,7 +64,7 @@ class Loop:
             self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the loop's thread; return its result or raise its error."""
+        """Run `function` on the loop's thread; return its result or raise its error. Raises EngineError once closed."""
         future: Future[T] = Future()
 
         def job() -> None:
