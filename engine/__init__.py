@@ -1,4 +1,4 @@
-"""The inference engine: KV blocks, scheduling, running, sampling, conversations as tokens."""
+"""The inference engine: KV blocks, scheduling, execution, sampling, and conversations as tokens."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Engine imports torch; the names above must not, so that the screen stands before torch is there.
+    # Engine imports torch. The names above must not, so that the screen appears before torch is loaded.
     if name == "Engine":
         from engine.engine import Engine
 

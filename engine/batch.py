@@ -1,4 +1,4 @@
-"""What one step of the model works on."""
+"""The input of one step of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from sys import maxsize
 class Span:
     """The rows of one sequence in a step: rows `start` to `start + count` of its block table are computed.
 
-    A row sees every row of the table up to and including itself. Attention asks for the first three only.
+    A row sees every row of the table up to and including itself. Attention uses only the first three fields.
     """
 
     blocks: tuple[int, ...]
     start: int
     count: int
     tokens: Sequence[int] = ()
-    """One a row, as the positions."""
+    """One per row, like the positions."""
     positions: Sequence[int] = ()
     wanted: int = 0
-    """The logits that follow so many of the last rows are: 1 to draw a token, more to check guesses, too."""
+    """How many rows at the end need logits: 1 to draw a token, more to check guesses as well."""
     answer: int = 0
-    """From which row on decode steps would compute them: those before are a prompt's."""
+    """The first row that belongs to decoding; the rows before it belong to the prompt."""
 
     @property
     def stop(self) -> int:
-        """The row after the last one computed: how many rows the last one sees."""
+        """The row after the last one computed: the number of rows that the last row sees."""
         return self.start + self.count
 
     def cut(self, row: int) -> "tuple[Span | None, Span | None]":
-        """What of it lies before `row`, and what from there on; None for nothing."""
+        """Split the span into the rows before `row` and the rows from `row` on; None for an empty part."""
         at = min(max(row - self.start, 0), self.count)
         parts = (
             Span(
@@ -51,31 +51,31 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The spans of one step, in the order in which their tokens lie side by side: [T] = sum of the counts."""
+    """The spans of one step, in the order of their tokens along T, the sum of the counts."""
 
     spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How many rows are computed for those that are wanted, where steps of some sizes are recorded."""
+    """How many rows are really computed for the rows of prompts, where steps of some sizes are recorded as graphs."""
 
     alone: tuple[int, ...] = ()
-    """Rows of steps for one prompt, which is computed as it is where it has more than the most."""
+    """Sizes of steps with one prompt, ascending; a prompt with more rows than the largest is computed as it is."""
     together: tuple[int, ...] = ()
-    """Rows of steps for several, which are as many steps as they need. None: all is computed as it is."""
+    """Sizes of steps with several prompts, ascending; more rows take several such steps. Empty: never padded."""
 
     def most(self, prompts: int) -> int:
-        """The most rows of a chunk of so many prompts that the host enqueues at once."""
+        """Return the largest chunk of this many prompts, in rows, that the host enqueues at once."""
         return self.alone[-1] if prompts == 1 and self.alone else maxsize
 
     def computed(self, prompts: int, rows: int) -> int:
-        """For so many prompts of so many rows together, padding included."""
+        """Return how many rows are computed for `prompts` prompts with `rows` rows in total, padding included."""
         whole, rest = self._rest(prompts, rows)
         return whole + min((size for size in (0, *self._sizes(prompts)) if size >= rest), default=rest)
 
     def whole(self, prompts: int, rows: int) -> int:
-        """The most rows up to `rows` that are computed without padding."""
+        """Return the largest number of rows, at most `rows`, that is computed without padding."""
         whole, rest = self._rest(prompts, rows)
         sizes = self._sizes(prompts)
         if not sizes or rest > sizes[-1]:
@@ -86,7 +86,7 @@ class Recorded:
         return self.alone if prompts == 1 else self.together
 
     def _rest(self, prompts: int, rows: int) -> tuple[int, int]:
-        """The rows of full steps, and of the one after those."""
+        """Return the rows that fill whole steps, and the rows of the step after them."""
         if prompts == 1 or not self.together:
             return 0, rows
         rest = rows % self.together[-1]

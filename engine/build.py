@@ -1,4 +1,4 @@
-"""Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
+"""Builds the parts of an engine to suit the machine, the model and the memory that is left."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,55 +58,55 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an engine is built. What is None depends on the machine."""
+    """How an engine is built. For None, the machine decides."""
 
     context: int | None = None
-    """Tokens of a conversation; None: as many as the model and the memory allow."""
+    """The most tokens of a conversation; None: as many as the model and the memory allow."""
     kv_dtype: str = "auto"
-    """Of the KV cache, see `kv_row`."""
+    """The format of the KV cache (see `kv_row`)."""
     streams: int = 1
-    """Conversations at once that the cache has room for, where the memory has."""
+    """How many conversations at once the cache has room for, as far as memory allows."""
     attention: str = "auto"
-    """The name of a backend."""
+    """The name of an attention backend."""
     graphs: bool = True
-    """CUDA graphs; without them steps run kernel by kernel."""
+    """Use CUDA graphs; without them, steps are launched kernel by kernel."""
     fused: bool = True
-    """Kernels of our own; without them steps run through the plain modules."""
+    """Use our own kernels; without them, steps run through the plain modules."""
     tuned: bool = True
-    """On a GPU kernels are cut as was measured there, where something was; else as tables say. Never with
-    `deterministic`: the text would depend on what was measured when."""
+    """On a GPU, use the kernel cuts measured there, if any, else those of the tables. Never with `deterministic`,
+    because the text would depend on what was measured when."""
     deterministic: bool = False
-    """On a GPU sums have one order however prompts are cut and whoever is beside them; on a CPU nothing changes."""
+    """On a GPU, sum in one order however prompts are cut and whatever runs beside them; no effect on a CPU."""
     decode_runner: bool = True
-    """On a GPU sequences decode ahead of the host; without it as prompts do."""
+    """On a GPU, sequences decode ahead of the host; without it, they decode the way prompts are computed."""
     threads: int | None = None
-    """Of a CPU; None: `default_threads`."""
+    """Threads on a CPU; None: `default_threads`."""
     offload_gb: float | None = None
-    """Of host memory for what a GPU evicts; None: a share of it."""
+    """GB of host memory for blocks that a GPU evicts; None: a share of it."""
     offload: int | None = None
-    """The same in bytes, and on a CPU too."""
+    """The same in bytes; applies on a CPU, too."""
     free: int | None = None
-    """Bytes that the weights have left of the memory; None: what is free now."""
+    """Bytes of memory left after the weights; None: what is free now."""
     block_size: int | None = None
-    """Rows of a block; None: what suits the attention."""
+    """Rows per block; None: what suits the attention."""
     num_blocks: int | None = None
-    """None: what the memory gives."""
+    """None: as many as the memory allows."""
     max_chunk: int | None = None
-    """Prefill rows in a step."""
+    """The most prefill rows in a step."""
     draft: Network | None = None
-    """A draft model; it takes memory beside the KV cache."""
+    """A draft model; it takes memory in addition to the KV cache."""
     draft_name: str = ""
     drafts_for: int = 0
-    """It is a draft model itself, for a model that knows so many tokens; 0: it is none."""
+    """Nonzero if this network is itself a draft model: the vocabulary size that it shares with its target model."""
     pool: Pool | None = None
-    """Threads of native kernels that others use, too; None: the engine has its own."""
+    """Threads for native kernels, shared with another engine; None: the engine makes its own."""
     group: Group | None = None
-    """Those who compute the other parts of a network that is divided: they build at the same time, alike."""
+    """The processes that compute the other parts of a divided network; they build at the same time, in the same way."""
 
 
 @dataclass(slots=True)
 class Pieces:
-    """They belong to the loop thread."""
+    """The parts of an engine. They belong to the loop thread."""
 
     cache: KVCache
     blocks: BlockManager
@@ -115,29 +115,29 @@ class Pieces:
     runner: Runner
     decode_runner: DecodeRunner[Sequence] | None
     on_host: HostExperts | None
-    """What computes the experts that lie in host memory."""
+    """The executor of the experts in host memory."""
     context_length: int
     threads: int
     draft: Drafting | None
-    """The draft model, where there is room for one."""
+    """The draft model, if there is room for one."""
     notes: tuple[str, ...]
-    """Lines for people: what does not work here, and what that means."""
+    """Lines for the user: what does not work here, and what that means."""
 
     @property
     def attention_name(self) -> str:
-        """What attends, for people."""
+        """The name of the attention in use, for display."""
         return "native" if self.runner.all_native else self.backend.name
 
     @property
     def decode_name(self) -> str:
-        """The program of a decode step, for people."""
+        """The name of the program that decodes, for display."""
         return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
 def build(
     network: Network, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
 ) -> Pieces:
-    """Everything around `network`. Raises EngineError when nothing fits or the attention backend does not work here."""
+    """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec = network.spec
     if not same_heads(spec):
         raise EngineError(
@@ -159,7 +159,7 @@ def build(
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    reserve = 0  # a CPU's share for the KV leaves enough for everything
+    reserve = 0  # a CPU's share for KV leaves enough for everything else
     if device.type == "cuda":
         model = _measured(network)
         reserve = activation_bytes(model, max_chunk, options.streams, device) + GRAPH_BYTES
@@ -168,7 +168,7 @@ def build(
         reserve += EXPANDED_BYTES if row.is_quantised else 0
         reserve += GRAPH_BYTES if options.draft is not None else 0
     free = available_memory(device) if options.free is None else options.free
-    if options.group is not None:  # blocks have the same numbers everywhere
+    if options.group is not None:  # all ranks need the same number of blocks
         free = options.group.least(free - reserve) + reserve
     share = kv_share(device)
     window = Window(spec.window, max_chunk) if spec.window is not None else None
@@ -231,7 +231,7 @@ def build(
         if why is None:
             try:
                 pieces.draft = _build_draft(options.draft, network, pieces, plan, options)
-            except (EngineError, RuntimeError, ImportError) as error:  # there are answers without it, too
+            except (EngineError, RuntimeError, ImportError) as error:  # a draft model is optional
                 why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         if why is not None:
             pieces.notes += (f"No draft model is used: {why}.",)
@@ -239,7 +239,7 @@ def build(
 
 
 def _no_draft(pieces: Pieces, has_room: bool) -> str | None:
-    """Why there can be no draft model beside these, as the end of a sentence."""
+    """Return why there can be no draft model here, as the end of a sentence; None if there can."""
     decodes = pieces.decode_runner
     if not (decodes.checks_guesses if decodes is not None else pieces.runner.checks_guesses):
         return DRAFTS_NEED
@@ -247,15 +247,15 @@ def _no_draft(pieces: Pieces, has_room: bool) -> str | None:
 
 
 def _draft_bytes(network: Network | None) -> int:
-    """What a token takes in the KV cache of a draft model."""
+    """Return the bytes that a token takes in a draft model's KV cache."""
     return 0 if network is None else token_bytes(network.spec, network.dtype)
 
 
 def _build_draft(
     draft: Network, network: Network, pieces: Pieces, plan: KVPlan, options: Options
 ) -> Drafting:
-    """Around a draft model, with as many rows as the KV cache of the model that it guesses for. Raises EngineError, and
-    what torch raises."""
+    """Build the engine of a draft model, with as many rows as the KV cache of the model that it guesses for. Raises
+    EngineError and torch's errors."""
     device, context = pieces.cache.kv.device, min(plan.context_length, draft.positions)
     vocab_size = min(draft.spec.vocab_size, network.spec.vocab_size)
     asked = Options(
@@ -291,7 +291,7 @@ def _build_draft(
 
 
 def _measured(network: Network) -> Reference:
-    """What of a step takes memory on a GPU, without attention and the experts in host memory."""
+    """Return a model for measuring a step's memory on a GPU, without attention and the experts in host memory."""
     if not network.is_packed:
         return Reference(network, on_host=without_experts)
     from engine.execute.cuda.packed import packed_embedding, packed_product
@@ -300,12 +300,12 @@ def _measured(network: Network) -> Reference:
 
 
 def _host_experts(network: Network, device: torch.device, options: Options) -> HostExperts | None:
-    """What computes the experts that lie in host memory, where there are some. Raises EngineError."""
+    """Return the executor of the experts in host memory, if there are any. Raises EngineError."""
     if not network.on_host:
         return None
     try:
         found = HostExperts(network, Pool(options.threads or default_threads()))
-    except (NativeError, RuntimeError) as error:  # torch's, where a little memory cannot be pinned
+    except (NativeError, RuntimeError) as error:  # RuntimeError: torch could not pin a little memory
         why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         raise EngineError(
             f"The GPU has no room for all experts, and the CPU cannot compute them: {why}. Choose a smaller model."
@@ -315,7 +315,7 @@ def _host_experts(network: Network, device: torch.device, options: Options) -> H
 
 
 def _can_fetch(network: Network, device: torch.device, options: Options) -> bool:
-    """Whether prompts are computed by kernels that take experts from wherever they lie."""
+    """Return whether prompts are computed by kernels that can fetch experts from host memory."""
     if device.type != "cuda" or not options.fused or torch.cuda.get_device_capability(device) < FULL_SPEED:
         return False
     try:
@@ -326,7 +326,7 @@ def _can_fetch(network: Network, device: torch.device, options: Options) -> bool
 
 
 def _tell(pieces: Pieces, reason: str | None) -> None:
-    """Note why kernels of ours do not compute the network, unless that was said."""
+    """Note why our kernels do not compute the network, unless a note says so already."""
     if reason is not None and not any(reason in note for note in pieces.notes):
         pieces.notes += (f"Computed by {by_torch(reason, pieces.runner.multiplies)}.",)
 
@@ -357,7 +357,7 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
-    """Fused kernels, graphs and the decode runner, where this GPU has what they need."""
+    """Set up the fused kernels, graphs and the decode runner, as far as this GPU supports them."""
     is_old = torch.cuda.get_device_capability(device) < FULL_SPEED
     if is_old or not options.fused:
         _refuse_deterministic(options, "the fused kernels do not run here")
@@ -383,7 +383,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 "Deterministic: sums have a fixed order, however prompts are split and whatever else runs "
                 "at the same time.",
             )
-        # The runner's plain program attends over all rows before, whatever the network asks for.
+        # The decode runner's plain program attends over all earlier rows, so the network must want just that.
         if options.decode_runner and (fused or lacking(network.spec, PLAIN_ATTENTION) is None):
             pieces.decode_runner = (
                 _draft_runner(network, pieces, options, graphs, cuts)
@@ -402,7 +402,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 )
             )
             pieces.decode_runner.prepare(options.streams)
-    except Exception as error:  # noqa: BLE001 - without them there is still the plain way
+    except Exception as error:  # noqa: BLE001 - the plain modules still work
         pieces.runner = Runner(network, pieces.backend, device, pieces.on_host)
         pieces.decode_runner = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
@@ -420,7 +420,7 @@ def _draft_runner(
 
 
 def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
-    """The same of a network that is divided: all ranks decide alike, and none goes on alone with what failed."""
+    """Do the same for a divided network: all ranks decide alike, and none goes on alone with what failed."""
     group = options.group
     assert group is not None
     reason = _parts_not_fused(network, device, options)
@@ -456,7 +456,7 @@ def _parts_not_fused(network: Network, device: torch.device, options: Options) -
 
 
 def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:
-    """As was measured here, or None."""
+    """Return the cuts measured here, or None."""
     if not options.tuned or options.deterministic:
         return None
     from engine.execute.cuda.tuner import tuned_cuts
@@ -471,6 +471,6 @@ def _shared_bytes(device: torch.device) -> int:
 
 
 def _refuse_deterministic(options: Options, why: str) -> None:
-    """Raises EngineError where it was asked for: a result that only looks so would be worse."""
+    """Raise EngineError if it was asked for: results that only look deterministic would be worse."""
     if options.deterministic:
         raise EngineError(f"--deterministic cannot be used on this GPU: {why}. Use --device cpu.")

@@ -1,4 +1,4 @@
-"""The engine without conversations: owns the pieces, and says what the loop thread does with them."""
+"""The engine without conversations: owns the parts and defines what the loop thread does with them."""
 
 import gc
 from collections import Counter
@@ -45,7 +45,7 @@ Follow = Callable[[Sequence], None]
 
 
 class EngineCore:
-    """One model, its KV cache, and a thread that serves sequences from it: what conversations stand on.
+    """One model, its KV cache, and a thread that serves sequences; conversations are built on it.
 
     Every public method may be called from any thread. `engine.engine.Engine` adds loading and conversations.
     """
@@ -65,9 +65,9 @@ class EngineCore:
         ranks: Ranks | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `engine.build`; `ranks` compute the other parts of a network that is divided.
+        """Build the parts. `options` are those of `engine.build`; `ranks` compute the other parts of a divided network.
 
-        Raises EngineError when nothing fits or does not work here.
+        Raises EngineError if nothing fits in memory or the model does not work here.
         """
         pieces = build(network, device, dtype, Options(**options), notes)
         parts, self._ranks = 1, ranks
@@ -102,7 +102,7 @@ class EngineCore:
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
         self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
-        # What is in host memory is read at another rate.
+        # Host memory is read at another rate.
         self._bandwidth = known_bandwidth(device) if not self._host_bytes else None
         self._engine_step = EngineStep(
             device,
@@ -124,7 +124,7 @@ class EngineCore:
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
-        # Not the step's own methods: the loop outlives it (see `close`).
+        # Not the step's own bound methods: the loop outlives the step (see `close`).
         loop.work(
             lambda: self._engine_step.has_work,
             lambda: self._engine_step.step(),
@@ -132,19 +132,19 @@ class EngineCore:
             lambda: self._engine_step.while_idle(),
         )
 
-    # -- what people use
+    # -- the public interface
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """The sampling that the model's authors recommend, else (where they say nothing at all) ours, with changes.
+        """Return the sampling that the model's authors recommend (ours if they recommend none), with `overrides`.
 
-        Raises EngineError for a value out of range.
+        Raises EngineError if a value is out of range.
         """
         return SamplingParams(**{**(self.generation_defaults or UNRECOMMENDED), **overrides})
 
     def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer a prompt, token by token. Closing the generator cancels the request within one step.
 
-        Raises EngineError for an empty prompt or an unknown token id, ContextFullError when it does not fit.
+        Raises EngineError for an empty prompt or an unknown token id, ContextFullError if the prompt does not fit.
         """
         sequence = self.start(Rows.of(token_ids), params or self.default_params())
         try:
@@ -153,23 +153,23 @@ class EngineCore:
             sequence.cancelled = True
 
     def warm(self, token_ids: list[int]) -> int:
-        """Make the KV of these tokens present. Returns how many had to be computed.
+        """Make the KV of these tokens present. Return how many had to be computed.
 
-        Raises EngineError for an unknown token id, ContextFullError when they do not fit.
+        Raises EngineError for an unknown token id, ContextFullError if they do not fit.
         """
         return self.warm_rows(Rows.of(token_ids))
 
     def know(self, texts: Iterable[Items[int]]) -> None:
-        """Guess from these texts, too, instead of those that were known before; the latest comes first.
+        """Guess from these texts as well, in place of those given before; the latest text comes first.
 
-        They are tokens of this model. Returns once they can be looked up, which takes microseconds a token.
+        They are tokens of this model. Returns once they are indexed, which takes microseconds per token.
         """
         if (speculating := self._engine_step.speculating) is not None:
             index = from_elsewhere(texts)
             self._loop.post(lambda: speculating.texts.know(index))
 
     def figures(self) -> Figures:
-        """What the engine holds and does right now."""
+        """Return what the engine holds and does right now."""
         done = total = 0
         for sequence in list(self._scheduler.running):
             if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
@@ -205,7 +205,7 @@ class EngineCore:
         )
 
     def traffic(self) -> Traffic:
-        """Where people's answers are right now; returns at once, as `figures` does."""
+        """Return how many requests are running, waiting or preempted; returns at once, like `figures`."""
         scheduler = self._scheduler
         asked = [
             s for s in [*scheduler.running, *scheduler.waiting] if s.params and s.priority is Priority.PERSON
@@ -215,13 +215,13 @@ class EngineCore:
 
     @property
     def kv_token_bytes(self) -> int:
-        """What a token takes in the KV cache."""
+        """Bytes that a token takes in the KV cache."""
         return self._kv_token_bytes
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of mapped weights that were copied since they were loaded."""
-        owners = self.__dict__.get("_runner"), self._drafts  # none once closed
+        """Bytes of mapped weights that were copied since loading."""
+        owners = self.__dict__.get("_runner"), self._drafts  # both None once closed
         return sum(owner.copied_bytes for owner in owners if owner is not None)
 
     @property
@@ -229,9 +229,9 @@ class EngineCore:
         return self._speculating.drafts if self._speculating is not None else None
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
-        """Have `seen` called with a picture of the blocks, between two steps. Returns at once.
+        """Call `seen` with a snapshot of the blocks, between two steps. Returns at once.
 
-        The branch is that of the person's running sequence, else `keys`. Raises EngineError once closed.
+        The branch shown is that of the person's running sequence, or `keys` if none runs. Raises EngineError if closed.
         """
 
         def job() -> None:
@@ -242,11 +242,11 @@ class EngineCore:
         self._loop.post(job)
 
     def close(self) -> None:
-        """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
+        """End the thread and free the memory. Running streams end as cancelled. Closing twice is harmless."""
         if self._tuner is not None:
             self._tuner.stop()
         if self._disk is not None:
-            with suppress(EngineError):  # it was closed before
+            with suppress(EngineError):  # the loop was closed before
                 self._loop.post(self._scheduler.cancel_all)
                 self._disk.finish()
         self._loop.close()
@@ -268,12 +268,12 @@ class EngineCore:
         self._blocks.carry_out = lambda copy: None
         for owner_of_memory in ("_cache", "_network", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
-        if self.device.type == "cuda":  # what it held is free for the next model, and for other programs
+        if self.device.type == "cuda":  # free the memory for the next model and for other programs
             gc.collect()
             torch.cuda.empty_cache()
 
     def tuner(self) -> "Tuner":
-        """What measures how the kernels of a decode step run best here. Raises EngineError where nothing is to tune."""
+        """Return a tuner, which measures how the decode kernels run best here. Raises EngineError if it cannot."""
         decode_runner = self._decode_runner
         if self._ranks is not None:
             raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
@@ -295,14 +295,14 @@ class EngineCore:
         )
 
     def tune_when_idle(self) -> None:
-        """Have the kernels tuned for the next start while nobody asks for anything, if they are not and can be."""
+        """Tune the kernels for the next start while the engine is idle, if they can be tuned and are not."""
         with suppress(EngineError):
             tuner = self.tuner()
             if tuner.kept() is None:
                 self._tuner = tuner
                 tuner.start()
 
-    # -- what conversations use
+    # -- for conversations
 
     def output(
         self,
@@ -311,7 +311,7 @@ class EngineCore:
         thinks: bool = True,
         shown: frozenset[int] = frozenset(),
     ) -> Output:
-        """What makes events of the tokens of one answer (see `Outputs.output`)."""
+        """Return the object that turns the tokens of one answer into events (see `Outputs.output`)."""
         if self._outputs is None or self._outputs.tokenizer is not self.tokenizer:
             self._outputs = Outputs(self.tokenizer, self.vocab_size)
         return self._outputs.output(params, inside_think, thinks, shown)
@@ -326,11 +326,11 @@ class EngineCore:
         follow: Follow | None = None,
         client: Hashable = None,
     ) -> Sequence:
-        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
+        """Queue a prompt to be answered. Take its events with `events`. Raises the errors of `stream`.
 
-        `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
-        `origin` and `client` are those of the sequence. `follow` gets it before it may run: cancelled then, it says
-        nothing.
+        `earlier` are the last tokens of `rows` if they are an answer to continue; `max_tokens` counts them, too.
+        `origin` and `client` are the sequence's. `follow` gets the sequence before it can run; if it cancels it there,
+        no events come.
         """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
@@ -356,23 +356,23 @@ class EngineCore:
         return sequence
 
     def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
-        """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
+        """Continue as an answer what idle work has drawn. The rows are known to be valid, so they are not checked."""
         rows, answer = drawn.rows, list(drawn.generated)
         sequence = Sequence(rows, Priority.PERSON, params, output, origin=-drawn.origin, generated=answer)
         self.submit(sequence)
         return sequence
 
     def new_pause(self) -> int:
-        """A number for the idle work of the time between two answers (see `Sequence.origin`)."""
+        """Return a number for the idle work between two answers (see `Sequence.origin`)."""
         return next(self._pauses)
 
     def submit(self, sequence: Sequence) -> None:
-        """Hand a sequence to the loop. What the disk has of its prompt is brought back first."""
+        """Hand a sequence to the loop. Blocks of its prompt that are on disk are brought back first."""
 
         self._loop.post(lambda: self._bring(sequence, lambda: self._scheduler.add(sequence)))
 
     def bring_back(self, rows: Rows, owner: Owner = ANYBODY) -> None:
-        """Have brought back what the disk has of `rows`, and nothing computed. Returns when that is over."""
+        """Bring back the blocks of `rows` that are on disk, compute nothing, and return when that is done."""
         if self._disk is None:
             return
         waiting = Sequence(rows, owner.priority)
@@ -382,7 +382,7 @@ class EngineCore:
         waiting.finished.wait()
 
     def _bring(self, sequence: Sequence, then: Callable[[], None]) -> None:
-        """Call `then` when the disk has given what it has of a sequence."""
+        """Call `then` once the blocks of a sequence that are on disk have been brought back."""
         disk, rows = self._engine_step.disk, sequence.rows
         if disk is None:
             return then()
@@ -390,12 +390,12 @@ class EngineCore:
         return disk.bring(rows.keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
 
     def taken_on_disk(self, owner: str) -> int:
-        """Bytes that a conversation takes in the tier on disk. For the loop's thread."""
+        """Return the bytes that a conversation takes in the disk tier. Call it on the loop's thread."""
         return disk.taken(owner) if (disk := self._engine_step.disk) is not None else 0
 
     def save(self, owner: str | None, rows: Rows) -> None:
-        """Have what is cached of `rows` written to disk in idle time, where there is a tier on disk, among what the
-        conversation `owner` has there (letters, digits, - and _; None: nothing is). Returns at once."""
+        """Have the cached blocks of `rows` written to disk in idle time, if there is a disk tier, into the file of the
+        conversation `owner` (letters, digits, - and _; None: write nothing). Returns at once."""
 
         def job() -> None:
             if (disk := self._engine_step.disk) is not None and owner is not None:
@@ -404,7 +404,7 @@ class EngineCore:
         self._loop.post(job)
 
     def events(self, sequence: Sequence) -> Iterator[TokenEvent]:
-        """The events of a started sequence until it ends. Raises what went wrong with it."""
+        """Yield the events of a started sequence until it ends. Raises the sequence's error, if it failed."""
         while (event := sequence.events.get()) is not None:
             yield event
         if sequence.error is not None:
@@ -412,16 +412,16 @@ class EngineCore:
 
     @property
     def is_closed(self) -> bool:
-        """Nothing can be asked for any more."""
+        """Whether the engine is closed and takes no more requests."""
         return self._loop.closed
 
     @property
     def on_loop_thread(self) -> bool:
-        """Whether the caller is on the loop's thread: garbage may be collected there, nobody may wait there."""
+        """Whether the caller is on the loop's thread, which must not wait; garbage collection may run there."""
         return self._loop.inside
 
     def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
-        """Make the KV of `rows` present. Returns how many rows had to be computed."""
+        """Make the KV of `rows` present. Return how many rows had to be computed."""
         self.check_rows(rows, spare=0)
         sequence = Sequence(rows, owner.priority, origin=owner.origin)
         self.submit(sequence)
@@ -433,7 +433,7 @@ class EngineCore:
         return sequence.prompt_tokens - sequence.cached_tokens
 
     def promote(self, sequence: Sequence) -> None:
-        """A person waits for this idle work from now on. Returns at once."""
+        """Give this idle work a person's priority, because a person now waits for it. Returns at once."""
 
         def job() -> None:
             sequence.priority = Priority.PERSON
@@ -441,8 +441,8 @@ class EngineCore:
         self._loop.post(job)
 
     def supersede(self, sequence: Sequence, draft: Rows, start: int, rows: Rows) -> None:
-        """End the idle work `sequence`, and forget what `draft`, that it was for, has from row `start` on and `rows`,
-        which take its place, have not. Returns at once.
+        """Cancel the idle work `sequence`, which warmed `draft`. Forget the rows of `draft` from `start` on, except
+        those that it shares with `rows`, which replace it. Returns at once.
         """
 
         def job() -> None:
@@ -452,11 +452,11 @@ class EngineCore:
         self._loop.post(job)
 
     def pin(self, rows: Rows) -> None:
-        """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
+        """Mark `rows` as the conversation in use: evicted last, and never for idle work. Returns at once."""
         self._loop.post(lambda: self._blocks.pin(rows.keys))
 
     def forget(self, rows: Rows, start: int) -> None:
-        """Free what is cached of `rows` from `start` on, unless somebody else uses it. Returns at once."""
+        """Free the cached rows of `rows` from `start` on, unless a sequence uses them. Returns at once."""
 
         def job() -> None:
             self._blocks.forget(rows.keys, start)
@@ -464,21 +464,21 @@ class EngineCore:
         self._loop.post(job)
 
     def cached_rows(self, rows: Rows) -> int:
-        """How many leading rows are present."""
+        """Return how many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
     def hide(self, rows: Rows, spans: Items[Span], owner: Owner = ANYBODY, keep_rows: bool = False) -> Rows:
-        """Take the rows in `spans` out: the rows after them move up, with their KV as it is (see Rows.hide).
+        """Remove the rows in `spans`: the rows after them move up, with their KV unchanged (see Rows.hide).
 
-        What of `rows` is not present is computed first. With `keep_rows`, `rows` stay as cache beside what is left of
-        them, for an answer that may go on. Raises OutOfBlocksError when there is no room, EngineError when computing
+        Rows that are not present are computed first. With `keep_rows`, the original `rows` stay in the cache beside the
+        result, for an answer that may continue. Raises OutOfBlocksError if there is no room, EngineError if computing
         or copying fails.
         """
         hidden = rows.hide(spans)
         if self.cached_rows(hidden) < len(hidden):
             idle = owner.priority is Priority.IDLE
             if not idle:
-                self.pin(rows)  # until they have moved, whatever idle work there is
+                self.pin(rows)  # idle work must not evict them before they have moved
             self.warm_rows(rows, owner)
             try:
                 self._loop.call(
@@ -490,8 +490,8 @@ class EngineCore:
                 raise explain(error) from error
         return hidden
 
-    # -- how it is done
+    # -- helpers
 
     def check_rows(self, rows: Rows, spare: int = 0) -> None:
-        """Raises as `stream` does where `rows` and `spare` more cannot be computed."""
+        """Raise the errors of `stream` if `rows` and `spare` more rows cannot be computed."""
         check_rows(rows, spare, self.vocab_size, self.context_length)

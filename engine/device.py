@@ -1,4 +1,4 @@
-"""What this machine can do: devices, dtypes, memory."""
+"""What this machine offers: devices, dtypes, memory."""
 
 import ctypes
 import os
@@ -18,14 +18,14 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch
 
 
 FULL_SPEED = (8, 0)
-"""The compute capability from which bf16, FlashAttention and the fused kernels work."""
+"""The lowest compute capability with bf16, FlashAttention and the fused kernels."""
 MOST_ON_CPU = 16
-"""Processes that compute a model together on a CPU, which is for tests."""
+"""The most processes that may compute a model together on a CPU, which is meant for tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """Where the model runs. `notes` are lines to be said once: why it is not the GPU, or what is off there."""
+    """Where the model runs. `notes` are lines to show once: why it is not the GPU, or what is off there."""
 
     device: torch.device
     notes: tuple[str, ...] = ()
@@ -33,17 +33,17 @@ class DeviceChoice:
 
 @dataclass(frozen=True, slots=True)
 class CudaProblem:
-    """Why torch cannot use an NVIDIA GPU, as the middle of a sentence."""
+    """Why torch cannot use an NVIDIA GPU. `what` fits into the middle of a sentence."""
 
     what: str
     remedy: str = ""
-    """What to do about it, as sentences; empty where there is simply no GPU."""
+    """What to do about it, as sentences; empty if there simply is no GPU."""
 
 
 def pick_device(name: str) -> DeviceChoice:
-    """The device for "auto", "cpu" or "cuda". Raises EngineError when it is not there.
+    """Return the device for "auto", "cpu" or "cuda". Raises EngineError if it cannot be used.
 
-    "auto" takes the CPU when the GPU cannot be used, and notes why if there is one.
+    "auto" takes the CPU if the GPU cannot be used, and notes why if there is one.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise EngineError(f"Unknown device {name!r}; it must be auto, cpu or cuda.")
@@ -63,7 +63,7 @@ def pick_device(name: str) -> DeviceChoice:
 
 
 def check_parallel(ranks: int, device: torch.device) -> None:
-    """Raises EngineError unless so many devices can compute a model together."""
+    """Raise EngineError unless `ranks` devices can compute a model together."""
     if ranks < 1:
         raise EngineError(f"--tensor-parallel is {ranks}; it must be 1 or more.")
     if device.type == "cpu" and ranks > MOST_ON_CPU:
@@ -76,7 +76,7 @@ def check_parallel(ranks: int, device: torch.device) -> None:
 
 
 def cuda_problem() -> CudaProblem | None:
-    """Why the GPU cannot be used; None when it can. Prints nothing, whatever torch warns of."""
+    """Return why the GPU cannot be used; None if it can. Suppresses torch's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if torch.cuda.is_available():
@@ -92,12 +92,12 @@ def cuda_problem() -> CudaProblem | None:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether an NVIDIA driver is installed on this machine, told without torch."""
+    """Return whether an NVIDIA driver is installed on this machine, without asking torch."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the NVIDIA driver can run, (13, 0) for instance; None without a driver."""
+    """Return the newest CUDA version that the NVIDIA driver can run, such as (13, 0); None without a driver."""
     version = ctypes.c_int()
     for library in ("libcuda.so.1", "nvcuda.dll"):
         try:
@@ -109,7 +109,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver; None without one. Raises EngineError where its own tool fails."""
+    """Return the version of the NVIDIA driver; None without one. Raises EngineError if nvidia-smi fails."""
     found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _kernel_module())
     if found:
         return found[1]
@@ -145,21 +145,21 @@ def _failed_start(error: Exception) -> CudaProblem:
 
 
 def _unsupported_gpu() -> CudaProblem | None:
-    """The problem of a GPU that this torch holds no code for."""
+    """Return the problem if this torch has no code for the GPU."""
     capability = torch.cuda.get_device_capability()
     if torch.version.hip or runs_on(capability, torch.cuda.get_arch_list()):
         return None
     what = f"this build of torch does not support {torch.cuda.get_device_name()} ({sm(capability)})"
-    # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for 13 know the newest GPUs.
+    # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for CUDA 13 support the newest GPUs.
     build = "cu126" if (5, 0) <= capability < (7, 5) else "cu130"
     return CudaProblem(what, f"Another build may have: {_pip(build)}")
 
 
 def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
-    """Whether code for `built_for` ("sm_80", "compute_120", ...) runs on a GPU of this compute capability.
+    """Return whether code for `built_for` ("sm_80", "compute_120", ...) runs on a GPU of this compute capability.
 
-    Machine code (sm) runs on GPUs of the same major and no smaller minor number, intermediate code (compute)
-    on every later one. An empty list is no information and counts as yes.
+    Machine code (sm) runs on GPUs with the same major and no smaller minor number, intermediate code (compute) on
+    every later one. An empty list says nothing and counts as yes.
     """
     number = 10 * capability[0] + capability[1]
     for arch in built_for:
@@ -171,7 +171,7 @@ def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
 
 
 def sm(capability: tuple[int, int]) -> str:
-    """A compute capability as compilers write it: "sm_90"."""
+    """Return a compute capability as compilers write it: "sm_90"."""
     return f"sm_{capability[0]}{capability[1]}"
 
 
@@ -197,7 +197,10 @@ def _pip(build: str) -> str:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype for "auto" or one of DTYPES: bf16 wherever the device can, since decoding reads every weight."""
+    """Return the dtype for "auto" or a name in DTYPES: bf16 if the device can, because decoding reads every weight.
+
+    Raises EngineError for an unknown name.
+    """
     if name == "auto":
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < FULL_SPEED:
             return torch.float16
@@ -208,12 +211,12 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on `device` without swapping; on a CPU within the limits of a container.
+    """Return the bytes that can still be taken on `device` without swapping, on a CPU within a container's limits.
 
-    Files that are in memory, mapped weights among them, could give way and count as free there.
+    On a CPU, cached files count as free because the system can drop them; that includes mapped weights.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     known = available_bytes(device)
-    # Elsewhere (macOS) only the total is known without a library; half of it is a safe guess.
+    # Elsewhere (macOS) only the total can be read without a library; half of it is a safe guess.
     return known if known is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

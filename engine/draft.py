@@ -1,4 +1,4 @@
-"""Which model guesses for another one: found, compared with it, and read where there is room."""
+"""Finds a draft model for a model, checks that it fits, and loads it if there is room."""
 
 import torch
 
@@ -18,14 +18,14 @@ from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.units import bytes_text
 
 AUTO = "auto"
-"""The draft model that the catalogue has for a model, where it is on this machine."""
+"""Use the draft model that the catalogue names for a model, if it is on this machine."""
 
 
 def find_draft(
     asked: str | ModelFiles, model: str, on_progress: OnProgress | None
 ) -> tuple[ModelFiles | None, tuple[str, ...]]:
-    """The files of the draft model for `model` that was asked for, fetched if it has a name; with `AUTO` nothing is
-    fetched. And what people should know. Raises ModelError."""
+    """Return the files of the draft model for `model`, and notes for the user. A model named in `asked` is downloaded
+    if it is missing; for `AUTO` nothing is downloaded. Raises ModelError."""
     if isinstance(asked, ModelFiles):
         return asked, ()
     if asked != AUTO:
@@ -50,8 +50,8 @@ def read_draft(
     free: int,
     on_progress: OnProgress | None,
 ) -> tuple[Network | None, tuple[str, ...]]:
-    """A draft model for `model`, which has this tokenizer and leaves `free` bytes of the memory; and what people should
-    know. None where it cannot guess for it. Raises ModelError."""
+    """Load a draft model for `model`, whose tokenizer is `tokenizer` and which leaves `free` bytes of memory. Return it
+    and notes for the user; None instead if it cannot guess for `model`. Raises ModelError."""
     if (why := _refused(files, model, tokenizer, device, quantize, context, free)) is not None:
         return None, (f"No draft model is used: {why}",)
     return read_model(files, model.dtype, device, quantize, on_progress, context)
@@ -89,7 +89,7 @@ def _refused(
 
 
 def _lacks_kernels(model: Network, device: torch.device) -> bool:
-    """Whether what decodes `model` has one row of an answer in a step."""
+    """Whether no kernels here can check guesses for `model`: its decode steps compute one row per sequence."""
     if device.type == "cpu":
         return unsupported(model.spec) is not None
     return model.dtype != torch.bfloat16 or not_fused(model.spec) is not None

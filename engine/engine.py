@@ -1,4 +1,4 @@
-"""The engine: loads a model, and has conversations with it."""
+"""The engine: loads a model and holds conversations with it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ from models.text.tokenizer import Tokenizer, load_tokenizer
 
 
 class Engine(EngineCore):
-    """One model, and conversations with it. Made by `Engine.load`; close it when done.
+    """One model, and conversations with it. Create it with `Engine.load`, and close it when done.
 
     Every public method may be called from any thread.
     """
@@ -39,14 +39,14 @@ class Engine(EngineCore):
     _mapped_at_load = 0
 
     def __init__(self, loop: Loop, network: Network, tokenizer: Tokenizer, **options: Any) -> None:
-        """As `EngineCore`."""
+        """Take the arguments of `EngineCore`."""
         super().__init__(loop, network, tokenizer, **options)
         self.chunks = Chunks(self, self._blocks, loop)
-        """Beginnings of prompts that stay in the cache."""
+        """Named prompt prefixes that stay in the cache."""
 
     @property
     def mapped_bytes(self) -> int:
-        """Of the weights: mapped from a file, they count as free memory all the same."""
+        """Bytes of weights mapped from a file and not copied since; the system counts them as free memory."""
         return max(self._mapped_at_load - self.copied_bytes, 0)
 
     @classmethod
@@ -75,22 +75,22 @@ class Engine(EngineCore):
         draft: str | ModelFiles | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
-        """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
+        """Download what is missing, read the weights and start the engine. Raises ModelError and EngineError.
 
-        `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
-        `models.load`, and `kv_dtype` is that of the KV cache (`kv_row`); `context` is in tokens (None: as long as the
-        model and the memory allow). `threads` compute on a CPU (None: the physical cores, less one for the screen where
-        there are more than two); `offload_gb` of host memory take what a GPU evicts (None: a share of it). `streams`
-        requests at once find room in the KV cache, where the memory has it; `taken` bytes of a CPU's memory count as
-        free and are not (mapped weights of other models).
-        `tuned`: a GPU's kernels are cut as was measured on it, where it was; `tunes`: where it was not, it is measured
-        while nobody asks for anything, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the
-        same bits however it is cut, and those of an answer whoever is beside it, which takes time.
-        `tensor_parallel`: so many GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
-        What conversations have cached is kept in the folder `disk` (None: nowhere), at most `disk_gb` GB of it (None:
-        a share of the free space). `room` is for tests: how many bytes of the device the weights may take before
-        experts are held in host memory. `draft` is a smaller model of the same tokenizer that guesses what comes next
-        ("auto": the one of the catalogue, where it is on this machine).
+        `model` is a name for `models.hub.sources.resolve`, or local files. `quantize` says how weights are held (see
+        `models.load`), `kv_dtype` is the format of the KV cache (see `kv_row`). `context` is in tokens (None: as many
+        as the model and the memory allow). `threads` is for computing on a CPU (None: the physical cores, less one for
+        the screen if there are more than two). `offload_gb` limits the host memory for blocks that a GPU evicts (None:
+        a share of it). The KV cache has room for `streams` requests at once, as far as memory allows. `taken` bytes of
+        a CPU's memory count as free but are not (mapped weights of other models).
+        `tuned`: a GPU's kernels use the cuts measured on it, if any; `tunes`: if none were measured, measure them while
+        the engine is idle, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the same bits
+        however it is cut, and the rows of an answer regardless of other sequences, which costs time.
+        `tensor_parallel` GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
+        What conversations have cached is kept in the folder `disk` (None: nowhere), up to `disk_gb` GB (None: a share
+        of the free space). `room` is for tests: the bytes of the device that weights may take before experts are held
+        in host memory. `draft` is a smaller model with the same tokenizer that guesses the next tokens ("auto": the
+        one that the catalogue names, if it is on this machine).
         """
         check_threads(threads)
         if streams < 1:
@@ -107,7 +107,7 @@ class Engine(EngineCore):
         threads = threads or default_threads()
         loop = Loop()
         ranks, asked, together = None, None, None
-        if tensor_parallel > 1:
+        if tensor_parallel > 1:  # the ranks load while this process does
             threads = max(threads // tensor_parallel, 1) if picked.type == "cpu" else threads
             asked = Order.of(
                 files,
@@ -132,7 +132,7 @@ class Engine(EngineCore):
                 files, picked_dtype, picked, quantize, on_progress, context, room, (0, tensor_parallel)
             )
             group = ranks.meet(picked) if ranks is not None else None
-            # Mapped weights go on counting as free memory: they would be taken twice.
+            # Mapped weights still count as free memory, so subtract them, or that memory would be used twice.
             free = max(before - taken - network.nbytes * tensor_parallel, 0) // tensor_parallel
             drafter, drafter_told = None, no_draft
             if draft_files is not None:
@@ -191,7 +191,7 @@ class Engine(EngineCore):
     def _keep_in(
         self, folder: Path, most_bytes: int | None, files: ModelFiles, deterministic: bool = False
     ) -> None:
-        """Have a tier on disk, where what is cached can be kept there. For the loop's thread."""
+        """Create the disk tier, if this model can have one. Call it on the loop's thread."""
         if self._ranks is not None or self.spec.window is not None:
             why = "the model is divided" if self._ranks is not None else "every layer sees only a window"
             self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")
@@ -205,18 +205,18 @@ class Engine(EngineCore):
             "dtype": f"{self.dtype}, {row}, {self.block_size}",
             "kernels": f"{kernels}, {threads}, {place}{', deterministic' * deterministic}",
         }
-        # Files are read for that, and nobody waits for it.
+        # The hashes require reading files, so the disk tier calls this where nobody waits.
         self._disk = self._engine_step.disk = DiskTier(
             folder, most_bytes, self._cache, self._blocks, self._loop.post,
             lambda: {**facts, "files": of_weights(files), "code": of_code()},
         )  # fmt: skip
 
     def figures(self) -> Figures:
-        """What the engine holds and does right now."""
+        """Return what the engine holds and does right now."""
         return replace(super().figures(), chunks=self.chunks.look())
 
     def kept_tokens(self, tokens: Sequence[int]) -> int:
-        """How many of the first of `tokens` need not be computed: they are in the cache, or on disk."""
+        """Return how many leading tokens of `tokens` need not be computed: they are in the cache or on disk."""
         keys = Rows.of(tokens).keys
         disk = self._engine_step.disk
         return self._loop.call(lambda: max(self._blocks.match(keys), disk.reach(keys) if disk else 0))
@@ -224,5 +224,5 @@ class Engine(EngineCore):
     def chat(
         self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"
     ) -> Chat:
-        """A conversation. Raises EngineError when the model cannot chat."""
+        """Start a conversation. Raises EngineError if the model cannot chat."""
         return Chat(self, system, think, think_cache)

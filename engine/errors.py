@@ -1,4 +1,4 @@
-"""The errors of engine/ that a person can cause."""
+"""The errors of engine/ that a user can cause."""
 
 from models.errors import NoRoomError
 
@@ -8,7 +8,7 @@ class EngineError(Exception):
 
 
 class OutOfRoomError(EngineError, NoRoomError):
-    """There is too little memory for the KV cache of a model."""
+    """There is too little memory for a model's KV cache."""
 
 
 class ContextFullError(EngineError):
@@ -24,7 +24,7 @@ class ContextFullError(EngineError):
 
 
 def check_room(needed: int, available: int, *, goes_on: bool) -> None:
-    """Raise ContextFullError when a conversation needs more tokens than there are; `goes_on`: to continue an answer."""
+    """Raise ContextFullError if `needed` tokens exceed `available`; `goes_on`: to continue an answer."""
     if needed <= available:
         return
     if goes_on:

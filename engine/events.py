@@ -1,4 +1,4 @@
-"""What a stream yields, and the figures of a turn."""
+"""The events that a stream yields, and the figures of a turn and of the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
 Kind = Literal["reasoning", "answer", "call"]
-"""What a token is part of. The engine itself does not tell calls of tools from the answer: who knows the tools does."""
+"""What a token is part of. The engine never sets "call": only code that knows the tools can tell a call."""
 
 
 class FinishReason(StrEnum):
@@ -21,65 +21,65 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token. `text` may be empty (half a character, a held-back stop string, a marker)."""
+    """One generated token. `text` may be empty (half a character, a held-back stop string, a special token)."""
 
     text: str
     token_id: int
     kind: Kind
     logprob: float | None = None
-    """Of the token, as `SamplingParams.logprobs` says; None where nobody asked."""
+    """The token's log-probability (see `SamplingParams.logprobs`); None unless the request asked for it."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens there and their log-probabilities, the likeliest first."""
+    """The likeliest tokens at this place and their log-probabilities, likeliest first."""
     guessed: bool = field(default=False, compare=False)
-    """Speculation had it right: the token is the one that it would have been."""
+    """Speculation guessed this token correctly; without speculation the token would be the same."""
 
 
 class Cause(IntEnum):
-    """Why a prompt did not go on as the cache did. The numbers are stored in sessions."""
+    """Why a prompt diverged from the cached text. The numbers are stored in sessions."""
 
     THINKING = 1
-    """What was generated there first is thinking, which the history leaves out."""
+    """The cache continues with thinking, which the history leaves out."""
     TRIMMED = 2
-    """What was generated there last is no part of the answer in the history."""
+    """The cache continues with the end of what was generated, which is not part of the answer in the history."""
     SYSTEM = 3
     """The system prompt was changed."""
     EDITED = 4
-    """The message was another one."""
+    """The message was changed."""
     BRANCH = 5
-    """Another branch was gone through before."""
+    """The cache continues with another branch."""
     POLICY = 6
-    """Thinking is kept in another way (`think_cache`) than when it was computed."""
+    """The policy for thinking (`think_cache`) was changed after the rows were computed."""
     OPENED = 7
-    """It was said elsewhere (a saved session, another model) and had not been computed here."""
+    """The text comes from elsewhere (a saved session, another model) and had not been computed here."""
     EVICTED = 8
-    """It was there and made room for something else."""
+    """The rows were cached and made room for others."""
     DRAFT = 9
-    """The message was warmed while it was typed, and then changed."""
+    """The message was prewarmed while it was typed, and then changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where a prompt went on otherwise than what the cache held."""
+    """The place where a prompt diverged from what the cache held."""
 
     row: int
-    """So many tokens of the prompt were the same."""
+    """The number of prompt tokens before it that are the same."""
     message: int
-    """The message in or behind which they part, from 1; 0 the system prompt."""
+    """The message in which, or after which, they diverge, counted from 1; 0 is the system prompt."""
     in_answer: bool
-    """They part in the answer to that message."""
+    """Whether they diverge in the answer to that message."""
     cached: int
-    """The token that the cache held next; -1: nothing."""
+    """The next token in the cache; -1: none."""
     wanted: int
-    """The token of the prompt."""
+    """The next token of the prompt."""
     cause: Cause
 
     def to_dict(self, prefix: str) -> dict[str, int]:
-        """Numbers by name, every name beginning with `prefix`."""
+        """Return the fields as numbers by name, each name with `prefix` in front."""
         return {prefix + item.name: int(getattr(self, item.name)) for item in fields(self)}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], prefix: str) -> "Parting | None":
-        """What `to_dict` wrote; None where there is nothing of it, or of a kind that is not known."""
+        """Return the object that `to_dict` wrote; None if it is missing or its cause is unknown."""
         found: dict[str, Any] = {item.name: values.get(prefix + item.name) for item in fields(cls)}
         if not all(isinstance(value, int | float) for value in found.values()) or found["cause"] not in set(
             Cause
@@ -90,7 +90,7 @@ class Parting:
 
 
 _PARTINGS = ("parting", "draft_parting")
-"""Figures that are partings."""
+"""The figures whose type is Parting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +111,25 @@ class TurnStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     warmed_tokens: int = 0
-    """Of the cached ones those that were computed in idle time since the answer before."""
+    """The cached tokens that were computed in idle time since the answer before."""
     guessed_tokens: int = 0
-    """Tokens that speculation guessed and had checked,"""
+    """Tokens that speculation guessed and the model checked."""
     accepted_tokens: int = 0
-    """those of them that were right: each saved a step,"""
+    """The guessed tokens that were right: each saved a step."""
     drafted_tokens: int = 0
+    """The guessed tokens that came from a draft model."""
     accepted_drafts: int = 0
-    """the same of those among them that a draft model guessed,"""
+    """The draft model's tokens that were right."""
     saved_s: float = 0.0
-    """and the decode time saved, as measured; below 0 it took longer."""
+    """The decode time that speculation saved, as measured; negative if it took longer."""
     parting: Parting | None = None
-    """Why no more was reused than that; None where nothing more could have been."""
+    """Why no more of the prompt was reused; None if no more could have been."""
     draft_parting: Parting | None = None
-    """Why no more was warmed of the message itself; None where it was not changed while it was typed."""
+    """Why no more of the message was prewarmed; None if it did not change after it was warmed."""
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompt that were there when the answer before had ended."""
+        """Tokens of the prompt that were cached when the answer before had ended."""
         return self.cached_tokens - self.warmed_tokens
 
     @property
@@ -139,7 +140,7 @@ class TurnStats:
         return (self.generated_tokens - 1) / self.decode_s
 
     def to_dict(self) -> dict[str, int | float]:
-        """Every figure by name, for JSON."""
+        """Return every figure by name, for JSON."""
         figures = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _PARTINGS}
         figures["decode_tokens_per_s"] = self.decode_tokens_per_s
         for name in _PARTINGS:
@@ -149,7 +150,7 @@ class TurnStats:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "TurnStats":
-        """What `to_dict` gave. Figures that are missing are 0."""
+        """Return the figures that `to_dict` wrote. Missing figures are 0."""
         numbers = {item.name: values.get(item.name, 0) for item in fields(cls) if item.name not in _PARTINGS}
         parting, draft_parting = (Parting.of(values, f"{name}_") for name in _PARTINGS)
         return cls(**numbers, parting=parting, draft_parting=draft_parting)
@@ -157,57 +158,57 @@ class TurnStats:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What sending a draft would take, in tokens."""
+    """What it would cost to send the message being typed, in tokens."""
 
     tokens: int
-    """Of the message itself."""
+    """Tokens of the message itself."""
     new: int
-    """Computed after Enter, as things stand now; at least 1."""
+    """Tokens to compute after Enter, as things stand now; at least 1."""
     free: int
-    """Left in the context for the answer; below 0: so many too many."""
+    """Tokens left in the context for the answer; negative: the number of tokens too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadFigures:
-    """The tier in host memory that takes evicted blocks; times in seconds a token, None before they are measured."""
+    """The host memory tier, which takes evicted blocks; times in seconds per token, None until measured."""
 
     blocks: int
     """Blocks that can be brought back."""
     bytes: int
-    """Host memory that is taken; it grows when it is needed."""
+    """Host memory in use; it grows on demand."""
     restored_tokens: int
-    """Tokens that were brought back so far instead of being computed."""
+    """Tokens brought back so far instead of being computed."""
     brought_s: float | None
     computed_s: float | None
     is_used: bool
-    """False once it is known that computing is about as fast."""
+    """False once measurements show that computing is about as fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFigures:
-    """The tier on disk that outlives the process; times in seconds a token, None before they are measured."""
+    """The disk tier, which outlives the process; times in seconds per token, None until measured."""
 
     blocks: int
     """Blocks that can be brought back."""
     written_tokens: int
     restored_tokens: int
-    """Tokens that were brought back so far instead of being computed."""
+    """Tokens brought back so far instead of being computed."""
     brought_s: float | None
     computed_s: float | None
     is_used: bool
-    """False once it is known that computing is about as fast."""
+    """False once measurements show that computing is about as fast."""
     problem: str = ""
-    """Why it is not used, or not any more, in a line."""
+    """Why the tier is not used, or no longer used, in one line."""
 
     @classmethod
     def none(cls, why: str) -> "DiskFigures":
-        """Of an engine that has no such tier."""
+        """Return the figures of an engine without a disk tier."""
         return cls(0, 0, 0, None, None, False, why)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What many prompts begin with, computed once and kept by a name, as it stands now. Counts are of tokens."""
+    """The current state of a chunk: a named prompt prefix that is computed once. Counts are in tokens."""
 
     name: str
     tokens: int
@@ -216,30 +217,30 @@ class Chunk:
     present: int
     """How many of its tokens need not be computed."""
     shared: int
-    """How many it has in common with the beginning of one that is listed before it."""
+    """How many of its first tokens it shares with a chunk listed before it."""
     branches: int
-    """Ends of conversations in the cache that stand on it."""
+    """The number of conversations in the cache that begin with it."""
     token_bytes: int
-    """What a token takes in the KV cache."""
+    """Bytes that a token takes in the KV cache."""
     is_read: bool = True
-    """False while it is computed in idle time."""
+    """False while it is being computed in idle time."""
     disk_bytes: int = 0
-    """What it takes on disk, in a file of its own; conversations that begin with it do not have it in theirs."""
+    """Bytes of its own file on disk; conversations that begin with the chunk do not store it again."""
 
     @property
     def bytes(self) -> int:
-        """Memory that its own tokens take: those present and not shared."""
+        """Memory of the tokens that are present and not shared with a chunk listed before it."""
         return max(self.present - self.shared, 0) * self.token_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """Memory that the conversations on it would take more if each had its own."""
+        """Additional memory that the conversations on it would take if each had its own copy."""
         return max(self.branches - 1, 0) * self.present * self.token_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the engine holds and does right now; a snapshot, cheap enough to take 30 times a second."""
+    """What the engine holds and does right now: a snapshot, cheap enough to take 30 times a second."""
 
     model_name: str
     device: str
@@ -254,32 +255,32 @@ class Figures:
     block_size: int
     blocks_free: int
     blocks_cached: int
-    """Blocks that nobody holds but the prefix index can still find."""
+    """Blocks that no sequence holds but that the prefix index can still find."""
     blocks_held: int
     prefill_done: int
-    """Tokens computed so far of the request being prefilled."""
+    """Tokens computed so far of the request that is being prefilled."""
     prefill_total: int
     """Tokens to compute in that request; 0 when nothing is being prefilled."""
     decode: str = "plain modules"
     """The program of a decode step: "plain modules", "fused kernels, CUDA graph", ..."""
     notes: tuple[str, ...] = ()
-    """What the person should be told once: fallbacks, and why."""
+    """Lines to show once: what fell back to something slower, and why."""
     warmed: int | None = None
-    """Tokens that are present of what idle work warms (the history, then the draft); None when it does not run."""
+    """Tokens present of what idle work is warming (the history, then the draft); None while none is running."""
     bandwidth: float | None = None
-    """Bytes/s that the device's memory reads; None where it has never been measured."""
+    """Bytes/s at which the device's memory is read; None if never measured."""
     offload: OffloadFigures | None = None
     disk: DiskFigures | None = None
-    """None where there is no such tier."""
+    """None if the engine has no such tier."""
     kv_dtype: str = ""
-    """Of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""
+    """The format of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""
     kv_token_bytes: int = 0
-    """What a token takes there, with the scales."""
+    """Bytes that a token takes in the KV cache, scales included."""
     host_bytes: int = 0
-    """Those of the weights that a GPU had no room for: experts in host memory."""
+    """Bytes of the weights in host memory: experts for which a GPU had no room."""
     speculation: str = ""
     """How tokens are guessed, or why none are."""
     draft_bytes: int = 0
-    """Of the weights and the KV cache of a draft model."""
+    """Bytes of the draft model's weights and KV cache."""
     chunks: tuple[Chunk, ...] = ()
-    """As they were a moment ago."""
+    """The chunks as of a moment ago."""

@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""The settings of a request: how tokens are chosen, and when the answer ends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,34 +8,34 @@ from typing import Literal, get_args
 from engine.errors import EngineError
 
 UNRECOMMENDED: Mapping[str, float | int] = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""What holds for a model whose authors recommend nothing."""
+"""The sampling defaults for a model whose authors recommend none."""
 
 MOST_BIASED = 1024
-"""Tokens that one request may bias."""
+"""The maximum number of tokens that one request may bias."""
 MOST_ALTERNATIVES = 20
-"""Alternatives of a token whose log-probabilities are told, at most."""
+"""The maximum number of alternatives to a token whose log-probabilities are returned."""
 MOST_CHARACTERS = 262_144
-"""Of a schema, a regular expression or a grammar."""
+"""The maximum length of a schema, a regular expression or a grammar."""
 
 Speculation = Literal["auto", "off", "suffix", "draft"]
-"""How tokens are guessed ahead: `suffix` by what the text said before, `auto` in whatever way pays here."""
+"""How tokens are guessed ahead: `suffix` from earlier text, `draft` by a draft model, `auto` whichever pays here."""
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer has to match, from its first character to its last; thinking before it is free.
+    """The format that an answer must match from its first to its last character; thinking before it is free.
 
-    It is compiled where the request is made (`engine.sampling.grammar`), and what is wrong with it is said there.
+    It is compiled where the request is made (`engine.sampling.grammar`), which also reports errors in it.
     """
 
     kind: ConstraintKind
     text: str = ""
-    """A JSON schema as JSON, a regular expression (Rust's syntax) or a Lark grammar; nothing for `json_object`."""
+    """A JSON schema as JSON, a regular expression (Rust's syntax) or a Lark grammar; empty for `json_object`."""
 
     def __post_init__(self) -> None:
-        """Raises EngineError for another kind, and for a text that is missing or far too long."""
+        """Raise EngineError for an unknown kind, and for a text that is missing or far too long."""
         if self.kind not in get_args(ConstraintKind):
             known = ", ".join(get_args(ConstraintKind))
             raise EngineError(f"The kind of a constraint is {self.kind!r}; it must be one of {known}.")
@@ -53,12 +53,12 @@ NAMES: Mapping[ConstraintKind, str] = {
     "regex": "regular expression",
     "lark": "grammar",
 }
-"""Kinds of constraints for people."""
+"""The kinds of constraints as shown to people."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Settings of one request; every default means "off" but for `temperature`.
+    """Settings of one request; every default except that of `temperature` means "off".
 
     Raises EngineError when a value is out of range.
     """
@@ -76,28 +76,28 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """Subtract from the logits of every token already generated in this answer."""
     frequency_penalty: float = 0.0
-    """The same, as many times as the token was generated."""
+    """Subtract from the logits of a token once for each time that it was generated in this answer."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Add to the logits of these tokens."""
+    """A number to add to the logits of each of these tokens."""
     logprobs: int | None = None
-    """Tell the log-probability of each token, and of so many likeliest ones; None: tell none.
+    """Return the log-probability of each token and of this many of the likeliest tokens; None: return none.
 
-    They are the model's own: of its logits as they are, before any bias, constraint, penalty or temperature.
+    They come from the model's own logits, before any bias, constraint, penalty or temperature.
     """
     constraint: Constraint | None = None
-    """What the answer has to match; None: anything."""
+    """The format that the answer must match; None: any text."""
     seed: int | None = None
     """The same seed on the same machine gives the same text; None draws a fresh one."""
     max_tokens: int | None = None
-    """Tokens to generate at most; None means as many as the context holds."""
+    """The most tokens to generate; None: as many as the context holds."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it and may span tokens."""
     speculation: Speculation = "off"
-    """Whether tokens are guessed and checked several at once. The text is the same to the token."""
+    """Whether tokens are guessed and several are checked at once. The text is the same to the token."""
 
     @property
     def penalises(self) -> bool:
-        """Whether what may be drawn depends on what was said."""
+        """Whether the probabilities of the next token depend on the text before it through a penalty."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def __post_init__(self) -> None:
@@ -146,5 +146,5 @@ class SamplingParams:
 
 
 def seeds(first: int | None, count: int) -> list[int | None]:
-    """The seeds of `count` answers to one prompt: `first` and those after it; None each where there is none."""
+    """Return the seeds of `count` answers to one prompt: `first` and the numbers after it; all None without `first`."""
     return [None if first is None else (first + number) % 2**63 for number in range(count)]

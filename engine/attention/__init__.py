@@ -9,7 +9,7 @@ from engine.batch import StepBatch
 from models.reference.attention import Attention
 
 Write = Callable[[int, Tensor, Tensor], None]
-"""(layer, k and v [T, Hkv, D]): puts the rows of a step into the cache."""
+"""(layer, k and v [T, Hkv, D]): writes the rows of a step into the cache."""
 
 
 class AttentionBackend(Protocol):
@@ -18,18 +18,18 @@ class AttentionBackend(Protocol):
     name: str
 
     def plan(self, batch: StepBatch) -> Attention:
-        """What the model calls in this step, once a layer: everything all layers share is computed here."""
+        """Return what the model calls in this step, once per layer; work shared by all layers is done here."""
 
 
 class RaggedBackend(AttentionBackend, Protocol):
-    """One that can be told on the device what to attend to, so that a CUDA graph can hold its launches."""
+    """A backend that reads on the device what to attend to, so that a CUDA graph can hold its launches."""
 
     def ragged(
         self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
     ) -> Attention:
-        """Attention of spans of up to `tokens` tokens that see up to `rows` rows.
+        """Return the attention of spans of up to `tokens` tokens that see up to `rows` rows.
 
-        The tokens of span i are those from q_ends[i] to q_ends[i + 1]; it sees k_ends[i + 1] - k_ends[i] rows. A span
-        without tokens has neither. One span alone lies at the end of the step. Other tokens are padding, whose output
-        is whatever lay in memory. q_ends and k_ends int32 [spans + 1], tables int32 [spans, blocks].
+        The tokens of span i are those from q_ends[i] to q_ends[i + 1]; it sees k_ends[i + 1] - k_ends[i] rows, none if
+        it has no tokens. A single span lies at the end of the step. Other tokens are padding, and their output is
+        whatever was in memory. q_ends and k_ends int32 [spans + 1], tables int32 [spans, blocks].
         """

@@ -1,4 +1,4 @@
-"""Which attention backend this machine can use: each one is tried with a tiny call, never guessed from versions."""
+"""Chooses the attention backend for this machine: each is tried with a tiny call, never guessed from versions."""
 
 import importlib
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from models.features import Feature
 from models.spec import Attention
 
 BLOCK_SIZES = {"flash": 256, "triton": 32, "sdpa": 32}
-"""Rows of a block, by backend, the best backend first."""
+"""Rows per block of each backend, best backend first."""
 TOLERANCE = 5e-3
 """The relative error against fp32 that rounding to bf16 explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A backend that works here. `note` is a line for people: what fell back to it, and why."""
+    """A backend that works here. `note` is a line for the user: why no better one is used."""
 
     name: str
     block_size: int
@@ -36,11 +36,11 @@ class AttentionChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Why a backend cannot be used, as the middle of a sentence."""
+    """Why a backend cannot be used. `why` fits into the middle of a sentence."""
 
     why: str
     broken: bool = True
-    """Something is there and does not work, which people should hear of; False: it is just not there."""
+    """True if it is there but does not work, which the user should know; False if it is simply not there."""
     remedy: str = "Use --attention auto."
 
 
@@ -52,12 +52,12 @@ def choose_attention(
     asked: tuple[Attention, ...] = (),
     kind: str = "auto",
 ) -> AttentionChoice:
-    """The backend `name`, or for "auto" the best one that works: on a GPU flash, then triton, then sdpa.
+    """Return the backend `name`, or for "auto" the best one that works: on a GPU flash, then triton, then sdpa.
 
-    `asked`: the kinds of attention that the layers have (`engine.attention.unusual.kinds`); none: plain attention.
-    `kind` is that of the KV cache (`kv_row`).
+    `asked` has the kinds of attention of the layers (`engine.attention.unusual.kinds`); none: plain attention. `kind`
+    is the format of the KV cache (`kv_row`).
 
-    Raises EngineError when the one that was asked for does not work here.
+    Raises EngineError if the requested backend does not work here.
     """
     if name not in ("auto", *BLOCK_SIZES):
         raise EngineError(f"Unknown attention backend {name!r}; it must be auto, flash, triton or sdpa.")
@@ -82,7 +82,7 @@ def choose_attention(
 def usable_backends(
     device: torch.device, dtype: torch.dtype = torch.bfloat16, head_dim: int = 128
 ) -> list[tuple[str, str | None]]:
-    """Every backend, the best first, with None where it works here, else why not (the middle of a sentence)."""
+    """Return every backend, best first, with None if it works here, else why not (the middle of a sentence)."""
     problems = [(name, _problem(name, device, dtype, head_dim)) for name in BLOCK_SIZES]
     return [(name, None if problem is None else problem.why) for name, problem in problems]
 
@@ -93,9 +93,9 @@ def make_backend(
     groups: int,
     unusual: Layers = MappingProxyType({}),
 ) -> AttentionBackend:
-    """The backend `name` over `cache`; `groups` is the number of query heads for each KV head.
+    """Return the backend `name` over `cache`; `groups` is the number of query heads per KV head.
 
-    `unusual`: layers that are no plain softmax. flash knows no sinks.
+    `unusual` has the layers whose attention is not plain softmax. flash does not support sinks.
     """
     if name == "flash":
         return FlashBackend(cache, unusual, groups)
@@ -106,7 +106,7 @@ def make_backend(
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """What a backend needs from outside."""
+    """The package that a backend needs."""
 
     name: str
     module: str
@@ -134,7 +134,7 @@ def _problem(
     capability = torch.cuda.get_device_capability(device)
     if capability < FULL_SPEED:
         here, least = (".".join(map(str, pair)) for pair in (capability, FULL_SPEED))
-        # Not broken: picking the device has said so already.
+        # Not broken: choosing the device has reported it already.
         return _Problem(f"this GPU has compute capability {here}, and it needs {least}", broken=False)
     if name == "flash" and dtype not in (torch.bfloat16, torch.float16):
         return _Problem("flash-attn computes in bfloat16 or float16 only", broken=False)
@@ -159,7 +159,7 @@ def _tried(
     try:
         importlib.import_module(package.module)
         error = _error(name, device, dtype, asked or (Attention(4, 2, head_dim),), kind)
-    except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, there is another backend
+    except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, another backend works
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:
             remedy = f"Install it with: {package.install}. Or use --attention auto."
             return _Problem(f"{package.name} is not installed", broken=False, remedy=remedy)
@@ -173,10 +173,11 @@ def _tried(
 def _error(
     name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Attention, ...], kind: str
 ) -> float:
-    """The relative error of a prompt of 300 tokens, and of one token after it beside another prompt: to sdpa in fp32.
+    """Return the relative error, against sdpa in fp32, of a prompt of 300 tokens, then of a token after it beside
+    another prompt: the largest over all kinds of attention `asked` for.
 
-    The largest of all kinds of attention that are `asked` for. A shorter prompt is one tile of flash-attn's kernels:
-    a build without those for heads of 96 gives right numbers for it, and wrong ones from the second tile on.
+    A shorter prompt would fit into one tile of flash-attn's kernels: a build without those for heads of 96 gives
+    correct numbers for the first tile, and wrong ones from the second on.
     """
     head_dim, random = asked[0].head_dim, torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(315, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))

@@ -1,7 +1,7 @@
-"""Attention by the flash-attn package (an optional extra): bf16 or fp16 on GPUs from compute capability 8.0 on.
+"""Attention by the flash-attn package (an optional extra): bf16 or fp16 on GPUs of compute capability 8.0 or later.
 
-Written against flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention). It knows windows, caps and scales, and
-no sinks.
+Written for flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention), which supports windows, caps and scales, but
+not sinks.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,32 +24,32 @@ from models.spec import Attention as AttentionSpec
 
 Kernel = Callable[..., Tensor]
 Options = Mapping[int, dict[str, Any]]
-"""What each unusual layer asks of the kernels."""
+"""By layer index, the arguments that each unusual layer passes to the kernels."""
 
 PAGE = 256
-"""Its paged kernels take blocks of a multiple of this."""
+"""flash-attn's paged kernels take blocks of a multiple of this many rows."""
 FEW = 8
-"""Up to so many tokens the rows are worth splitting among programs, which only `attend` does."""
+"""Up to this many tokens, splitting the rows among programs pays, which only `attend` does."""
 MANY = 512
-"""From so many tokens on, it takes longer over blocks than bringing scattered ones together first."""
+"""From this many tokens on, gathering scattered blocks first is faster than reading through block tables."""
 LONG = 1024
-"""So many tokens with nothing before them are faster by torch's own kernel on Hopper, which is made for it."""
+"""From this many tokens with nothing before them on, torch's own kernel for Hopper is faster."""
 HOPPER = 9
 
 
 class FlashBackend:
     """A long span reads a view of contiguous blocks, or a copy of many; everything else goes through block tables.
 
-    Of a quantised cache it is given plain numbers, made for long spans alone; others are for kernels that read the
-    bytes. Implements `RaggedBackend`. Its plain twin is `SdpaBackend`.
+    With a quantised cache, only long spans go through flash-attn, on numbers decoded for them; other spans go through
+    kernels that read the bytes. Implements `RaggedBackend`. The plain version is `SdpaBackend`.
     """
 
     name = "flash"
 
     def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({}), groups: int = 1) -> None:
-        """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax.
+        """`groups` is the number of query heads per KV head; `unusual` has the layers that are not plain softmax.
 
-        Raises ValueError for blocks that it cannot page, and whatever importing a broken package raises."""
+        Raises ValueError for a block size that it cannot page, and whatever importing a broken package raises."""
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         if cache.block_size % PAGE:
@@ -59,7 +59,7 @@ class FlashBackend:
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
         self._by_torch = cache.kv.is_cuda and torch.cuda.get_device_capability(cache.kv.device)[0] == HOPPER
         self._attend: Kernel = flash_attn_with_kvcache
-        # This one is wrapped in autograd and operator dispatch, as the package's others are: 0.3 ms a call.
+        # This function, like the package's others, goes through autograd and operator dispatch: 0.3 ms per call.
         self._attend_ragged: Kernel = flash_attn_varlen_func
 
     def plan(self, batch: StepBatch) -> Attention:
@@ -95,7 +95,7 @@ class FlashBackend:
 
 
 def _options(spec: AttentionSpec) -> dict[str, Any]:
-    """What flash-attn is told of a layer: a token sees so many rows before it and none after."""
+    """Return flash-attn's arguments for a layer; a window counts the rows before a token and those after it (none)."""
     asked: dict[str, Any] = {}
     if spec.scale is not None:
         asked["softmax_scale"] = spec.scale
@@ -107,10 +107,10 @@ def _options(spec: AttentionSpec) -> dict[str, Any]:
 
 
 class _Whole:
-    """One span over all rows side by side, or those in the window of a layer."""
+    """Attention of one span over all rows side by side, or over those in the window of a layer."""
 
     def __init__(self, cache: KVCache, attend: Kernel, options: Options, span: Span, by_torch: bool) -> None:
-        """`by_torch`: plain layers of a long prompt that begins here use torch's own kernel."""
+        """`by_torch`: use torch's own kernel for plain layers of a long prompt with nothing before it."""
         self._rows = SpanRows(cache, span)
         self._attend = attend
         self._options = options
@@ -124,12 +124,12 @@ class _Whole:
         options = self._options.get(layer_index, {})
         window = options["window_size"][0] + 1 if "window_size" in options else None
         seen = (x.unsqueeze(0) for x in self._rows.read(layer_index, window))
-        # Causal here means aligned at the right corner: the last query sees the last row.
+        # flash-attn's causal mask is aligned at the lower right: the last query sees the last row.
         return self._attend(q.unsqueeze(0), *seen, causal=True, **options).squeeze(0)
 
 
 class _Paged:
-    """Spans of the same number of tokens; the kernel writes their K and V too."""
+    """Attention of spans with the same number of tokens; the kernel also writes their K and V."""
 
     def __init__(self, cache: KVCache, attend: Kernel, options: Options, spans: tuple[Span, ...]) -> None:
         self._cache = cache
@@ -158,14 +158,14 @@ class _Paged:
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """One span at the end of a step: tokens before it are padding, which sees what would lie before its first row."""
+    """Attention of one span at the end of a step. Tokens before it are padding, as if they preceded its first row."""
 
     cache: KVCache
     attend: Kernel
     options: Options
     write: Write
     rows: Tensor
-    """int32 [1]: how many the last token sees."""
+    """int32 [1]: the number of rows that the last token sees."""
     table: Tensor
     """int32 [1, blocks]"""
 
@@ -186,7 +186,7 @@ class _Last:
 
 @dataclass(frozen=True, slots=True)
 class _Ragged:
-    """Spans of any numbers of tokens in one call; the tensors are those of `RaggedBackend.ragged`."""
+    """Attention of spans of any lengths in one call; the tensors are those of `RaggedBackend.ragged`."""
 
     cache: KVCache
     attend: Kernel
@@ -207,7 +207,7 @@ class _Ragged:
             self.cache.v[layer_index].view(pages),
             self.q_ends,
             self.k_ends,
-            max(self.most_tokens, 2),  # one alone it would take for a batch without padding
+            max(self.most_tokens, 2),  # it would take 1 for a batch without padding
             self.most_rows,
             causal=True,
             block_table=self.tables,

@@ -1,4 +1,4 @@
-"""A step whose spans are computed in different ways."""
+"""Attention of a step whose spans are computed in different ways, and the tensors that describe spans."""
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Runs the tokens of each part through the part's own attention."""
+    """Computes the tokens of each part with the part's own attention."""
 
     parts: list[tuple[slice, Attention]]
 
@@ -29,20 +29,20 @@ class Parts:
 
 
 EXPANDED_BYTES = 256 * 1024**2
-"""So much memory the numbers of quantised rows take at most while a layer attends to them."""
+"""The most memory for the decoded numbers of quantised rows while a layer attends to them."""
 
 
 def expands(cache: KVCache, span: Span) -> bool:
-    """Whether a span may read all its rows as plain numbers. Of more, kernels make numbers tile by tile."""
+    """Return whether a span may read all its rows as plain numbers. Beyond that, kernels decode tile by tile."""
     rows = span.stop - cache.first_seen(span.start)
     numbers = 2 * rows * cache.row.heads * cache.row.dim
     return not cache.row.is_quantised or numbers * cache.dtype.itemsize <= EXPANDED_BYTES
 
 
 class SpanRows:
-    """The rows of one span and those before them: a view where they are one run of slots, else gathered by block.
+    """The rows of one span and those before it: a view if they are one run of slots, else gathered by block.
 
-    Not those that the window of the whole network has let go of.
+    Rows that the window of the whole network has released are left out.
     """
 
     def __init__(self, cache: KVCache, span: Span) -> None:
@@ -59,11 +59,12 @@ class SpanRows:
             self._write = span_slots(cache, (span,))
 
     def write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        """K and V of the span itself, [count, Hkv, D] each."""
+        """Write K and V of the span itself, [count, Hkv, D] each."""
         self._cache.write(layer_index, self._write, k, v)
 
     def read(self, layer_index: int, window: int | None = None) -> tuple[Tensor, Tensor]:
-        """K and V, [rows, Hkv, D] each, up to the last row: of all rows that some row of it sees, in a `window`."""
+        """Return K and V, [rows, Hkv, D] each, up to the span's last row, from the first row that any of it sees in
+        the `window`, rounded down to a block."""
         blocks = 0
         if window is not None:
             blocks = max(self._span.start - (window - 1) - self._first, 0) // self._cache.block_size
@@ -79,7 +80,7 @@ class SpanRows:
 
 
 class WriteSpans:
-    """A `engine.attention.Write` of the rows of spans."""
+    """An `engine.attention.Write` for the rows of spans."""
 
     def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
         self._cache = cache
@@ -90,7 +91,7 @@ class WriteSpans:
 
 
 def places(batch: StepBatch) -> Iterator[tuple[slice, Span]]:
-    """Every span with its tokens in the step."""
+    """Yield every span with its tokens in the step."""
     token = 0
     for span in batch.spans:
         yield slice(token, token + span.count), span
@@ -98,25 +99,25 @@ def places(batch: StepBatch) -> Iterator[tuple[slice, Span]]:
 
 
 def runs(batch: StepBatch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tuple[Span, ...]]]:
-    """Spans side by side that have the same kind: their kind, their tokens in the step, and they themselves."""
+    """Yield each run of neighbouring spans of the same kind: the kind, their tokens in the step, and the spans."""
     for kind, group in groupby(zip(kinds, places(batch), strict=True), key=lambda pair: pair[0]):
         tokens, spans = zip(*(place for _, place in group), strict=True)
         yield kind, slice(tokens[0].start, tokens[-1].stop), spans
 
 
 def span_slots(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
-    """Where the rows lie that spans compute, int64 [T]."""
+    """Return the slots of the rows that spans compute, int64 [T]."""
     slots = [cache.every_slot(span.blocks, span.start, span.stop) for span in spans]
     return torch.cat(slots).to(cache.kv.device, non_blocking=True)
 
 
 def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
-    """Where the tokens of spans end, and the rows that they see, both counted on from span to span: int32 [spans + 1].
+    """Return where the tokens of each span end, and the rows that it sees, both cumulated: int32 [spans + 1] each.
 
     Both begin with 0.
     """
     count = len(spans) + 1
-    # A kernel is compiled once more for what does not begin at a multiple of 16 bytes.
+    # A kernel is compiled again for tensors that do not begin at a multiple of 16 bytes.
     both = torch.zeros(2, -(-count // 4) * 4, dtype=torch.int32)
     both[0, 1:count] = torch.tensor([span.count for span in spans]).cumsum(0)
     both[1, 1:count] = torch.tensor([span.stop for span in spans]).cumsum(0)
@@ -125,7 +126,7 @@ def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
 
 
 def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
-    """The blocks that spans read, int32 [spans, most blocks]; those that a span lacks are block 0."""
+    """Return the blocks that spans read, int32 [spans, most blocks], padded with block 0."""
     tables = [span.blocks[: -(-span.stop // cache.block_size)] for span in spans]
     longest = max(map(len, tables))
     padded = [blocks + (0,) * (longest - len(blocks)) for blocks in tables]

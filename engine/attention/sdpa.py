@@ -1,4 +1,4 @@
-"""Attention by torch's scaled_dot_product_attention, on any device: the reference of every other backend."""
+"""Attention by torch's scaled_dot_product_attention on any device: the reference for every other backend."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,31 +15,31 @@ from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
 
 SHORT = 64
-"""Rows of a short message and its glue."""
+"""Rows of a short message and the glue around it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One span: where its tokens lie in the step, where its rows lie in the cache, what it may see."""
+    """One span: its tokens in the step, its rows in the cache, and what it may see."""
 
     tokens: slice
     write: list[tuple[slice, slice]]
-    """(slots, tokens of the span) of each contiguous run to write."""
+    """(slots, tokens of the span) for each contiguous run to write."""
     read: list[slice]
-    """Slots of all rows up to the last one that some row may see, as contiguous runs."""
+    """The slots of all rows that any row of the span may see, as contiguous runs."""
     mask: Tensor | None
-    """[groups * count, rows] to add to the scores; None where nothing has to be hidden or `causal` hides it."""
+    """[groups * count, rows] to add to the scores; None if nothing is hidden, or if `causal` hides it."""
     causal: bool
-    """No cached prefix: plain causal attention."""
+    """Whether there is no cached prefix, so that attention is plainly causal."""
 
 
 class SdpaBackend:
-    """The query heads of a KV head are folded into the query rows, so K and V are read once and never repeated."""
+    """Folds the query heads of a KV head into the query rows, so that K and V are read once and never repeated."""
 
     name = "sdpa"
 
     def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
-        """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax."""
+        """`groups` is the number of query heads per KV head; `unusual` has the layers that are not plain softmax."""
         self._cache = cache
         self._groups = groups
         self._unusual = unusual
@@ -67,7 +67,7 @@ class SdpaBackend:
         )
 
     def _mask(self, span: Span) -> Tensor:
-        # Aligned at the right corner: row i of the span sees the whole prefix and the span up to itself.
+        # Aligned at the lower right: row i of the span sees the whole prefix, and the span up to itself.
         hidden = torch.full((span.count, span.stop), float("-inf"), dtype=self._cache.dtype)
         return hidden.triu_(span.start + 1).repeat(self._groups, 1).to(self._cache.k.device)
 
@@ -91,7 +91,7 @@ class _SdpaStep:
 def _attend(
     plan: _Plan, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, layer: int, rule: Unusual | None
 ) -> Tensor:
-    """q [t, Hq, D], k and v [t, Hkv, D] -> [t, Hq, D]."""
+    """Attend with q [t, Hq, D], k and v [t, Hkv, D]; return [t, Hq, D]."""
     for slots, tokens in plan.write:
         cache.write(layer, slots, k[tokens], v[tokens])
     if plan.causal and rule is None and cache.keeps_exactly:
@@ -116,15 +116,15 @@ def _attend(
 
 
 def _attend_short(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """What scaled_dot_product_attention computes, with its rounding: scores and softmax in fp32.
+    """Compute scaled_dot_product_attention with the same rounding: scores and softmax in fp32.
 
-    For few rows on a CPU its bf16 kernel takes about 1.5 times as long as these products.
+    For few rows on a CPU, torch's bf16 kernel takes about 1.5 times as long as these products.
     """
     scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(-1, -2))
     return torch.matmul(torch.softmax(scores.add_(mask), -1).to(v.dtype), v)
 
 
 def _rows(cache: KVCache, stored: Tensor, runs: list[slice]) -> Tensor:
-    """The rows in `runs` of K or V as [1, Hkv, rows, D]: a view where they are contiguous, else gathered."""
+    """Return the rows in `runs` of K or V as [1, Hkv, rows, D]: a view if they are contiguous, else gathered."""
     rows = stored[runs[0]] if len(runs) == 1 else torch.cat([stored[run] for run in runs])
     return cache.read(rows).transpose(0, 1).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""The spans of a step on a GPU by scaled_dot_product_attention: its own kernels know the causal mask, none is built."""
+"""scaled_dot_product_attention for spans on a GPU, whose kernels know the causal mask, so none is built."""
 
 import torch
 import torch.nn.functional as F
@@ -12,31 +12,29 @@ from models.reference.attention import Attention
 
 
 def gpu_step(cache: KVCache, batch: StepBatch) -> Attention:
-    """One call after the other for each span."""
+    """Return the attention of a step, with one call per span."""
     gqa = has_gqa(cache)
     return Parts([(tokens, GpuSpan(cache, span, gqa)) for tokens, span in places(batch)])
 
 
 def has_gqa(cache: KVCache) -> bool:
-    """Whether torch has a fast kernel for fewer KV heads than query heads: only its FlashAttention does."""
+    """Return whether torch has a fast kernel for fewer KV heads than query heads: only its FlashAttention has."""
     if cache.dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.cuda.get_device_capability(cache.kv.device) >= FULL_SPEED
 
 
 class GpuSpan:
-    """One span; with `gqa` torch's kernel repeats the KV heads, else they are repeated in memory."""
+    """Attention of one span. With `gqa`, torch's kernel repeats the KV heads; otherwise they are repeated in memory."""
 
     def __init__(self, cache: KVCache, span: Span, gqa: bool) -> None:
-        from torch.nn.attention.bias import (
-            causal_lower_right,
-        )  # it imports triton, and a CPU needs none of it
+        from torch.nn.attention.bias import causal_lower_right  # imports triton, which a CPU does not need
 
         self._span = span
         self._rows = SpanRows(cache, span)
         self._gqa = gqa
         self._reads = span.start > 0 or not cache.keeps_exactly
-        # Row i of the span sees the whole prefix and the span up to itself; is_causal alone aligns at the left corner.
+        # Row i sees the whole prefix, and the span up to itself; is_causal alone aligns at the upper left.
         self._bias = causal_lower_right(span.count, span.stop)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -57,7 +55,7 @@ class GpuSpan:
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [1, Hq, D], k and v [rows, Hkv, D] -> [1, Hq, D]; the heads of a group are the queries of one head."""
+    """Attend with q [1, Hq, D], k and v [rows, Hkv, D]; return [1, Hq, D]. A group's heads are queries of one head."""
     queries = q.reshape(1, k.shape[1], -1, q.shape[2])
     k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
     return F.scaled_dot_product_attention(queries, k, v).reshape(q.shape)

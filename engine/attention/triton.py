@@ -1,4 +1,4 @@
-"""Attention by our own Triton kernels over the block table; plain attention of many tokens goes through torch's."""
+"""Attention by our own Triton kernels over the block table; plain attention of many tokens uses torch's."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from engine.kernels.triton.prompt_attention import Tile
 
 FEW = 8
-"""The longest span of plain attention that is split among programs, which is the faster the fewer tokens there are."""
+"""The longest span of plain attention that is split among programs, which pays the more the fewer tokens there are."""
 
 
 class TritonBackend:
-    """Unusual layers have one kernel for all spans; of plain ones short spans have another, and long ones are torch's.
+    """Unusual layers use one kernel for all spans. In plain layers, short spans use another, and long ones use torch's.
 
-    Implements `RaggedBackend`, where the first kernel serves plain layers, too. Its plain twin is `SdpaBackend`. Raises
-    ImportError where triton is not installed.
+    Implements `RaggedBackend`, where the first kernel serves plain layers, too. The plain version is `SdpaBackend`.
+    Raises ImportError if triton is not installed.
     """
 
     name = "triton"
 
     def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
-        """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax."""
+        """`groups` is the number of query heads per KV head; `unusual` has the layers that are not plain softmax."""
         import engine.kernels.triton.paged_attention
-        import engine.kernels.triton.prompt_attention  # noqa: F401 - now, rather than in the first step
+        import engine.kernels.triton.prompt_attention  # noqa: F401 - import it now rather than in the first step
 
         self._cache = cache
         self._unusual = unusual
         self._has_plain = len(unusual) < len(cache.k)
         self._long = SdpaBackend(cache, groups)
         self.tile: Tile | None = None
-        """How spans of any numbers of tokens are cut; None: as is usual. It is set before the first step."""
+        """How spans of any length are tiled; None: the default. Set it before the first step."""
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
@@ -74,7 +74,7 @@ class TritonBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Ragged:
-    """Spans of any numbers of tokens in one launch; the tensors are those of `RaggedBackend.ragged`."""
+    """Attention of spans of any lengths in one launch; the tensors are those of `RaggedBackend.ragged`."""
 
     cache: KVCache
     unusual: Layers
@@ -84,7 +84,7 @@ class _Ragged:
     tables: Tensor
     most_tokens: int
     plain: Attention | None = None
-    """What serves plain layers instead."""
+    """The attention used for plain layers instead."""
     tile: "Tile | None" = None
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class _Ragged:
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """A few tokens of one or several sequences, in one launch. Implements `models.reference.attention.Attention`."""
+    """Attention of a few tokens of one or several sequences in one launch, a `models.reference.attention.Attention`."""
 
     cache: KVCache
     write: Write

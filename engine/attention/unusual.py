@@ -1,4 +1,4 @@
-"""Attention with a window, another scale, capped scores or sinks: what layers ask for, and the plain twin in torch."""
+"""Attention with a window, another scale, capped scores or sinks: what layers ask for, and the plain torch version."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from models.spec import Attention
 
 @dataclass(frozen=True, slots=True)
 class Unusual:
-    """The attention of one layer, and its sinks [q heads] where it has some."""
+    """The attention of one layer, and its sinks [q heads] if it has any."""
 
     spec: Attention
     sinks: Tensor | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What it asks of `engine.kernels.triton.prompt_attention`."""
+        """The arguments for `engine.kernels.triton.prompt_attention`."""
         spec = self.spec
         return {
             "scale": spec.softmax_scale,
@@ -30,7 +30,7 @@ class Unusual:
         }
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention of the last t rows: q [t, Hq, D], k and v [rows, Hkv, D] -> [t, Hq, D].
+        """Attend causally with the last t rows: q [t, Hq, D], k and v [rows, Hkv, D]; return [t, Hq, D].
 
         Scores and softmax are in fp32.
         """
@@ -55,11 +55,11 @@ class Unusual:
 
 
 Layers = Mapping[int, Unusual]
-"""The layers of a network whose attention is no plain softmax, by their number."""
+"""The layers of a network whose attention is not plain softmax, by index."""
 
 
 def unusual_layers(network: Network) -> Layers:
-    """See `Layers`."""
+    """Return the unusual layers of a network (see `Layers`)."""
     attentions = [layer.attention for layer in network.spec.layers]
     return {
         index: Unusual(spec, weights.attention.sinks)
@@ -69,10 +69,10 @@ def unusual_layers(network: Network) -> Layers:
 
 
 def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
-    """One of each kind of attention among those of layers: what a backend has to be able to compute."""
+    """Return one of each kind of attention among those of layers: what a backend has to support."""
 
     def kind(spec: Attention) -> Attention:
-        # What is left out is done before a backend has q, k and v; what is new here is tried until somebody knows it.
+        # These fields are applied before a backend gets q, k and v. A new field counts until it is listed here.
         before = {
             "head_norm": None,
             "norms_all_heads": False,
@@ -86,7 +86,7 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
 
 
 def on_trial(spec: Attention, device: torch.device, dtype: torch.dtype) -> Unusual:
-    """The same kind of attention, small: four heads of q, two of K and V, and a window that a short text leaves."""
+    """Return the same kind of attention, but small: 4 query heads, 2 KV heads, and a small window."""
     window = None if spec.window is None else min(spec.window, 8)
     sinks = torch.linspace(-1.0, 2.0, 4).to(device, dtype) if spec.sinks else None
     return Unusual(replace(spec, heads=4, kv_heads=2, window=window), sinks)

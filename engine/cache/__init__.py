@@ -1,1 +1,1 @@
-"""The KV cache: which rows lie in which block, the tensors behind the blocks, offload to host memory, its size."""
+"""The KV cache: blocks and their rows, the tensors that hold them, offload to host memory, sizing."""

@@ -1,4 +1,4 @@
-"""A picture of the KV blocks for people: which are free, which are cache, which this branch of the chat stands on."""
+"""A snapshot of the KV blocks for display: which are free, which are cached, which belong to this branch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,52 +9,52 @@ from engine.cache.prefix_index import Key
 
 
 class BlockState(IntEnum):
-    """What a block is to the branch that is looked at."""
+    """The state of a block, relative to the branch being looked at."""
 
     FREE = 0
-    """Holds nothing."""
+    """The block holds nothing."""
     CACHED = 1
-    """Of other branches; found again when one of them goes on, evicted when room is needed."""
+    """Belongs to other branches; reused when one of them continues, evicted when room is needed."""
     HELD = 2
-    """Of this branch alone, or reserved by what runs now."""
+    """Belongs to this branch alone, or is reserved for what is running now."""
     SHARED = 3
-    """Of this branch and of others."""
+    """Shared by this branch and others."""
     MASKED = 4
-    """Of this branch, with an answer whose thinking was taken out and is not attended to."""
+    """Belongs to this branch, with an answer whose thinking was taken out of view."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMap:
-    """A snapshot. Token counts are of the branch that was looked at."""
+    """A snapshot. Token counts are for the branch being looked at."""
 
     block_size: int
-    """Tokens that a block holds."""
+    """Tokens per block."""
     states: bytes
-    """The BlockState of every block, in the order of their ids."""
+    """The BlockState of every block, as bytes in the order of the ids."""
     path: tuple[int, ...]
     """The branch's blocks in the order of the conversation."""
     tokens: int
-    """How many tokens the branch has."""
+    """The number of tokens of the branch."""
     present: int
     """How many of them need not be computed."""
     shared: int
-    """How many of those stand in blocks that other branches stand on too."""
+    """How many of those are in blocks that other branches share."""
     hidden: int
     """Tokens of thinking that were taken out of the branch."""
     others: int
-    """Branches besides this one that the cache can find."""
+    """The number of other branches in the cache."""
     kv_dtype: str = ""
-    """Of the numbers in a block."""
+    """The format of the numbers in a block."""
     token_bytes: int = 0
-    """What a token takes."""
+    """Bytes per token."""
 
     def count(self, state: BlockState) -> int:
-        """How many blocks are in `state`."""
+        """Return how many blocks are in `state`."""
         return self.states.count(state)
 
 
 def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
-    """The blocks as the branch with the rows `keys` sees them. Changes nothing. For the loop's thread."""
+    """Return the blocks as seen from the branch with these `keys`. Changes nothing. Call it on the loop's thread."""
     present = blocks.match(keys)
     every = blocks.every
     size = blocks.block_size
@@ -62,7 +62,7 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
     if path:
         tail, mine = every[path[-1]].keys, keys[(len(path) - 1) * size :]
         if list(mine[: len(tail)]) != tail[: len(mine)]:
-            path.pop()  # it begins alike and goes on differently: the branch would copy those rows
+            path.pop()  # it diverges within this block, so the branch would copy the matching rows
     masked_rows, hidden = _masked_rows(keys[:present])
     masked = {row // size for row in masked_rows}
     here = [(index, every[id]) for index, id in enumerate(path) if id != blocks.blank]
@@ -97,9 +97,9 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
 
 
 def _masked_rows(keys: Sequence[Key]) -> tuple[list[int], int]:
-    """The rows that were computed with a span in view that is gone, and how many tokens such spans had.
+    """Return the rows computed with a span in view that is now hidden, and the number of tokens in such spans.
 
-    A row with the mark `(span)` begins such an answer, a row with another mark ends it (see `engine/cache/rows.py`).
+    A row with the mark `(span)` begins such an answer, a row with any other mark ends it (see `engine/cache/rows.py`).
     """
     rows: list[int] = []
     hidden, inside = 0, False

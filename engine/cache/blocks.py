@@ -1,16 +1,16 @@
-"""Who holds which KV block, and which is evicted. Pure Python, no tensors. (What is in them: `prefix_index.py`.)
+"""Holds, releases and evicts KV blocks. Pure Python, no tensors. (`prefix_index.py` knows what is in the blocks.)
 
-A block is free (in the free list), cached (nobody holds it, the index can find it) or held (in the tables of
+A block is free (in the free list), cached (no table holds it, but the index can find it) or held (in the tables of
 `refs` holders). A holder of a block holds all blocks before it, so evicting leaves first never breaks a path.
 
-Where room is needed, one cached block after the other is evicted (`engine/cache/eviction.py`). Who finds too little
-computes it again, or, where there is a tier in host memory (`engine/cache/offload.py`), brings back what was copied
-there when it was evicted.
+When room is needed, cached blocks are evicted one by one (`engine/cache/eviction.py`). A sequence that needs evicted
+rows computes them again, or brings back the copy that a host memory tier, if there is one, took when the block was
+evicted (`engine/cache/offload.py`).
 
-Where every layer has a window (`engine/cache/window.py`) a table holds only the blocks that its next row sees.
+If every layer has a window (`engine/cache/window.py`), a table holds only the blocks that its next row sees.
 
-A change of blocks and the copies that it takes are one operation: rows are copied before the index or the tier tells
-of them, and where a copy fails the error is raised and the blocks that were taken for it are given back.
+A change of blocks and the copies that it needs are one operation: rows are copied before the index or the tier shows
+them. If a copy fails, the error is raised and the blocks taken for the copy are released.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,19 +26,19 @@ from engine.cache.window import Window
 
 
 class OutOfBlocksError(Exception):
-    """More blocks were asked for than are free or can be evicted; nothing was changed."""
+    """More blocks were requested than are free or can be evicted; nothing was changed."""
 
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks that one holder holds, in order. `length` rows of them are written."""
+    """The blocks of one holder, in order. `length` rows of them are written."""
 
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     first: int = 0
-    """Those before this one are let go of: in their place stands the blank one."""
+    """Blocks before this index were released; the blank block stands in their place."""
     since: int = maxsize
-    """The rows from here on are held whatever the window."""
+    """Rows from here on are held, whatever the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,9 @@ class BlockManager:
         tier: HostTier | None = None,
         window: Window | None = None,
     ) -> None:
-        """`carry_out` copies rows, before anything that is enqueued later reads or writes them; what it raises ends
-        the operation. `tier` takes what is evicted; without one it is gone. `window`: no row sees further back.
+        """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
+        operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any.
+        Raises ValueError unless both numbers are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
@@ -75,7 +76,7 @@ class BlockManager:
         self._free = MinSet(range(num_blocks))
         self.window = window
         self.blank = num_blocks
-        """In a table the place of a block that it has let go of; nobody writes to it."""
+        """The blank block, which stands in a table for the blocks it has released; nothing writes to it."""
         self._index = PrefixIndex(self._blocks, block_size, window)
         self._eviction = Eviction(self._index)
         self._cached = 0
@@ -93,7 +94,7 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds but the index can find; they can be evicted."""
+        """Blocks that no table holds but the index can find; they can be evicted."""
         return self._cached
 
     @property
@@ -102,22 +103,22 @@ class BlockManager:
         return self.num_blocks - len(self._free) - self._cached
 
     def blocks_for(self, rows: int) -> int:
-        """How many blocks `rows` rows fill."""
+        """Return how many blocks `rows` rows take."""
         return -(-rows // self.block_size)
 
     @property
     def every(self) -> Sequence[Block]:
-        """Every block in the order of the ids, to look at."""
+        """Every block in the order of the ids, for reading only."""
         return self._blocks
 
     def path(self, keys: Sequence[Key]) -> list[int]:
-        """The blocks in which the longest cached prefix of `keys` stands, in order; those that are gone are blank."""
+        """Return the ids of the blocks of the longest cached prefix of `keys`, in order; blank for those gone."""
         path, partial, _ = self._index.find(keys)
         blocks = path if partial is None else [*path, partial]
         return [self.blank if block.is_gone else block.id for block in blocks]
 
     def branches(self, keys: Sequence[Key]) -> int:
-        """How many ends of paths there are that go on from all of `keys`, as far as these fill blocks."""
+        """Return how many paths continue `keys` (its whole blocks), counted by their leaves."""
         path = self._index.chain(keys)
         if len(path) < len(keys) // self.block_size:
             return 0
@@ -130,52 +131,51 @@ class BlockManager:
         return count
 
     def chain(self, keys: Sequence[Key]) -> list[Block]:
-        """The full blocks of the longest known prefix of `keys`, not to be changed; with a window some may be gone."""
+        """Return the full blocks of the longest known prefix of `keys`, for reading; with a window some may be gone."""
         return self._index.chain(keys)
 
     def most_held(self, rows: int) -> int:
-        """How many blocks a table holds at most until it has `rows` rows."""
+        """Return the most blocks that a table holds until it has `rows` rows."""
         blocks = self.blocks_for(rows)
         return blocks if self.window is None else min(blocks, self.window.most_blocks(self.block_size))
 
     def pin(self, keys: Sequence[Key]) -> None:
-        """The path of `keys` is the conversation in use: evicted last, and by no idle work. It need not be present.
+        """Mark `keys`, present or not, as the conversation in use: evicted last, and never for idle work.
 
-        It takes the place of the path that was named before.
+        It replaces the one marked before.
         """
         self._eviction.pin(keys)
 
     def keep(self, name: str, keys: Sequence[Key] | None) -> None:
-        """The path of `keys`, present or not, is kept under a name: evicted before the conversation in use and after
-        everything else, and by no idle work. It takes the place of the one with that name; None lets go of that."""
+        """Keep the path of `keys`, present or not, under a name: it is evicted after everything but the conversation in
+        use, and never for idle work. It replaces the path with that name; None removes that path."""
         self._eviction.keep(name, keys)
 
     # -- the life of a table
 
     def match(self, keys: Sequence[Key]) -> int:
-        """How many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
+        """Return how many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
         path, _, rows = self._index.find(keys)
         offloaded = sum(rows for _, rows in self._offloaded(path, keys))
         return len(path) * self.block_size + max(rows, offloaded)
 
     def room(self, idle: bool = False) -> int:
-        """How many blocks can be had, those of cached rows included. `idle`: as in `reserve`."""
+        """Return how many blocks can be had, cached ones included. `idle`: as in `reserve`."""
         spared = sum(block.refs == 0 for block in self._eviction.spared()) if idle else 0
         return len(self._free) + self._cached - spared
 
     def needs(self, keys: Sequence[Key], rows: int) -> int:
-        """How many blocks of `room` a table of `rows` rows that begins with `keys` takes: those that nobody holds."""
+        """Return how many blocks of `room` a table of `rows` rows that begins with `keys` takes: those not yet held."""
         path, _, _ = self._index.find(keys)
         held = sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
         return max(self.most_held(rows) - held, 0)
 
     def open(self, keys: Sequence[Key], idle: bool = False, since: int = maxsize) -> BlockTable:
-        """A new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
+        """Return a new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
-        What the host tier has of it is brought back. The matching part of a block that goes on differently, or that
-        somebody else may still write, is copied into a fresh block. Where no block can be had for such a copy, the
-        prefix just ends before it. The rows from `since` on are there, and held, whatever the window. Raises what
-        `carry_out` raises; then there is no table.
+        Blocks in the host tier are brought back. If a block matches only in part, or a holder may still write to it,
+        its matching rows are copied into a fresh block; without room for one, the prefix ends before it. The rows from
+        `since` on are present and held, whatever the window. Raises what `carry_out` raises; then there is no table.
         """
         path, partial, rows = self._index.find(keys, since)
         offloaded = self._offloaded(path, keys)
@@ -195,10 +195,10 @@ class BlockManager:
         return table
 
     def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
-        """Make room for `rows` more rows in `table`, evicting cached blocks where needed.
+        """Make room for `rows` more rows in `table`, evicting cached blocks if necessary.
 
-        `idle`: nobody waits for them, so the conversation in use is left alone. Raises OutOfBlocksError when there is
-        no room, and what `carry_out` raises; `table` is then as it was.
+        `idle`: for idle work, which may not evict pinned or kept paths. Raises OutOfBlocksError without room, and what
+        `carry_out` raises; `table` is then unchanged.
         """
         before = len(table.blocks)
         missing = self.blocks_for(table.length + rows) - before
@@ -212,10 +212,10 @@ class BlockManager:
             raise
 
     def commit(self, table: BlockTable, keys: Iterable[Key], origins: Iterable[int] = repeat(0)) -> None:
-        """Note that the next rows of `table` are written (or will be, before anyone else reads them), and for whom.
+        """Note that the next rows of `table` are written (or will be, before they are read), and their origins.
 
-        From now on they can be found. A block that becomes equal to one already known is replaced by it in the
-        table, so that equal paths share their blocks.
+        From now on they can be found. A block that becomes equal to a known one is replaced by it in the table, so
+        that equal paths share their blocks.
         """
         for key, origin in zip(keys, origins, strict=False):
             index, row = divmod(table.length, self.block_size)
@@ -231,11 +231,11 @@ class BlockManager:
         self._slide(table)
 
     def trim(self, table: BlockTable) -> None:
-        """Give back the blocks of `table` that none of its rows is written in."""
+        """Release the blocks of `table` in which no row is written."""
         self._cut_table(table, self.blocks_for(table.length))
 
     def close(self, table: BlockTable) -> None:
-        """Let go of every block of `table`; what was written stays as cache until it is evicted."""
+        """Release every block of `table`; the rows written stay in the cache until they are evicted."""
         self._tables.remove(table)
         now = next(self._clock)
         for id in table.blocks[table.first :]:
@@ -243,10 +243,10 @@ class BlockManager:
             self._release(self._blocks[id])
         table.blocks.clear()
         table.length = table.first = 0
-        self._eviction.note_change()  # some of them may be on a path that is kept
+        self._eviction.note_change()  # some of the blocks may be on a kept path
 
     def along(self, table: BlockTable) -> list[Block]:
-        """The blocks in which the rows of `table` are or were, in order, those that it has let go of included."""
+        """Return the blocks of all rows of `table`, in order, including those that it has released."""
         path: list[Block] = []
         block = self._blocks[table.blocks[(table.length - 1) // self.block_size]] if table.length else None
         while block is not None and block.parent is not None:
@@ -255,24 +255,24 @@ class BlockManager:
         return path[::-1]
 
     def origins(self, table: BlockTable) -> list[int]:
-        """For each row of `table` who had it computed."""
+        """Return the origin of each row of `table`."""
         return [origin for block in self.along(table) for origin in block.origins]
 
     def forget(self, keys: Sequence[Key], start: int) -> int:
         """Forget the rows of the path of `keys` from row `start` on, here and in the host tier.
 
-        Blocks that somebody holds, or that other paths go through, stay. Returns how many blocks were freed.
+        Blocks that a table holds or that other paths share stay. Return how many blocks were freed.
         """
         path = self._index.chain(keys)
         partial, rows = self._index.go_on(path, keys)
         self.tier.forget(self._offloaded(path, keys), self.blocks_for(start) - len(path))
         if partial is not None and rows == len(partial.keys):
-            path.append(partial)  # the path's own tail; a block of another branch is none of ours
+            path.append(partial)  # the path's own tail, not a block of another branch
         freed = 0
         while path:
             block = path.pop()
             if block.parent is None:
-                continue  # it was gone, and went with what followed it
+                continue  # it was gone, and was pruned with the block after it
             kept = max(start - len(path) * self.block_size, 0)
             if kept >= len(block.keys) or block.refs or block.children:
                 break
@@ -287,7 +287,7 @@ class BlockManager:
         return freed
 
     def evict_all(self) -> int:
-        """Free every cached block, and empty the host tier. Returns how many blocks were freed."""
+        """Free every cached block, and empty the host tier. Return how many blocks were freed."""
         self.tier.clear()
         freed = 0
         while self._cached:
@@ -302,25 +302,25 @@ class BlockManager:
         return block.name, block.parent.name, tuple(block.keys)
 
     def _offloaded(self, path: Sequence[Block], keys: Sequence[Key]) -> list[tuple[Offloaded, int]]:
-        """What the host tier has of `keys` after the blocks of `path`, and how many rows of each."""
+        """Return the blocks of `keys` after `path` in the host tier, and how many rows of each match."""
         rest = keys[len(path) * self.block_size :]
         return self.tier.follow(path[-1].name if path else ROOT_NAME, rest, self.block_size)
 
     def _bring_back(self, table: BlockTable, offloaded: Sequence[tuple[Offloaded, int]], idle: bool) -> bool:
-        """Continue `table` with offloaded blocks as far as there is room. False where there is none at all."""
+        """Continue `table` with offloaded blocks as far as there is room. Return False if there is no room at all."""
         start = table.length
         self.tier.touch(offloaded)
         for block, rows in offloaded:
             if not self._has_room(1, idle):
                 break
             id = self._take(table)
-            if block.slot < 0:  # the block that made room has taken it
+            if block.slot < 0:  # its slot went to the block just evicted to make room
                 self._release(self._blocks[id])
                 break
             try:
                 self._append(table, id, Restore(block.slot, id), block.keys[:rows])
             except BaseException:
-                self.tier.drop(block)  # what cannot be brought back is computed the next time
+                self.tier.drop(block)  # if it cannot be brought back, it is computed next time
                 raise
             self.tier.restored_rows += rows
         return table.length > start
@@ -328,7 +328,7 @@ class BlockManager:
     # -- rows
 
     def children(self, parent: Block | None) -> set[Block]:
-        """The blocks that follow a block; those that begin a path for None. Not to be changed."""
+        """Return the blocks that follow `parent` (None: those that begin a path), for reading only."""
         return (parent or self._index.root).children
 
     def _continue(self, table: BlockTable, source: Block | None, rows: int, idle: bool) -> None:
@@ -351,7 +351,7 @@ class BlockManager:
     def _append(
         self, table: BlockTable, id: int, copy: Copy, keys: Iterable[Key], origins: Iterable[int] = repeat(0)
     ) -> None:
-        """Continue `table` with the fresh block `id`, of which `copy` fills the rows `keys`; else give it back."""
+        """Continue `table` with the fresh block `id`, filled by `copy` with the rows `keys`; release it on failure."""
         try:
             self.carry_out(copy)
         except BaseException:
@@ -361,13 +361,13 @@ class BlockManager:
         self.commit(table, keys, origins)
 
     def _cut_table(self, table: BlockTable, blocks: int) -> None:
-        """Give back all but the first `blocks` blocks; the others are not written."""
+        """Release all but the first `blocks` blocks; those released have no rows."""
         for id in table.blocks[blocks:]:
             self._release(self._blocks[id])
         del table.blocks[blocks:]
 
     def _slide(self, table: BlockTable) -> None:
-        """Let go of the blocks that no later row sees; from now on they are cache that goes in their order."""
+        """Release the blocks that no later row sees; they stay cached, to be evicted in the order of their rows."""
         first = self._index.first(table.length // self.block_size, table.since)
         for index in range(table.first, first):
             block = self._blocks[table.blocks[index]]
@@ -384,7 +384,7 @@ class BlockManager:
             _, parent, keys = self._identity(block)
             block.name = self.tier.name(parent, keys)
             return
-        if known.is_gone:  # it is there again
+        if known.is_gone:  # its rows are present again
             known.id, known.refs, known.origins = block.id, block.refs, block.origins.copy()
             self._blocks[known.id], block.id, block.refs = known, GONE, 0
             self._eviction.forget(block)
@@ -417,7 +417,7 @@ class BlockManager:
         self._eviction.offer(block)
 
     def _take(self, table: BlockTable) -> int:
-        """A fresh block, next to the last of `table` where possible: those can be read without gathering."""
+        """Return a fresh block, if possible the one after the table's last: contiguous blocks need no gathering."""
         if not self._free:
             self._free_one(offload=True)
         after = table.blocks[-1] + 1 if table.blocks else 0
@@ -427,7 +427,7 @@ class BlockManager:
         return id
 
     def _free_one(self, offload: bool) -> None:
-        """Evict the block whose turn it is. `offload`: the host tier gets it."""
+        """Evict the next block in the order of eviction. `offload`: into the host tier, if there is one."""
         self._evict(self._blocks[self._eviction.next()], offload)
 
     def _evict(self, block: Block, offload: bool) -> None:
@@ -437,7 +437,7 @@ class BlockManager:
         self._drop(block)
 
     def _drop(self, block: Block) -> None:
-        """A block that nobody holds gives its rows up, and leaves the tree unless others follow it."""
+        """Free a block that no table holds; it leaves the tree unless others follow it."""
         self._free.add(block.id)
         self._blocks[block.id] = Block(block.id)
         self._eviction.forget(block)

@@ -1,17 +1,18 @@
-"""Which cached block goes where somebody needs room. Pure Python, no tensors.
+"""Chooses the cached block to evict when room is needed. Pure Python, no tensors.
 
-One after the other is evicted by this rule:
+Blocks are evicted in this order:
 
-1. of the leaves off the paths that are named below, the one that was used longest ago;
-2. when there are none, for people only, the ends of the paths that `keep` named, those used longest ago first;
-3. last, for people only, the end of the path that `pin` named, the conversation in use.
+1. of the leaves outside all named paths, the least recently used;
+2. if there are none, and only for a person's request, the ends of the paths that `keep` named, least recently used
+   first;
+3. last, and only for a person's request, the end of the path that `pin` named, the conversation in use.
 
-So other branches go before what the branches share, the conversation shrinks from its end, and the system prompt,
-where every path begins, goes last.
+So other branches go before the rows that branches share, the conversation shrinks from its end, and the system
+prompt, where every path begins, goes last.
 
-Where every layer has a window (`engine/cache/window.py`) any cached block may be evicted. What a sequence let go of
-while it ran goes before what it held at its end, in the order of the rows, and of paths with names only that
-counts which what follows them sees.
+If every layer has a window (`engine/cache/window.py`), any cached block may be evicted. Blocks that a sequence
+released while it ran go before those that it held at its end, in the order of the rows. Of a named path, only the
+blocks that its next row sees are spared.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +21,8 @@ from engine.cache.min_set import MinSet
 from engine.cache.prefix_index import Block, Key, PrefixIndex
 
 Rank = tuple[int, int, int, int]
-"""Whether it is kept (1) or in use (2), when it was used, how far from the end of its path, its id: the smallest goes
-first."""
+"""0, or 1 for a kept path and 2 for the one in use; the time of last use; minus the depth; the id. The smallest is
+evicted first."""
 
 
 class Eviction:
@@ -33,27 +34,27 @@ class Eviction:
         self._in_use: Sequence[Key] = ()
         self._kept: dict[str, Sequence[Key]] = {}
         self._spared: dict[Block, int] = {}
-        """What goes late, and how late."""
+        """The blocks on named paths: 1 for a kept path, 2 for the conversation in use."""
         self._changed = False
 
     def pin(self, keys: Sequence[Key]) -> None:
-        """The path of `keys` goes last. It takes the place of the one that was named before."""
+        """Mark the path of `keys` as evicted last. It replaces the one marked before."""
         self._in_use = list(keys)
         self._changed = True
 
     def keep(self, name: str, keys: Sequence[Key] | None) -> None:
-        """The path of `keys` goes late, until its name is given to another one; None: to nothing."""
+        """Keep the path of `keys` under a name, replacing the path with that name; None only removes that one."""
         self._kept.pop(name, None)
         if keys is not None:
             self._kept[name] = list(keys)
         self._changed = True
 
     def note_change(self) -> None:
-        """Other blocks may be on the paths that have names."""
+        """Note that the blocks on the named paths may have changed."""
         self._changed = True
 
     def spared(self) -> Mapping[Block, int]:
-        """The blocks that idle work leaves alone, looked up when somebody needs room and they may have changed."""
+        """Return the blocks that idle work must not evict, looked up again if the named paths may have changed."""
         if self._changed:
             before, self._spared = self._spared, {}
             for keys in self._kept.values():
@@ -70,29 +71,29 @@ class Eviction:
         return found if partial is None else [*found, partial]
 
     def offer(self, block: Block) -> None:
-        """Have a block evicted when its turn comes, if it may be: without a window, if none follow it."""
+        """Make a block a candidate for eviction if it may be evicted: without a window, only if none follow it."""
         self.withdraw(block)
         if self._may_go(block):
             block.rank = self._rank(block)
             self._evictable.add(block.rank)
 
     def withdraw(self, block: Block) -> None:
-        """Somebody holds it now."""
+        """Take a block out of the candidates, because a table holds it now."""
         self._evictable.discard(block.rank)
 
     def forget(self, block: Block) -> None:
-        """Its rows are no more."""
+        """Forget a block whose rows are dropped."""
         self.withdraw(block)
         self._spared.pop(block, None)
 
     def next(self) -> int:
-        """The id of the block whose turn it is. There must be one, or for idle work one that is not spared."""
+        """Return the id of the block to evict next. There must be one; for idle work, one that is not spared."""
         self.spared()
         *_, id = self._evictable.smallest()
         return id
 
     def check(self, blocks: Iterable[Block]) -> None:
-        """Raise AssertionError unless of `blocks`, all there are, those that may be evicted can be, in their turn."""
+        """Raise AssertionError unless exactly those of `blocks` (all blocks) are candidates that may be, in order."""
         ranks = {self._rank(block) for block in blocks if self._may_go(block)}
         assert set(self._evictable) == ranks, (
             "a block cannot be evicted, or one can that must not, or too soon"

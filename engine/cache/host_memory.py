@@ -1,4 +1,4 @@
-"""The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back is worth it."""
+"""The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back pays."""
 
 from collections import deque
 from contextlib import suppress
@@ -15,24 +15,24 @@ from engine.events import OffloadFigures
 from models.weights.staging import pin
 
 PIECE_BYTES = 64 * 1024**2
-"""Memory is taken in such pieces: while one is pinned the device gets no new work."""
+"""Memory is taken in pieces of this size, because the device gets no new work while a piece is pinned."""
 AHEAD_BYTES = 1024**3
-"""So much is pinned before it is needed: pinning takes some 0.3 s a GB, and nobody shall wait for it."""
+"""Pin this much ahead of need: pinning takes about 0.3 s per GB, and no request should wait for it."""
 FASTER = 1.2
-"""So much faster than computing a token must bringing it back be."""
+"""Bringing a token back must be this many times as fast as computing it."""
 ENOUGH_ROWS = 256
-"""Fewer rows do not tell how fast prompts are computed, or brought back."""
+"""Fewer rows say too little about how fast prompts are computed or brought back."""
 
 
 class HostKV:
-    """Copies of KV blocks in host memory: pinned beside a GPU, plain beside a CPU (which is for tests).
+    """Copies of KV blocks in host memory: pinned memory for a GPU, plain memory for a CPU (which is for tests).
 
-    Every copy is enqueued on the current stream, as all that reads and writes the cache: the order in which they
-    are asked for is the order in which they happen, and nobody waits.
+    Every copy is enqueued on the current stream, like everything that reads and writes the cache. So copies happen in
+    the order in which they are requested, and nothing waits for them.
     """
 
     def __init__(self, kv: Tensor, block_size: int, most_bytes: int) -> None:
-        """`kv` is the cache [2, layers, slots, ...]; at most `most_bytes` of host memory are taken."""
+        """`kv` is the cache [2, layers, slots, ...]; at most `most_bytes` of host memory are used."""
         self._kv = kv
         self._size = block_size
         self._shape = (*kv.shape[:2], block_size, *kv.shape[3:])
@@ -41,9 +41,9 @@ class HostKV:
         self._each = max(PIECE_BYTES // self.block_bytes, 1)
         self._pieces: list[Tensor] = []
         self._taken = 0
-        """Blocks of all pieces, the ready ones too."""
+        """Blocks in all pieces, including those in `_ready`."""
         self._ready: deque[Tensor] = deque()
-        """Pieces that were pinned ahead."""
+        """Pieces that are pinned but not used yet."""
         self._pinned = kv.device.type == "cuda"
         self._pinning = Thread()
         self._over = False
@@ -52,24 +52,24 @@ class HostKV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that are taken."""
+        """Bytes of host memory in use."""
         return self._taken * self.block_bytes
 
     def prepare(self, wait: bool = False) -> None:
-        """Blocks will have to go soon: a thread pins memory for them. Returns at once unless told to wait."""
+        """Start a thread that pins memory, because blocks will soon be evicted. Returns at once unless `wait`."""
         if self._pinned and not self._pinning.is_alive() and not self._is_far_ahead:
             self._pinning = Thread(target=self._pin_ahead, name="pin", daemon=True)
-            with suppress(RuntimeError):  # the system gives no more threads now
+            with suppress(RuntimeError):  # the system can start no more threads now
                 self._pinning.start()
         if wait and self._pinning.is_alive():
             self._pinning.join()
 
     def grow(self) -> int:
-        """One more piece: its slots. 0 when none is ready yet, all is taken that may be, or the system refuses."""
+        """Add a piece and return its number of slots; 0 if none is ready, the limit is reached or memory is refused."""
         if self._pinned and self._staging is None and not self._over:
             try:
                 self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
-            except RuntimeError:  # there is no room on the device itself
+            except RuntimeError:  # the device has no room for the staging block
                 self._over = True
         if self._over:
             return 0
@@ -90,12 +90,12 @@ class HostKV:
             self._ready.append(piece)
 
     def _take(self) -> Tensor | None:
-        """Take the memory of one more piece."""
+        """Allocate the memory of one more piece; None if there is none."""
         count = min(self._each, self._most - self._taken)
         if count <= 0:
             return None
         try:
-            # Written to first: the system finds the pages without holding up the device.
+            # Writing to it first makes the system find the pages without holding up the device.
             piece = torch.empty((count, *self._shape), dtype=self._kv.dtype).zero_()
             refused = self._pinned and not pin(piece)
         except (RuntimeError, MemoryError):
@@ -107,7 +107,7 @@ class HostKV:
         return piece
 
     def carry_out(self, copy: Offload | Restore) -> None:
-        """Copy a block one way or the other, all its rows."""
+        """Copy all rows of a block from or to host memory."""
         block = self._kv[:, :, copy.block * self._size : (copy.block + 1) * self._size]
         piece, place = divmod(copy.slot, self._each)
         host = self._pieces[piece][place]
@@ -119,13 +119,13 @@ class HostKV:
             self._measure(host, block)
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
-        # A block lies in 2 * layers parts: put together on the device, they cross the bus as one.
+        # A block lies in 2 * layers parts. Gathered on the device, they cross the bus in one copy.
         if self._staging is not None:
             source = self._staging.copy_(source, non_blocking=True)
         target.copy_(source, non_blocking=True)
 
     def _measure(self, host: Tensor, block: Tensor) -> None:
-        """What it takes to bring back a token, from a block that has just been offloaded; once, some milliseconds."""
+        """Measure the seconds to bring back a token, using the block just offloaded; once, in some milliseconds."""
         times = []
         for _ in range(3):
             torch.cuda.synchronize(self._kv.device)
@@ -137,7 +137,7 @@ class HostKV:
         self.costs.brought = min(times) / self._size
 
     def figures(self, tier: HostTier) -> OffloadFigures:
-        """What `tier`, the index of this memory, holds, and what bringing it back costs."""
+        """Return what `tier`, the index of this memory, holds, and what bringing it back costs."""
         return OffloadFigures(
             blocks=len(tier),
             bytes=self.nbytes,
@@ -148,12 +148,12 @@ class HostKV:
         )
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._over = True
         if self._pinning.is_alive():
             self._pinning.join()
         if self._staging is not None:
-            with suppress(RuntimeError):  # a device that has failed copies nothing any more
+            with suppress(RuntimeError):  # a device that has failed copies nothing more
                 torch.cuda.synchronize(self._kv.device)
         if self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -166,20 +166,20 @@ class HostKV:
 
 @dataclass(slots=True)
 class Costs:
-    """What a token of a prompt takes, in seconds; None: not measured yet."""
+    """The time per token of a prompt, in seconds; None: not measured yet."""
 
     brought: float | None = None
-    """Brought back from host memory, or from disk."""
+    """To bring it back from host memory, or from disk."""
     computed: float | None = None
-    """Computed, in the fastest chunk so far."""
+    """To compute it, in the fastest chunk so far."""
 
     @property
     def worth_it(self) -> bool:
-        """Whether blocks shall be brought back, as far as is known."""
+        """Whether blocks should be brought back, as far as measurements say."""
         return self.brought is None or self.computed is None or self.brought * FASTER <= self.computed
 
     def differ(self, others: "Costs", share: float) -> bool:
-        """Whether anything that is known here is not known there, or was measured to be another by such a share."""
+        """Return whether any time known here is unknown in `others`, or differs by more than `share` of itself."""
         pairs = (self.brought, others.brought), (self.computed, others.computed)
         return any(mine is not None and abs(mine - (theirs or 0.0)) > share * mine for mine, theirs in pairs)
 
@@ -193,6 +193,6 @@ class Costs:
             self.brought = seconds / rows
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A chunk of `rows` rows was computed in so long."""
+        """Note that a chunk of `rows` rows was computed in this many seconds."""
         if rows >= ENOUGH_ROWS:
             self.computed = min(seconds / rows, self.computed or seconds)

@@ -1,4 +1,4 @@
-"""The tensors behind the block ids."""
+"""The tensors that hold the rows of the KV blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,16 +14,16 @@ from engine.cache.kv_rows import kv_row
 from engine.cache.window import Window
 
 Runs = Sequence[tuple[int, int]]
-"""Slots, from the first of each run to the one after its last."""
+"""Runs of slots, each as its first slot and the slot after its last."""
 
 
 class KVCache:
     """K and V of every layer in slots; block b holds the slots from b * block_size on.
 
     `kv` has shape [2, layers, num_blocks * block_size, *row], where `row` is (num_kv_heads, head_dim), or the bytes of
-    a quantised row (`KVRow`); `k` and `v` are its two halves. Whoever does not read bytes goes through `write` and
-    `read`. The memory is taken once and never grows. With a window one more block follows, of zeros: the blank one,
-    which stands in block tables for what a sequence has let go of.
+    a quantised row (`KVRow`); `k` and `v` are its two halves. Code that cannot read quantised bytes uses `write` and
+    `read`. The memory is allocated once and never grows. With a window, one more block of zeros follows: the blank
+    block, which stands in block tables for the blocks that a sequence has released.
     """
 
     def __init__(
@@ -38,31 +38,31 @@ class KVCache:
         window: Window | None = None,
         kind: str = "auto",
     ) -> None:
-        """`dtype` is what the model computes in; `kind` and what is raised are those of `kv_row`."""
+        """`dtype` is the dtype in which the model computes; `kind` and the errors are those of `kv_row`."""
         slots = (num_blocks + (window is not None)) * block_size
         self.block_size = block_size
         self.dtype = dtype
         self.row = kv_row(kind, num_kv_heads, head_dim, dtype, device)
         self.is_free = kind == "auto"
-        """Whether nobody asked for a dtype of its numbers."""
+        """Whether the format was left open ("auto"), so `hold_as` may change it."""
         self.kv = torch.empty((2, num_layers, slots, *self.row.shape), dtype=self.row.stored, device=device)
         self._window = window
         if window is not None:
             self.kv[:, :, num_blocks * block_size :] = 0
         self.k, self.v = self.kv.unbind()
         self.host: HostKV | None = None
-        """What takes evicted blocks."""
+        """The host memory for evicted blocks."""
         self.tell: Callable[[Runs, Runs], None] = lambda source, target: None
-        """Called before rows are copied, where others have to copy theirs, too."""
+        """Called before rows are copied, so that the other processes of a divided model copy theirs, too."""
 
     def hold_as(self, dtype: torch.dtype) -> None:
-        """Have the memory hold plain numbers of another dtype of the same size. What is there loses its meaning."""
+        """Store plain numbers of another dtype of the same size from now on. What is stored becomes meaningless."""
         self.row = replace(self.row, dtype=dtype)
         self.kv = self.kv.view(dtype)
         self.k, self.v = self.kv.unbind()
 
     def write(self, layer: int, at: slice | Tensor, k: Tensor, v: Tensor) -> None:
-        """Put K and V [n, num_kv_heads, head_dim] into n slots: a run, or int64 numbers."""
+        """Write K and V [n, num_kv_heads, head_dim] into n slots: a slice, or int64 [n]."""
         if self.row.is_quantised and self.kv.device.type == "cuda":
             from engine.kernels.triton.kv_rows import write_rows
 
@@ -77,7 +77,7 @@ class KVCache:
                 rows.index_copy_(0, at, self.row.encode(given))
 
     def read(self, rows: Tensor) -> Tensor:
-        """Rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`; plain ones as they are."""
+        """Return rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`."""
         if self.row.is_quantised and self.kv.device.type == "cuda":
             from engine.kernels.triton.kv_rows import read_rows
 
@@ -87,28 +87,28 @@ class KVCache:
 
     @property
     def keeps_exactly(self) -> bool:
-        """Whether what is read is what was written, so that nobody has to read what is at hand."""
+        """Whether reading returns exactly what was written, so that rows just computed need not be read back."""
         return not self.row.is_quantised and self.row.dtype == self.dtype
 
     def told(self, layer: int) -> dict[str, Any]:
-        """What kernels that read and write rows are told of them beside `k` and `v`: nothing of plain ones."""
+        """Return the kernel arguments that describe rows in addition to `k` and `v`: none for plain rows."""
         if not self.row.is_quantised:
             return {}
         scales = {"k_scales": self.row.scales(self.k[layer]), "v_scales": self.row.scales(self.v[layer])}
         return {**scales, "ROW": self.row.nbytes, "FP8": self.row.is_fp8}
 
     def first_seen(self, row: int) -> int:
-        """The first row of the first block that rows from `row` on see: it depends on nothing but `row`."""
+        """Return the first row of the first block that rows from `row` on see. It depends on `row` alone."""
         size = self.block_size
         return self._window.first(row // size, size) * size if self._window is not None else 0
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
-        """Where rows `start` to `stop` of a block table lie, as few contiguous (first, end) runs of slots."""
+        """Return the slots of rows `start` to `stop` of a block table, as few contiguous (first, end) runs."""
         if start >= stop:
             return []
         size = self.block_size
         here = blocks[start // size : (stop - 1) // size + 1]
-        # A decode step asks for the whole table, and thousands of blocks are usually one run: look for the ends only.
+        # A decode step asks for the whole table. Thousands of blocks are usually one run, so only its ends are sought.
         ends = [i for i, (one, after) in enumerate(pairwise(here), 1) if after != one + 1]
         runs = [
             (here[begin] * size, (here[end - 1] + 1) * size)
@@ -119,7 +119,7 @@ class KVCache:
         return runs
 
     def every_slot(self, blocks: Sequence[int], start: int, stop: int) -> Tensor:
-        """Where each of the rows `start` to `stop` of a block table lies, int64 [rows], in host memory."""
+        """Return the slot of each of the rows `start` to `stop` of a block table, int64 [rows] in host memory."""
         return _indices(self.slots(blocks, start, stop))
 
     def carry_out(self, copy: Copy) -> None:
@@ -132,11 +132,14 @@ class KVCache:
             self.host.carry_out(copy)
 
     def copy_rows(self, source: Runs, target: Runs) -> None:
-        """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap."""
+        """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap.
+
+        Raises ValueError if they have different numbers of rows.
+        """
         self.tell(source, target)
         (first, end), (to, last) = source[0], target[0]
         if len(source) == len(target) == 1 and end - first == last - to and self.kv.device.type == "cpu":
-            self.kv[:, :, to:last] = self.kv[:, :, first:end]  # slices are faster there
+            self.kv[:, :, to:last] = self.kv[:, :, first:end]  # slices are faster on a CPU
             return
         sources, targets = _indices(source), _indices(target)
         if sources.numel() != targets.numel():
@@ -151,7 +154,7 @@ class KVCache:
 
 
 def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
-    """The rows at slots[0] go to slots[1] in every layer, K and V: the twin of `engine/kernels/triton/copy_rows.py`.
+    """Copy the rows at slots[0] to slots[1] in every layer, K and V, as `engine/kernels/triton/copy_rows.py` does.
 
     kv [2, layers, slots, ...], slots int64 [2, n].
     """

@@ -1,10 +1,10 @@
-"""How K or V of one token lies in the KV cache: as plain numbers, or in one byte each with a scale for every head.
+"""The layout of a token's K or V in the KV cache: plain numbers, or one byte per number and a scale per head.
 
-A quantised row is one run of bytes, the numbers of all heads and then their scales in fp32, so whatever copies rows
-copies both. A number is rounded once, when its row is written, and everything that attends reads what is stored: rows
-have the same bits whether they were just computed or found in the cache.
+A quantised row is one run of bytes, the numbers of all heads and then their scales in fp32, so copying a row copies
+both. A number is rounded once, when its row is written, and all attention reads what is stored. So a row has the
+same bits whether it was just computed or found in the cache.
 
-fp8 is E4M3, with a power of two as the scale: bf16 holds the number that is stored exactly. The kernels' twins of
+fp8 is E4M3 with a power of two as the scale, so bf16 represents every stored number exactly. The kernel versions of
 `encode` and `decode` are in `engine/kernels/triton/kv_rows.py` and `engine/kernels/native/kv_rows.h`.
 """
 
@@ -18,27 +18,27 @@ from engine.errors import EngineError
 from models.spec import ModelSpec
 
 KVKind = Literal["auto", "bf16", "fp16", "fp8", "int8"]
-"""What `--kv-dtype` takes; auto: as the model computes."""
+"""The values of `--kv-dtype`; auto: the dtype in which the model computes."""
 PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ALIGN = 16
-"""Rows begin at a multiple of so many bytes, which is what a thread of a GPU copies at once."""
+"""Rows begin at a multiple of this many bytes, the number that one GPU thread copies at once."""
 LEAST = 1e-30
-"""A head whose numbers are all smaller is stored as zeros."""
+"""If all numbers of a head are smaller than this, they are stored as zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVRow:
-    """K or V of one token in one layer."""
+    """The format of K or V of one token in one layer."""
 
     heads: int
     dim: int
     dtype: torch.dtype
-    """Of plain numbers, and what quantised ones are read as."""
+    """The dtype of plain numbers, and the dtype to which quantised ones are decoded."""
     kind: Literal["plain", "fp8", "int8"] = "plain"
 
     @property
     def is_quantised(self) -> bool:
-        """Whether there is one byte for a number."""
+        """Whether each number is stored in one byte."""
         return self.kind != "plain"
 
     @property
@@ -47,39 +47,39 @@ class KVRow:
 
     @property
     def name(self) -> str:
-        """The dtype of its numbers, for people."""
+        """The format of its numbers, for display."""
         return self.kind if self.is_quantised else str(self.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row, its scales among them."""
+        """Bytes of a row, scales included."""
         if not self.is_quantised:
             return self.heads * self.dim * self.dtype.itemsize
         return -(-self.heads * (self.dim + 4) // ALIGN) * ALIGN
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row as it is stored."""
+        """The shape of a row as stored."""
         return (self.nbytes,) if self.is_quantised else (self.heads, self.dim)
 
     @property
     def stored(self) -> torch.dtype:
-        """What it is stored in."""
+        """The dtype of a row as stored."""
         return torch.uint8 if self.is_quantised else self.dtype
 
     def scales(self, rows: Tensor) -> Tensor:
-        """Those of quantised rows [..., nbytes]: a view, fp32 [..., heads]."""
+        """Return the scales of quantised rows uint8 [..., nbytes] as a view, fp32 [..., heads]."""
         first = self.heads * self.dim
         return rows[..., first : first + 4 * self.heads].view(torch.float32)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Numbers [n, heads, dim] -> rows [n, *shape]."""
+        """Convert numbers [n, heads, dim] to rows [n, *shape]."""
         if not self.is_quantised:
             return x.to(self.dtype)
         wide = x.float()
         most = wide.abs().amax(-1, keepdim=True)
         if self.is_fp8:
-            # The power of two that brings the largest number to between 128 and 256.
+            # The power of two that brings the largest magnitude to at least 128 and below 256.
             exponent = (most.view(torch.int32) >> 23) - 7
             scale = torch.where(exponent > 0, exponent << 23, 0).view(torch.float32)
             inverse = torch.where(exponent > 0, (254 - exponent) << 23, 0).view(torch.float32)
@@ -94,7 +94,7 @@ class KVRow:
         return rows
 
     def decode(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows [n, *shape] -> numbers [n, heads, dim] in `dtype` (None: the row's)."""
+        """Convert rows [n, *shape] to numbers [n, heads, dim] in `dtype` (None: the row's)."""
         dtype = dtype or self.dtype
         if not self.is_quantised:
             return rows.to(dtype)
@@ -104,14 +104,14 @@ class KVRow:
 
 
 def token_bytes(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> int:
-    """Bytes of the KV cache that a token takes, all layers, for a model that computes in `dtype`."""
+    """Return the bytes of KV cache that a token takes in all layers, for a model that computes in `dtype`."""
     heads = spec.attention
     row = kv_row(kind, heads.kv_heads, heads.head_dim, dtype, torch.device("cpu"))
     return 2 * len(spec.layers) * row.nbytes
 
 
 def kv_row(kind: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> KVRow:
-    """The row of `--kv-dtype` for a model that computes in `dtype`. Raises EngineError where it cannot be had."""
+    """Return the row format of `--kv-dtype` for a model that computes in `dtype`. Raises EngineError if impossible."""
     if kind not in get_args(KVKind):
         raise EngineError(f"Unknown KV dtype {kind!r}; it must be auto, bf16, fp16, fp8 or int8.")
     if kind == "auto":

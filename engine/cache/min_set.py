@@ -8,8 +8,8 @@ T = TypeVar("T", bound=Any)
 
 
 class MinSet(Generic[T]):
-    """A heap beside a set: what leaves the set stays in the heap until it comes to the top, or until too much of the
-    heap has left. So the heap is never much longer than twice the most members that there were.
+    """A set with a heap beside it. A discarded member stays in the heap until it reaches the top or until the heap is
+    rebuilt, which keeps the heap at no more than about twice the largest size of the set.
     """
 
     def __init__(self, members: Iterable[T] = ()) -> None:
@@ -26,7 +26,7 @@ class MinSet(Generic[T]):
         return iter(self._members)
 
     def add(self, member: T) -> None:
-        """Put `member` in; it may be there already."""
+        """Add `member`; it may be there already."""
         if member in self._members:
             return
         self._members.add(member)
@@ -35,11 +35,11 @@ class MinSet(Generic[T]):
             self._heap = sorted(self._members)
 
     def discard(self, member: T) -> None:
-        """Take `member` out, if it is there."""
+        """Remove `member`, if it is there."""
         self._members.discard(member)
 
     def smallest(self) -> T:
-        """The smallest member. Raises IndexError when empty."""
+        """Return the smallest member. Raises IndexError if the set is empty."""
         while self._heap[0] not in self._members:
             heapq.heappop(self._heap)
         return self._heap[0]

@@ -1,12 +1,12 @@
-"""Which evicted blocks lie in host memory, and in which slot of it. Pure Python, no tensors.
+"""The index of evicted blocks in host memory: which are there, and in which slot. Pure Python, no tensors.
 
-A device block is found by its parent's id, and ids are used again. What is offloaded outlives them, so every full
-block gets a *name* when it enters the prefix index: a number that is never used twice, and that its copies keep.
-An offloaded block is found by (name of its parent, keys of its rows), the chain of keys from the root: exact, without
-a hash that could collide. A block that is computed again takes the name of its offloaded copy.
+A block on the device is found by its parent's id, but ids are used again, and offloaded blocks outlive them. So every
+full block gets a *name* when it enters the prefix index: a number that is never used twice, and that its copies keep.
+An offloaded block is found by (name of its parent, keys of its rows), which amounts to the chain of keys from the
+root: exact, with no hash that could collide. A block that is computed again takes the name of its offloaded copy.
 
-A block that was brought back keeps its slot, so that evicting it once more copies nothing. Where slots run out, the
-block that was offloaded or brought back longest ago is dropped.
+A block that was brought back keeps its slot, so evicting it again copies nothing. If slots run out, the block that
+was offloaded or brought back longest ago is dropped.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ class Restore:
 
 @dataclass(slots=True, eq=False)
 class Offloaded:
-    """A block in host memory. `slot` is -1 once it was dropped, `name` is ROOT_NAME for one that is not full."""
+    """A block in host memory. `slot` is -1 once it is dropped; `name` is ROOT_NAME if the block is not full."""
 
     name: int
     parent: int
@@ -47,7 +47,7 @@ class HostTier:
     """The index of the host memory. Not thread-safe: it belongs to the engine's loop."""
 
     def __init__(self, grow: Callable[[], int] = lambda: 0) -> None:
-        """`grow` takes more memory and says how many slots it has; 0 when there are none now. Default: none."""
+        """`grow` allocates more memory and returns the number of new slots; 0 if there are none now (the default)."""
         self._grow = grow
         self._capacity = 0
         self._free: list[int] = []
@@ -55,20 +55,20 @@ class HostTier:
         self._by_age: OrderedDict[Offloaded, None] = OrderedDict()
         self._names = count(ROOT_NAME + 1)
         self.restored_rows = 0
-        """Rows that were brought back so far instead of being computed."""
+        """Rows brought back so far instead of being computed."""
 
     def __len__(self) -> int:
         return len(self._by_age)
 
     def name(self, parent: int, keys: tuple[Hashable, ...]) -> int:
-        """The name of a full block that enters the prefix index."""
+        """Return the name of a full block that enters the prefix index."""
         known = self._children.get(parent, {}).get(keys)
         return known.name if known is not None else next(self._names)
 
     def put(self, name: int, parent: int, keys: tuple[Hashable, ...], write: Callable[[int], None]) -> None:
-        """Have `write` copy a block that is evicted to a slot, unless it is there already or there is no room.
+        """Have `write` copy an evicted block to a slot, unless a copy exists already or there is no room.
 
-        Raises what `write` raises; then the tier does not have it.
+        Raises what `write` raises; then the tier does not hold the block.
         """
         siblings = self._children.get(parent, {})
         for other in [siblings[keys]] if keys in siblings else list(siblings.values()):
@@ -76,7 +76,7 @@ class HostTier:
                 self._by_age.move_to_end(other)
                 return
             if keys[: len(other.keys)] == other.keys:
-                self.drop(other)  # the same block when it had fewer rows
+                self.drop(other)  # the same block, from when it had fewer rows
         slot = self._slot()
         if slot is None:
             return
@@ -90,9 +90,9 @@ class HostTier:
         self._by_age[block] = None
 
     def follow(self, name: int, keys: Sequence[Hashable], size: int) -> list[tuple[Offloaded, int]]:
-        """The blocks that continue a path after the block `name` with the rows `keys`, and how many rows of each do.
+        """Return the blocks that continue a path after the block `name` with the rows `keys`, and the rows that match.
 
-        `size` is that of a block. Only the last may have rows that are not those of `keys`. Changes nothing.
+        `size` is the number of rows of a block. Only the last block may match in part. Changes nothing.
         """
         chain: list[tuple[Offloaded, int]] = []
         for start in range(0, len(keys), size):
@@ -110,12 +110,12 @@ class HostTier:
         return chain
 
     def touch(self, chain: Sequence[tuple[Offloaded, int]]) -> None:
-        """These are used now; of a path the beginning is dropped last."""
+        """Mark these blocks as used now; the beginning of a path is dropped last."""
         for block, _ in reversed(chain):
             self._by_age.move_to_end(block)
 
     def remove(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> bool:
-        """Drop the copy of a block, if there is one. False, and no change, where offloaded blocks go on from it."""
+        """Drop the copy of a block, if there is one. Return False, changing nothing, if offloaded blocks follow it."""
         if name != ROOT_NAME and name in self._children:
             return False
         if (block := self._children.get(parent, {}).get(keys)) is not None:
@@ -123,13 +123,13 @@ class HostTier:
         return True
 
     def forget(self, chain: Sequence[tuple[Offloaded, int]], start: int) -> None:
-        """Drop the blocks of a path from number `start` on that no other path needs."""
+        """Drop the blocks of a path from index `start` on that no other path needs."""
         for block, rows in reversed(chain[max(start, 0) :]):
             if rows < len(block.keys) or not self.remove(block.name, block.parent, block.keys):
                 break
 
     def drop(self, block: Offloaded) -> None:
-        """Give its slot back."""
+        """Drop a block and free its slot."""
         del self._by_age[block]
         siblings = self._children[block.parent]
         del siblings[block.keys]
@@ -144,7 +144,7 @@ class HostTier:
             self.drop(block)
 
     def end(self) -> None:
-        """Drop everything and take nothing any more: the memory is gone."""
+        """Drop everything and take no more blocks: the memory is gone."""
         self.clear()
         self._free, self._capacity, self._grow = [], 0, lambda: 0
 
@@ -158,9 +158,9 @@ class HostTier:
         return self._free.pop() if self._free else None
 
     def check(self, full: Sequence[tuple[int, int, tuple[Hashable, ...]]]) -> None:
-        """Raise AssertionError unless every slot is free or of one block, and every block has one name.
+        """Raise AssertionError unless every slot is free or belongs to one block, and every block has one name.
 
-        `full` are the full blocks of the device: name, parent's name, keys.
+        `full` are the full blocks on the device: name, parent's name, keys.
         """
         slots = [block.slot for block in self._by_age] + self._free
         assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
@@ -179,7 +179,7 @@ class HostTier:
 
 
 def common_prefix(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """How many leading keys are equal."""
+    """Return how many leading keys are equal."""
     rows = 0
     for one, other in zip(first, second, strict=False):
         if one != other:

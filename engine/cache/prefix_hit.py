@@ -1,4 +1,4 @@
-"""What the cache held of a prompt when it was admitted, by who had it computed, and where it parts from the rest."""
+"""What was cached of a prompt when it was admitted, which work had computed it, and where the prompt diverges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from engine.cache.prefix_index import Block, Key
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What was present of a prompt when it was admitted."""
+    """The part of a prompt that was present when it was admitted."""
 
     rows: int = 0
-    """Leading rows that were present: those of idle work and of the request itself come last."""
+    """Leading rows that were present; rows of idle work, and then of the request itself, come last."""
     warmed: int = 0
-    """How many of them idle work had computed since the answer before."""
+    """How many of them idle work had computed since the previous answer."""
     own: int = 0
-    """How many the request itself had."""
+    """How many of them the request itself had computed."""
     beside: Key | None = None
-    """What else follows the rows that were there before all that; None: nothing, or the prompt goes on likewise."""
+    """The key in the cache that follows the reused rows instead of the prompt's next key; None: there is none."""
     beside_warm: Key | None = None
-    """What else idle work had computed after the last row that was present."""
+    """The key that idle work had computed after the last row present, other than the prompt's next; None: none."""
 
     @property
     def reused(self) -> int:
-        """Rows that were there when the answer before had ended."""
+        """Rows that were present when the previous answer had ended."""
         return self.rows - self.warmed - self.own
 
 
 def prefix_hit(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], origin: int) -> PrefixHit:
-    """What a table that was just opened holds of the prompt `keys`, for a sequence of this `origin`."""
+    """Return what a newly opened table holds of the prompt `keys`, for a sequence of this `origin`."""
     rows, pause, path = table.length, abs(origin), blocks.along(table)
     own = _last(blocks, path, rows, origin) if origin < 0 else 0
     warmed = _last(blocks, path, rows - own, pause) if pause else 0
@@ -39,7 +39,7 @@ def prefix_hit(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], ori
 
 
 def _last(blocks: BlockManager, path: Sequence[Block], end: int, origin: int) -> int:
-    """How many rows right before row `end` are of this origin."""
+    """Return how many rows right before row `end` have this origin."""
     row, size = end, blocks.block_size
     while row:
         index = (row - 1) // size
@@ -54,9 +54,9 @@ def _last(blocks: BlockManager, path: Sequence[Block], end: int, origin: int) ->
 def _beside(
     blocks: BlockManager, path: Sequence[Block], keys: Sequence[Key], row: int
 ) -> list[tuple[Key, int]]:
-    """What follows the first `row` rows of the path other than `keys[row]`, and who had it computed.
+    """Return the keys other than `keys[row]` that follow the first `row` rows of the path, with their origins.
 
-    The latest used comes first.
+    The most recently used comes first.
     """
     index, at = divmod(row, blocks.block_size)
     before, wanted = keys[row - at : row], keys[row : row + 1]

@@ -1,14 +1,14 @@
-"""The tree of blocks by which the longest cached prefix of some rows is found. Pure Python, no tensors.
+"""The tree of blocks in which the longest cached prefix of some rows is found. Pure Python, no tensors.
 
-A node is a block; its children continue its rows. A full block is found by `(parent block, keys of its rows)`: the
-parent stands for everything before it, so the lookup is a hash chained from the start whose hits are compared key by
-key (a dict does both). The last, partly filled block of a path is a leaf and is found by comparing rows.
+A node is a block; its children continue its rows. A full block is found by `(parent block, keys of its rows)`. The
+parent stands for everything before it, so this is a hash chained from the start with hits compared key by key (a dict
+does both). The last, partly filled block of a path is a leaf and is found by comparing rows.
 
     root -- [a b c d] -- [e f g h] -- [i j]          a path and its unfinished tail
                      \\-- [e f x y]                   a branch: "e f" was copied on write
 
-Where every layer has a window, a path is present as soon as the blocks are that the rows after it see. Those before
-may be *gone*: evicted, and yet in the tree, for what their rows were is part of what the blocks after them are.
+If every layer has a window, a path is present as soon as the blocks are present that the rows after it see. Earlier
+blocks may be *gone*: evicted but still in the tree, because their rows determine the blocks after them.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,11 +19,11 @@ from engine.cache.offload import ROOT_NAME, common_prefix
 from engine.cache.window import Window
 
 Key = Hashable
-"""What identifies the KV of one row, given the rows before it: a token id, or more where the row was computed
-with something in view that is no longer in the table (see `engine/cache/rows.py`)."""
+"""Identifies the KV of one row, given the rows before it: a token id, or more if the row was computed with
+something in view that is no longer in the table (see `engine/cache/rows.py`)."""
 
 GONE = -1
-"""In place of the id of a block whose rows lie nowhere."""
+"""Stands for the id of a block whose rows were evicted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,34 +31,34 @@ class Block:
     """One block. `keys[i]` is the key of row i; a row without a key has not been written."""
 
     id: int
-    """Where its rows lie, or GONE."""
+    """The id of the block in the cache's tensors, or GONE."""
     refs: int = 0
     parent: "Block | None" = field(default=None, repr=False)
     """None for the root, where paths begin, and for a block without rows."""
     keys: list[Key] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
-    """For each of `keys` who had it computed (see `Sequence.origin`); 0: nobody asks."""
+    """The origin of each row in `keys` (see `Sequence.origin`); 0: not recorded."""
     children: "set[Block]" = field(default_factory=set, repr=False)
     indexed: bool = False
     depth: int = 0
-    """Its number on its path, from 1; 0 for the root."""
+    """The number of the block on its path, from 1; 0 for the root."""
     last_used: int = 0
     rank: tuple[int, int, int, int] = (0, 0, 0, GONE)
-    """Its place among the blocks that can be evicted."""
+    """The rank of the block in the order of eviction."""
     name: int = ROOT_NAME
-    """What `engine/cache/offload.py` knows a full block by."""
+    """The name of a full block in `engine/cache/offload.py`."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether its rows were evicted; the root has none."""
+        """Whether its rows were evicted; also true of the root, which has none."""
         return self.id == GONE
 
 
 class PrefixIndex:
-    """Where each of `blocks` stands in the tree. It belongs to the block manager."""
+    """The place of every block in the tree. It belongs to the block manager."""
 
     def __init__(self, blocks: Sequence[Block], block_size: int, window: Window | None = None) -> None:
-        """`blocks` are those that are not gone, which change."""
+        """`blocks` is the block manager's list of the blocks that are not gone, by id; its entries change."""
         self._blocks = blocks
         self._size = block_size
         self._window = window
@@ -67,15 +67,15 @@ class PrefixIndex:
 
     @property
     def has_window(self) -> bool:
-        """Whether a block may be gone that others follow."""
+        """Whether a block may be evicted while others follow it."""
         return self._window is not None
 
     def first(self, blocks: int, since: int = maxsize) -> int:
-        """The first block that whoever goes on behind `blocks` full ones needs, if also the rows from `since` on."""
+        """Return the first block needed to continue after `blocks` full ones, and to keep the rows from `since` on."""
         return min(self._window.first(blocks, self._size), since // self._size) if self._window else 0
 
     def chain(self, keys: Sequence[Key]) -> list[Block]:
-        """The full blocks of the longest path that is known of `keys`; some may be gone."""
+        """Return the full blocks of the longest known path of `keys`; some may be gone."""
         path: list[Block] = []
         parent = self.root
         for end in range(self._size, len(keys) + 1, self._size):
@@ -87,9 +87,9 @@ class PrefixIndex:
         return path
 
     def find(self, keys: Sequence[Key], since: int = maxsize) -> tuple[list[Block], Block | None, int]:
-        """The full blocks of the longest prefix that is present, and a block that has `rows` more of its rows.
+        """Return the full blocks of the longest prefix present, a block with more of its rows, and how many more.
 
-        From block `first(len(path), since)` on all are.
+        All blocks from index `first(len(path), since)` on are present.
         """
         path = self.chain(keys)
         if self._window is not None:
@@ -103,41 +103,41 @@ class PrefixIndex:
         return path, *self.go_on(path, keys)
 
     def go_on(self, path: Sequence[Block], keys: Sequence[Key]) -> tuple[Block | None, int]:
-        """A block after those of `path` that has more rows of `keys`, if there is one, and how many."""
+        """Return a block after `path` that has the next rows of `keys`, and how many; (None, 0) without one."""
         best, best_rank = None, (0, False)
         rest = keys[len(path) * self._size : (len(path) + 1) * self._size]
         first = rest[:1]
         for block in path[-1].children if path else self.root.children:
-            # Many may follow the root, and nearly all of them begin otherwise.
+            # Many blocks may follow the root, and nearly all of them begin with another key.
             if block.keys[:1] != first or block.is_gone:
                 continue
             rows = common_prefix(block.keys, rest)
-            # Of equals, take one that can be used in place rather than copied.
+            # Among equals, prefer a block that can be used in place to one that must be copied.
             rank = (rows, block.refs == 0 and rows == len(block.keys))
             if rows and rank > best_rank:
                 best, best_rank = block, rank
         return best, best_rank[0]
 
     def link(self, block: Block, parent: Block) -> None:
-        """`block` gets its first row, after the rows of `parent`."""
+        """Attach `block`, which gets its first row, to `parent`."""
         block.parent, block.depth = parent, parent.depth + 1
         parent.children.add(block)
 
     def complete(self, block: Block) -> Block:
-        """`block` is full. Returns the block that is found by its rows: itself, or an equal one that was there."""
+        """Index the full `block`. Return the block that is found by its rows: itself, or an equal one known before."""
         assert block.parent is not None
         found = self._full.setdefault((block.parent, tuple(block.keys)), block)
         block.indexed = found is block
         return found
 
     def begins_another(self, block: Block, rows: int) -> bool:
-        """Whether another block after the same parent begins with the first `rows` rows of this one."""
+        """Return whether another child of the same parent begins with the first `rows` rows of `block`."""
         assert block.parent is not None
         siblings = block.parent.children - {block}
         return any(other.keys[:rows] == block.keys[:rows] for other in siblings)
 
     def shorten(self, block: Block, rows: int) -> None:
-        """Forget all but the first `rows` rows of a leaf, one of them at least."""
+        """Forget all but the first `rows` rows of a leaf; `prune` alone passes 0."""
         if block.indexed:
             assert block.parent is not None
             del self._full[(block.parent, tuple(block.keys))]
@@ -145,9 +145,9 @@ class PrefixIndex:
         del block.keys[rows:], block.origins[rows:]
 
     def prune(self, block: Block) -> Block:
-        """Take a block that is gone out of the tree, and those before it that are, unless others follow.
+        """Remove a block that is gone from the tree, and its ancestors that are gone, up to one with other children.
 
-        Returns the first that stays.
+        Return the first block that stays.
         """
         while block.parent is not None and block.is_gone and not block.children:
             self.shorten(block, 0)
@@ -157,7 +157,7 @@ class PrefixIndex:
         return block
 
     def check(self) -> None:
-        """Raise AssertionError unless every block with rows is where its rows say, and every other one nowhere."""
+        """Raise AssertionError unless the place of every block in the tree agrees with its rows."""
         for block in self._blocks:
             if not block.keys:
                 linked = block.parent or block.children or block.indexed or block.origins

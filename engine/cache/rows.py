@@ -1,15 +1,15 @@
-"""The rows of a sequence: which token, at which position, computed with what in view.
+"""The rows of a sequence: the token of each, its position, and what was in view when it was computed.
 
-Usually row i is token i at position i and its key in the prefix index is the token id. The `mask` policy takes a
-think span out of the table, so that the rows after it keep later positions, and marks where it was:
+Usually row i is token i at position i, and its key in the prefix index is the token id. The `mask` policy takes a
+think span out of the table, so the rows after it keep later positions, and marks show where it was:
 
     stream     p0 p1 <t> r0 </t> a0 a1 | u0         (the answer a0 a1 was computed with the think span in view,
-    rows       p0 p1             a0 a1   u0          the next turn u0 is computed without)
+    rows       p0 p1             a0 a1   u0          the next turn u0 is computed without it)
     positions   0  1              5  6    7
     keys       p0 p1       (a0, think) a1 (u0, ())
 
-The two marks make the keys as telling as the whole stream and its mask, so a prompt without marks, which is what
-the `exact` policy sends, never finds such rows. Where several spans leave the view at once (those of all calls that
+With the two marks, the keys say as much as the whole stream and its mask. So a prompt without marks, which is what
+the `exact` policy sends, never matches such rows. If several spans leave the view at once (those of all calls that
 lead to an answer), each is marked where it was, and the mark at the end closes all of them.
 """
 
@@ -19,43 +19,43 @@ from dataclasses import dataclass, field
 from engine.cache.prefix_index import Key
 
 Span = tuple[int, int]
-"""The first row, and the one after the last."""
+"""The first row of a span, and the row after its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An answer as it was generated, and what stands before it."""
+    """An answer as it was generated, and the tokens before it."""
 
     before: Sequence[int]
-    """Tokens since the answer before."""
+    """The tokens since the previous answer."""
     thought: Sequence[int]
-    """What was generated before `ids`, and leaves the view in the end."""
+    """The tokens generated before `ids`, which leave the view in the end."""
     ids: Sequence[int]
     leaves: bool
-    """Nothing after this answer sees its thought, or one before it."""
+    """Whether nothing after this answer sees its thinking or that of the answers before it."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Parallel lists, one entry a row."""
+    """Parallel lists with one entry per row."""
 
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     next_position: int = 0
     mark: tuple[int, ...] | None = None
-    """Put on the key of the next row: what is hidden right before it."""
+    """The mark for the key of the next row: the tokens hidden right before it."""
     edges: list[int] = field(default_factory=list, compare=False)
-    """Of a prompt where its parts end: the first message with what the template writes around it, the answer to it,
-    the next message, ..."""
+    """Where the parts of a prompt end: the first message with the template's text around it, the answer to it, the
+    next message, ..."""
     masked_until: int = 0
-    """Rows before this one belong to turns with a hidden think span: prefill cannot make them again."""
+    """Rows before this one belong to turns with a hidden think span, so prefill cannot compute them again."""
     said: Sequence[Said] = field(default=(), compare=False)
-    """What the masked ones were made of, so that they can be made again."""
+    """The answers from which the masked rows were made, so that they can be made again."""
 
     @classmethod
     def of(cls, token_ids: Sequence[int]) -> "Rows":
-        """Rows of a plain prompt: nothing hidden."""
+        """Return the rows of a plain prompt, with nothing hidden."""
         rows = cls()
         rows.extend(token_ids)
         return rows
@@ -64,7 +64,7 @@ class Rows:
         return len(self.token_ids)
 
     def append(self, token_id: int) -> None:
-        """One more token, seen by everything after it."""
+        """Add a token that everything after it sees."""
         self.token_ids.append(token_id)
         self.positions.append(self.next_position)
         self.keys.append(token_id if self.mark is None else (token_id, self.mark))
@@ -72,10 +72,10 @@ class Rows:
         self.mark = None
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """More tokens, seen by everything after them."""
+        """Add tokens that everything after them sees."""
         if not token_ids:
             return
-        self.append(token_ids[0])  # it gets the mark
+        self.append(token_ids[0])  # the first token gets the mark
         rest = token_ids[1:]
         self.token_ids += rest
         self.keys += rest
@@ -83,7 +83,7 @@ class Rows:
         self.next_position += len(rest)
 
     def rewind(self, count: int) -> list[int]:
-        """Take back what `append` added after the first `count` rows. Returns those tokens."""
+        """Remove the rows that `append` added after the first `count`. Return their tokens."""
         taken = self.token_ids[count:]
         if taken:
             key = self.keys[count]
@@ -94,11 +94,11 @@ class Rows:
 
     @property
     def message_start(self) -> int:
-        """Where the last message of a prompt begins, with what the template writes before it."""
+        """The row at which the last message of a prompt begins, including the template's text before it."""
         return self.edges[-1] if self.edges else 0
 
     def copy(self) -> "Rows":
-        """Rows that can grow on their own."""
+        """Return a copy that can grow independently."""
         return Rows(
             self.token_ids.copy(),
             self.positions.copy(),
@@ -111,7 +111,7 @@ class Rows:
         )
 
     def prefix(self, count: int) -> "Rows":
-        """The first `count` rows, to be warmed; they are not meant to grow."""
+        """Return the first `count` rows, to be warmed; the result is not meant to grow."""
         return Rows(
             self.token_ids[:count],
             self.positions[:count],
@@ -121,9 +121,9 @@ class Rows:
         )
 
     def hide(self, spans: Sequence[Span]) -> "Rows":
-        """These rows without those in `spans`, which are in order, as later turns shall see them.
+        """Return these rows as later turns see them: without those in `spans`, which must be in order.
 
-        Raises ValueError when there is no proper span or one hides a row that carries a mark itself.
+        Raises ValueError if there is no valid span, or if a span reaches into rows that are already masked.
         """
         count = len(self)
         bounds = [bound for span in spans for bound in span]
@@ -138,7 +138,7 @@ class Rows:
             hidden.next_position = self.positions[end] if end < count else self.next_position
             hidden.extend(self.token_ids[end:stop])
         start, end = spans[-1]
-        # Without an answer there is no row that saw the span, only a gap in the positions.
+        # Without an answer, no row saw the span; there is only a gap in the positions.
         hidden.mark = () if end < count else (start - end,)
         hidden.masked_until = len(hidden)
         return hidden

@@ -1,4 +1,4 @@
-"""How much KV cache there is, and so how long a context can be."""
+"""Sizes the KV cache, and so decides how long a context can be."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,30 +13,30 @@ from models.spec import Experts, ModelSpec
 from models.units import bytes_text
 
 DEFAULT_SHARE = 0.5
-"""Of the memory that is free once the weights are loaded; the rest is for activations and other programs."""
+"""The share of the memory left after the weights for the KV cache; the rest is for activations and other programs."""
 GPU_SHARE = 0.9
-"""The same where a chat has the device to itself, once the reserve is taken off; the rest is for what cannot be
+"""The same on a GPU, which a chat has to itself, after the reserve is subtracted. The rest is for what cannot be
 foreseen: gaps in the allocator's memory, a window of the desktop."""
 OFFLOAD_SHARE = 0.25
-"""Of the free host memory that blocks which a GPU evicts may take, where nobody says how much."""
+"""The share of the free host memory for blocks that a GPU evicts, unless the user sets a size."""
 MOST_OFFLOAD_SHARE = 0.75
-"""The same, whatever somebody says: it is pinned, and the system cannot take it back."""
+"""The largest share that the user may set: pinned memory cannot be reclaimed by the system."""
 OFFLOAD_CACHES = 4
-"""So many times what the KV cache holds is enough of it."""
+"""By default, host memory for this many times the KV cache is enough."""
 GRAPH_BYTES = 256 * 1024**2
-"""What graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
+"""Bytes that graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
 USUAL_BYTES = 512 * 1024**2
-"""About what a chunk takes there too. It is measured once a model is loaded; this is for one that is not."""
+"""Roughly the bytes of a chunk on a GPU, for a model that is not loaded; once it is, they are measured."""
 
 
 USEFUL_CONTEXT = 8192
-"""Tokens of a conversation for which there should be memory, where nobody says how many: before a GPU holds all
-experts, and before a model stays loaded that nobody uses."""
+"""Tokens of a conversation that should fit in memory, unless the user says how many: before a GPU holds all experts,
+and before an unused model stays loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """`context_length` in tokens, and the blocks of the cache, of `block_size` tokens each."""
+    """The context length in tokens, and the blocks of the cache, of `block_size` tokens each."""
 
     context_length: int
     num_blocks: int
@@ -45,7 +45,7 @@ class KVPlan:
 
 
 def kv_share(device: torch.device) -> float:
-    """The share of the free memory of a device that a KV cache may take."""
+    """Return the share of a device's free memory that a KV cache may take."""
     return GPU_SHARE if device.type == "cuda" else DEFAULT_SHARE
 
 
@@ -60,13 +60,13 @@ def plan_kv(
     streams: int = 1,
     window: Window | None = None,
 ) -> KVPlan:
-    """Size the cache for contexts of `requested` tokens (default: what the model was made for, or what fits).
+    """Size the cache for contexts of `requested` tokens (None: as many as the model allows, or as fit).
 
-    Of the `available` bytes `reserve` are left alone (activations, graphs), and of the others `share` is used. The
-    cache takes a context for each of `streams`, and one more, so that a conversation and its branches fit side by side;
-    where there is less, what there is, and one context at least; with a `window`, at least what one sequence holds at
-    most, and then a context of any length fits. Raises EngineError when the request is longer than the model allows or
-    than the memory holds.
+    Of the `available` bytes, `reserve` are left alone (activations, graphs), and `share` of the rest is used. The cache
+    has room for a context for each of `streams` and one more, so that a conversation and its branches fit side by side;
+    with less memory, for what fits, but at least one context. With a `window`, memory for the most blocks that one
+    sequence holds is enough, and then a context of any length fits. Raises EngineError if the request is longer than
+    the model allows or memory can hold.
     """
     if requested is not None and requested < 16:
         raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
@@ -92,9 +92,9 @@ def plan_kv(
 
 
 def plan_with_draft(plan: Callable[[int], KVPlan], draft_bytes: int) -> tuple[KVPlan, bool]:
-    """`plan`, which is given the bytes that a token takes beside the KV cache: where there is room for as many rows of
-    a draft model, `draft_bytes` each (0: there is none), and whether there is. They may not cost a conversation of a
-    useful length its own. Raises as `plan` does.
+    """Call `plan` with the bytes per token that a draft model's KV cache adds, and return the plan and whether a draft
+    model fits. `draft_bytes` are those bytes (0: no draft model). It must leave room for a useful context, or for all
+    of the context possible without it. Raises as `plan` does.
     """
     alone = plan(0)
     if draft_bytes:
@@ -106,14 +106,14 @@ def plan_with_draft(plan: Callable[[int], KVPlan], draft_bytes: int) -> tuple[KV
 
 
 def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:
-    """Most bytes of the `available` host memory for blocks that a GPU evicts; `requested_gb` None: a modest share."""
+    """Return the most of `available` bytes of host memory for evicted blocks; None: a modest share of them."""
     if requested_gb is None:
         return min(int(available * OFFLOAD_SHARE), OFFLOAD_CACHES * kv_bytes)
     return min(int(requested_gb * 1e9), int(available * MOST_OFFLOAD_SHARE))
 
 
 def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:
-    """The line for a cache that was planned and then could not be allocated; `available` bytes are free now."""
+    """Return the error for a cache that was planned but could not be allocated; `available` bytes are free now."""
     fits = _fitting(available // 2, plan.bytes_per_token, plan.block_size)
     needed = plan.num_blocks * plan.block_size * plan.bytes_per_token
     return OutOfRoomError(
@@ -123,15 +123,15 @@ def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:
 
 
 def most_prefill_rows(device: torch.device) -> int:
-    """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once.
+    """Return the prefill rows of one step: enough to use the machine well, few enough that a cancel takes effect soon.
 
-    A GPU has the work of many rows done in some milliseconds.
+    A GPU computes thousands of rows within milliseconds.
     """
     return 4096 if device.type == "cuda" else 512
 
 
 def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
-    """Bytes of a GPU that the chosen experts of so many rows take: what each has inside, and what it gives."""
+    """Return the bytes on a GPU for the chosen experts of `rows` rows: their inner activations and their outputs."""
     found = [
         layer.feed_forward.chosen * (layer.feed_forward.expert.size + spec.hidden_size)
         for layer in spec.layers
@@ -143,24 +143,24 @@ def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
 def beside_weights(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, context: int | None, kv_dtype: str = "auto"
 ) -> int:
-    """Bytes that a conversation of `context` tokens (None: a useful one) takes, and a chunk of its prompt."""
+    """Return the bytes for a conversation of `context` tokens (None: a useful length) and a chunk of its prompt."""
     chunk = most_prefill_rows(device)
     tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
     if spec.window is not None:
         tokens = min(tokens, spec.window + chunk)
     kv = int(tokens * token_bytes(spec, dtype, kv_dtype) / kv_share(device))
-    if device.type != "cuda":  # its share for the KV leaves enough for everything
+    if device.type != "cuda":  # a CPU's share for the KV leaves enough for everything else
         return kv
     return kv + GRAPH_BYTES + USUAL_BYTES + expert_bytes(spec, chunk, dtype.itemsize)
 
 
 def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None) -> int:
-    """Bytes that the weights may take of those `free` on a GPU."""
+    """Return how many of the `free` bytes of a GPU the weights may take."""
     return free - beside_weights(spec, dtype, torch.device("cuda"), context)
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
-    """Tokens of a context whose cache takes at most `usable` bytes, the spare block included."""
+    """Return the tokens of a context whose cache takes at most `usable` bytes, spare block included."""
     return usable // bytes_per_token // block_size * block_size - block_size
 
 

@@ -1,4 +1,4 @@
-"""Turns that come from elsewhere, a session or a file: what they claim about tokens is checked before it is used."""
+"""Turns from a session or a file: checks their token ids before they are used."""
 
 from dataclasses import dataclass, replace
 
@@ -12,23 +12,22 @@ from engine.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Adopter:
-    """Makes turns from elsewhere this model's own."""
+    """Converts turns from elsewhere into turns of this model."""
 
     engine: EngineCore
     format: PromptFormat
     think: bool | None
-    """The setting that holds where a turn does not tell its own."""
+    """The thinking setting for turns whose opening does not show it."""
     params: SamplingParams
-    """What an answer without a finish reason was sampled with."""
+    """The sampling of an answer without a finish reason."""
     tools: ToolUse | None = None
     """What the model knows of tools."""
 
     def adopted(self, turn: Turn) -> Turn:
-        """`turn` with tokens that this model knows its answer by.
+        """Return `turn` with an answer in tokens of this model.
 
-        Token ids are kept where they spell exactly what the answer shows and hold no control tokens but the markers
-        of the think span and the end of turn; otherwise its text is tokenised. An opening is kept where it is one
-        of the template's.
+        Token ids are kept if they spell exactly what the answer shows and contain no control tokens except the think
+        markers and the end of turn; otherwise the text is tokenised. An opening is kept if the template may write it.
         """
         opening = list(turn.opening) if self.format.is_opening(turn.opening) else []
         answer = turn.answer
@@ -40,13 +39,13 @@ class Adopter:
         ids = [] if answer.calls else self.format.answer_ids(answer.text)
         reason = answer.finish_reason or FinishReason.CANCELLED
         answer = replace(answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason, ends_at=None)
-        # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
+        # An answer stopped before its first token is not in the history, but may still continue from its prompt.
         return Turn(turn.user, answer, [] if ids else opening, turn.results)
 
     def _checked(self, claimed: Answer, inside: bool) -> tuple[bool, Answer]:
-        """Whether the ids of an answer can be kept, and the answer as they tell it.
+        """Return whether the ids of an answer can be kept, and the answer that they spell.
 
-        One without a finish reason was cut off by a crash: the journal has nothing but its ids, and they are our own.
+        An answer without a finish reason was cut off by a crash. The journal has only its ids, and they are our own.
         """
         cut, ids = claimed.finish_reason is None, list(claimed.token_ids)
         tokenizer = self.engine.tokenizer
@@ -85,7 +84,7 @@ class Adopter:
 
 
 def _finish(ended: bool, stopped: bool, is_long: bool) -> FinishReason:
-    """How an answer ended that a crash cut off: maybe it was complete."""
+    """Return the finish reason of an answer that a crash cut off: it may have been complete."""
     if ended:
         return FinishReason.EOS
     if stopped:
@@ -94,6 +93,6 @@ def _finish(ended: bool, stopped: bool, is_long: bool) -> FinishReason:
 
 
 def thinking_of(format: PromptFormat, opening: list[int], think: bool | None) -> bool | None:
-    """The setting under which a turn with this `opening` was generated; `think` where that is not told."""
+    """Return the setting under which a turn with this `opening` was generated; `think` if that cannot be told."""
     settings = (think, None, False, True)
     return next((setting for setting in settings if format.openings[setting] == opening), think)

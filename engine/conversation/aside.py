@@ -1,4 +1,4 @@
-"""A short answer that is no part of the conversation: computed while nobody waits, and forgotten afterwards."""
+"""A short answer outside the conversation: computed in idle time, and forgotten afterwards."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ from engine.schedule.sequence import Priority, Sequence
 class _Task:
     sequence: Sequence
     shared: int
-    """Rows at its start that are the conversation's, too."""
+    """Leading rows that the conversation has, too."""
 
 
 class Aside:
-    """One question at a time. Nobody ever waits for it: `stop` it before anything of the conversation is computed, so
-    that it is never in one batch with that."""
+    """Asks one question at a time. Nobody waits for it. `stop` it before anything of the conversation is computed, so
+    that the two are never in one batch."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
         self._format: PromptFormat | None = None
-        """Not the conversation's: it remembers what it tokenised."""
+        """Separate from the conversation's format, because a format remembers what it tokenised."""
         self._task: _Task | None = None
 
     @property
@@ -33,9 +33,9 @@ class Aside:
         return task is not None and not task.sequence.finished.is_set() and not task.sequence.cancelled
 
     def ask(self, text: str, history: Rows, max_tokens: int) -> None:
-        """Have the model answer `text`, without thinking; `said` tells what it said. Returns at once.
+        """Have the model answer `text` without thinking; `said` holds the answer. Returns at once.
 
-        `history` is the conversation in use. Raises ModelError where the template fails.
+        `history` is the conversation in use. Raises ModelError if the template fails.
         """
         self.stop()
         self._forget()
@@ -53,7 +53,7 @@ class Aside:
 
     @property
     def said(self) -> str | None:
-        """What the model answered; None while it has not, or where it was interrupted. From any thread."""
+        """The model's answer; None until it is complete, or if it was interrupted. From any thread."""
         task = self._task
         if task is None or not task.sequence.finished.is_set():
             return None
@@ -64,17 +64,17 @@ class Aside:
         ):
             return None
         assert sequence.output is not None
-        # It may have thought all the same.
+        # The model may have thought nevertheless.
         answer = sequence.generated[sequence.output.thinking.answer_start :]
         return self._engine.tokenizer.decode(answer, skip_special=True)
 
     def stop(self) -> None:
-        """End it within one step. Returns at once."""
+        """End the answer within one step. Returns at once."""
         if self._task is not None:
             self._task.sequence.cancelled = True
 
     def _forget(self) -> None:
-        """What it had cached makes room for conversations."""
+        """Free the rows that it cached, to make room for conversations."""
         task, self._task = self._task, None
         if task is not None and task.sequence.finished.is_set():
             sequence = task.sequence

@@ -1,4 +1,4 @@
-"""Conversations: turns, and what the next prompt is."""
+"""Conversations: sends messages, and keeps the turns."""
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -29,7 +29,7 @@ __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 class Chat(ChatSettings):
     """A conversation with an engine. One answer at a time; `stop` may be called from any thread.
 
-    The history is always what the chat template renders (`exact`), or what was generated with the think spans
+    The history is either what the chat template renders (`exact`), or what was generated, with the think spans
     masked out (`mask`): see `engine/cache/rows.py`.
     """
 
@@ -40,15 +40,15 @@ class Chat(ChatSettings):
         think: Think = "auto",
         think_cache: ThinkCache = "exact",
     ) -> None:
-        """Raises EngineError when the model cannot chat or an argument is none of its values."""
+        """Raises EngineError if the model cannot chat or an argument has an unknown value."""
         super().__init__(engine, system, think, think_cache)
         self._idle = IdleWork(engine)
         self.turns: list[Turn] = []
         self.owner: str | None = None
-        """Under which name it is kept on disk; None: it is not."""
+        """The name under which the conversation is kept on disk; None: it is not kept."""
         self._running: Sequence | None = None
         self._several: Several | None = None
-        """What makes candidates, while it does."""
+        """The candidates being answered, if any."""
         self._stopped = False
         self._hurried: Sequence | None = None
         self._explainer = Explainer()
@@ -56,16 +56,16 @@ class Chat(ChatSettings):
         self._asked: Sequence | None = None
         """The sequence that computed the prompt of the running answer."""
         self._draft = ""
-        """What was warmed last of a message that is being typed."""
+        """The text warmed last of a message that is being typed."""
 
     @property
     def last(self) -> Answer | None:
-        """The latest answer, also while it runs; None before the first."""
+        """The latest answer, even while it runs; None before the first."""
         return self.turns[-1].answer if self.turns else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know about this model's chat format."""
+        """Lines for the user about this model's chat format."""
         return self._format.notes(self.system)
 
     @property
@@ -75,12 +75,12 @@ class Chat(ChatSettings):
 
     @property
     def present_tokens(self) -> int | None:
-        """How many tokens of the history are present while idle work is at them; None: all, or an answer runs."""
+        """How many tokens of the history are present while idle work warms it; None: all, or an answer runs."""
         return self._idle.present
 
     @property
     def opening(self) -> list[int]:
-        """What the next generation prompt puts before the answer and the history leaves out."""
+        """The tokens that the next generation prompt puts before the answer and the history leaves out."""
         return self._format.openings[self._thinking]
 
     @property
@@ -91,32 +91,32 @@ class Chat(ChatSettings):
     # -- the conversation
 
     def send(self, text: str, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Ask, and yield the answer's tokens. Closing the generator cancels; what was produced is kept.
+        """Send a message and yield the answer's tokens. Closing the generator cancels; what was produced is kept.
 
-        On the first `next()`: ContextFullError when the prompt does not fit, EngineError for an empty message,
-        ModelError when the template fails. The conversation is then as it was.
+        The first `next()` raises ContextFullError if the prompt does not fit, EngineError for an empty message,
+        ModelError if the template fails. The conversation is then unchanged.
         """
-        self._stopped = False  # what is stopped from now on is this answer
+        self._stopped = False  # from now on, `stop` applies to this answer
         return self._send(text, params)
 
     def tell(self, results: Items[str], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Go on with what came of the last answer's calls, one text each. Raises as `send` does, and where there are
-        none."""
+        """Send the results of the last answer's tool calls, one text each, and yield the answer. Raises as `send` does,
+        and EngineError if there are no calls or results."""
         self._stopped = False
         return self._tell(tuple(results), params)
 
     def retry(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Answer the last message once more; the earlier answer is replaced. Raises as `send` does."""
+        """Answer the last message again; the new answer replaces the old one. Raises as `send` does."""
         self._stopped = False
         return self._retry(params)
 
     def resume(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Go on from exactly where the last answer ended: the same tokens, then new ones, `max_tokens` at most.
+        """Continue exactly where the last answer ended, with up to `max_tokens` new tokens.
 
-        The events are only the new ones. What was cached of the answer is not computed again. Sampling goes on with
-        the answer's own seed where `params` has none, and `max_tokens` of an answer that a crash cut off is what was
-        left of it. Raises EngineError on the first `next()` when the answer is complete or there is none,
-        ContextFullError when nothing more fits.
+        Yields only new tokens. Cached rows of the answer are not computed again. If `params` has no seed, sampling
+        continues with the answer's own. If a crash cut the answer off, `max_tokens` is what was left of its limit. The
+        first `next()` raises EngineError if the answer is complete or there is none, ContextFullError if nothing more
+        fits.
         """
         self._stopped = False
         return self._resume(params)
@@ -124,18 +124,18 @@ class Chat(ChatSettings):
     def candidates(
         self, text: str, count: int, params: SamplingParams | None = None
     ) -> Iterator[tuple[int, Part]]:
-        """Answer `text` `count` times at once, with seeds that count on from that of `params`, if it has one.
+        """Answer `text` `count` times at once, with consecutive seeds from that of `params` on, if it has one.
 
-        Yields what comes of each with its number from 0, as `Several.run` does. The conversation does not change: to
-        go on with one of them, `load` it. They share the rows of the prompt. Raises as `send` does.
+        Yields the parts of each answer with its number, counted from 0, as `Several.run` does. The conversation does
+        not change; to continue with one of the answers, `load` it. They share the prompt's rows. Raises as `send` does.
         """
         self._stopped = False
         self._several = Several(self._engine)
         return self._candidates(self._several, text, count, params or self._engine.default_params())
 
     def stop(self, but: int | None = None) -> None:
-        """End the answer that was asked for last within one step; what was produced is kept. Of candidates all end,
-        or all `but` one."""
+        """End the latest answer within one step; what was produced is kept. Of candidates, all end, or all except
+        number `but`."""
         if (several := self._several) is not None:
             several.stop(but)
         if but is not None:
@@ -147,7 +147,7 @@ class Chat(ChatSettings):
 
     def answer_now(self) -> None:
         """End the thinking of the running answer, from any thread: the tokens that close the think span follow, then
-        the answer, in the same iterator. Nothing happens when it is not thinking.
+        the answer, in the same iterator. Does nothing if the answer is not thinking.
         """
         running = self._running
         if running is not None and running.output is not None and running.output.thinking.inside:
@@ -155,11 +155,11 @@ class Chat(ChatSettings):
             running.cancelled = True
 
     def load(self, turns: Iterable[Turn], params: SamplingParams | None = None) -> None:
-        """The history becomes these turns. `settle` makes them present.
+        """Replace the history with these turns. `settle` makes them present.
 
-        Answers keep their token ids where these are tokens of this model that spell the answer's text and nothing else
-        (`engine/conversation/adopt.py`); others, and those without, are tokenised from their text. An answer without
-        a finish reason was cut off by a crash, when it was sampled with `params`: it may have been complete.
+        An answer keeps its token ids if they are tokens of this model that spell exactly its text
+        (`engine/conversation/adopt.py`); otherwise its text is tokenised. An answer without a finish reason was cut off
+        by a crash while it was sampled with `params`; it may have been complete.
         """
         self._idle.stop()
         known = dict(enumerate(self.turns))
@@ -172,7 +172,7 @@ class Chat(ChatSettings):
         ]
 
     def undo(self) -> bool:
-        """Drop the last message and its answer. False when there is none."""
+        """Drop the last message and its answer. Return False if there is none."""
         if not self.turns:
             return False
         self.turns = self.turns[:-1]
@@ -184,29 +184,29 @@ class Chat(ChatSettings):
         self.turns = []
 
     def count(self, draft: str) -> DraftCost:
-        """What sending `draft` would take. Raises ModelError when the template fails."""
+        """Return what it would cost to send `draft`. Raises ModelError if the template fails."""
         history = self._history.rows(self.turns)
         rows = self._history.prompt(self.turns, draft, self._thinking)
         new = len(rows) - self._engine.cached_rows(rows)
         return DraftCost(
             tokens=max(len(rows) - len(history), 0),
-            new=max(new, 1),  # the last row is always computed: its logits are needed
+            new=max(new, 1),  # the last row is always computed, because its logits are needed
             free=self._engine.context_length - len(rows),
         )
 
     # -- idle work
 
     def settle(self, wait: bool = False) -> None:
-        """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
+        """Warm the history as the next turn will see it, in idle time. Returns at once unless `wait` is set."""
         rows = self._history.rows(self.turns)
         self._idle.warm(rows, wait)
         self._engine.save(self.owner, rows)
 
     def prepare(self, draft: str, wait: bool = False, params: SamplingParams | None = None) -> None:
-        """Warm a message that is still being typed, up to the last token that typing on cannot change.
+        """Warm a message that is still being typed, up to the last token that further typing cannot change.
 
-        With `params`, those of the next `send`, it is warmed as if Enter came now, and the first token of the answer
-        is drawn: where Enter does come then, the answer is there at once. Typing on costs the tokens of the glue.
+        With `params`, those of the next `send`, warm it as if Enter came now, and draw the first token of the answer:
+        if Enter does come then, the answer is there at once. If typing goes on, only the glue was computed in vain.
         Raises EngineError for a constraint that cannot be used.
         """
         if not draft.strip():
@@ -220,7 +220,7 @@ class Chat(ChatSettings):
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(rows, wait, start)
 
-    # -- how it is done
+    # -- helpers
 
     def _send(self, text: str, params: SamplingParams | None) -> Iterator[TokenEvent]:
         if not text.strip():
@@ -257,7 +257,7 @@ class Chat(ChatSettings):
         asks = Question(tuple(before), text, self.system, self.think_cache)
         begins, origin = self._format.begins(self._thinking), -self._idle.pause
         prompts = (
-            # What the first one computes of the prompt is there already for the others.
+            # The first candidate computes the prompt; the others find it in the cache.
             Prompt(rows.copy(), replace(params, seed=seed), *begins, 0 if number else origin, self._shown)
             for number, seed in enumerate(seeds(params.seed, count))
         )
@@ -281,8 +281,8 @@ class Chat(ChatSettings):
         more: int = 0,
         results: Items[str] = (),
     ) -> Rows:
-        """The rows of a prompt, in use from now on. Those of masked turns that were evicted are computed again; where
-        that fails, or `more` rows than these do not fit, they are those of the `exact` policy."""
+        """Return the rows of a prompt, and pin them. Evicted rows of masked turns are computed again; if that fails, or
+        `more` rows in addition do not fit, return the rows of the `exact` policy."""
         rows = self._history.prompt(before, text, think, exact, results)
         if rows.masked_until and (
             rows.next_position + more >= self._engine.max_positions
@@ -293,7 +293,7 @@ class Chat(ChatSettings):
         return rows
 
     def _follow(self, sequence: Sequence) -> None:
-        """From now on `stop` ends this sequence; if it was called already, it ends at once."""
+        """Make `stop` apply to this sequence; if it was called already, cancel the sequence at once."""
         self._running = sequence
         if self._stopped:
             sequence.cancelled = True
@@ -301,12 +301,12 @@ class Chat(ChatSettings):
     def _answer(
         self, before: list[Turn], asked: Turn, params: SamplingParams | None, unfinished: Turn | None = None
     ) -> Iterator[TokenEvent]:
-        """Answer the message of `asked`, or go on with the `unfinished` turn that did."""
+        """Answer the message of `asked`, or continue the `unfinished` turn."""
         params = params or self._engine.default_params()
         draft, self._draft = self._draft, ""
         text = asked.user
         asks = Question(tuple(before), text, self.system, self.think_cache, draft)
-        # Where a prompt is one rendering, nobody knows which row is of which message.
+        # If a prompt is rendered as a whole, the message of a row is unknown.
         is_explained = unfinished is None and not self._history.is_rendered(before, asked.results)
         self._question = asks if is_explained else None
         if unfinished is not None or asked.results:
@@ -329,7 +329,7 @@ class Chat(ChatSettings):
     def _start(
         self, before: list[Turn], asked: Turn, params: SamplingParams, exact: bool, unfinished: Turn | None
     ) -> tuple[Sequence, Turn]:
-        """Queue the prompt; rows of masked turns that were evicted are computed again first."""
+        """Queue the prompt, after restoring evicted rows of masked turns."""
         think = self._thinking
         if unfinished is not None:
             think = thinking_of(self._format, unfinished.opening, think)
@@ -349,14 +349,14 @@ class Chat(ChatSettings):
         return self._asked, turn
 
     def _wanted(self, before: list[Turn], text: str, params: SamplingParams) -> object:
-        """All that an answer depends on."""
+        """Return everything that an answer depends on."""
         functions = self.tools.functions if self.tools is not None else ()
         return list(before), text, params, self._thinking, self.system, self.think_cache, functions
 
     def _begun(
         self, before: list[Turn], text: str, params: SamplingParams
     ) -> tuple[Sequence, Turn, list[TokenEvent], TurnStats] | None:
-        """Go on from the first token where `prepare` has drawn it: the sequence, its turn, that token, its figures."""
+        """Continue from the first token if `prepare` has drawn it. Return the sequence, its turn, token and figures."""
         began = perf_counter()
         taken = self._idle.take(self._wanted(before, text, params), self._follow)
         if taken is None:
@@ -387,9 +387,9 @@ class Chat(ChatSettings):
         closing: Iterable[TokenEvent] = (),
         first: TurnStats | None = None,
     ) -> Iterator[TokenEvent]:
-        """The events of a sequence: first the `closing` ones, of tokens that it began with and that are new.
+        """Yield the events of a sequence, after the `closing` events of new tokens with which it began.
 
-        `first` are the figures of these, or of the thinking where that was ended by `answer_now`.
+        `first` has the figures of those tokens, or of the thinking if `answer_now` ended it.
         """
         answer = turn.answer
         given = len(answer.token_ids)
@@ -416,7 +416,7 @@ class Chat(ChatSettings):
                 if self._hurried is not sequence or self._stopped:
                     return
                 if sequence.finish_reason is not FinishReason.CANCELLED:
-                    return  # it had ended before
+                    return  # it had already ended
                 hurried = self._hurry(sequence)
                 if hurried is None:
                     sequence.finish_reason = FinishReason.CONTEXT_FULL
@@ -426,15 +426,15 @@ class Chat(ChatSettings):
         finally:
             sequence.cancelled = True
             finish = (before, turn, sequence, given, first)
-            if self._engine.on_loop_thread:  # collected as garbage there, where nobody may wait
+            if self._engine.on_loop_thread:  # garbage collection runs there, and must not wait
                 Thread(target=self._finish, args=finish, name="finish").start()
             else:
                 self._finish(*finish)
 
     def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]] | None:
-        """Go on from a sequence that was ended in its thinking: its tokens, those that close the span, the answer.
+        """Continue a sequence that was ended while thinking: its tokens, those that close the span, then the answer.
 
-        Returns the new sequence and the events of the tokens that were put in; None when these have no room.
+        Return the new sequence and the events of the closing tokens; None if there is no room for them.
         """
         assert thinking.output is not None
         assert thinking.params is not None
@@ -455,13 +455,13 @@ class Chat(ChatSettings):
     def _finish(
         self, before: list[Turn], turn: Turn, sequence: Sequence, given: int, first: TurnStats | None
     ) -> None:
-        """Note how an answer ended that had `given` tokens when it began."""
+        """Record how an answer ended that had `given` tokens when it began."""
         sequence.finished.wait()
         self._running = None
         nothing = len(sequence.generated) == given
         self._idle.begin_pause(sequence.reached if nothing else None)
         if nothing and (sequence.error is not None or len(self.turns) > len(before)):
-            return  # nothing was said: a retry that was stopped so early leaves the earlier answer
+            return  # nothing was generated, so a retry that was stopped this early keeps the earlier answer
         ended(turn.answer, sequence, joined(first, sequence))
         self._read_calls(turn.answer)
         question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
@@ -469,11 +469,11 @@ class Chat(ChatSettings):
         self._show(turn.answer, sequence)
         self.turns = [*before, turn]
         if self.think_cache == "mask":
-            with suppress(EngineError):  # the answer is there; the next turn tries again
+            with suppress(EngineError):  # the answer is complete; the next turn tries again
                 self._history.hide_last(self.turns)
 
     def _show(self, answer: Answer, sequence: Sequence) -> None:
-        """Note what of a finished answer the history shows."""
+        """Record which tokens of a finished answer the history shows."""
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
         if answer.calls:
             answer.shown = self._format.call_span(answer.token_ids, start)
@@ -481,7 +481,7 @@ class Chat(ChatSettings):
             answer.shown = self._format.answer_span(answer.token_ids, answer.text, start)
 
     def _read_calls(self, answer: Answer) -> None:
-        """Tell the calls of a finished answer from its text."""
+        """Parse the calls out of a finished answer's text."""
         if self.tools is not None and (found := self.tools.read(answer.text))[1]:
             answer.text, answer.calls = found[0], list(found[1])
 
@@ -493,7 +493,7 @@ class Chat(ChatSettings):
         return self.tools.shown if self.tools is not None else frozenset()
 
     def _explain(self, turn: Turn, question: Question | None, asked: Sequence | None) -> None:
-        """Note in the figures of a finished answer why no more of its prompt was reused; `asked` computed it."""
+        """Record in a finished answer's figures why no more of its prompt was reused; `asked` computed the prompt."""
         if question is not None and asked is not None and asked.admitted:
             stats = turn.answer.stats
             turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.hit)

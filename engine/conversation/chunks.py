@@ -1,4 +1,4 @@
-"""What many prompts begin with, computed once and kept in the cache by a name."""
+"""Chunks: beginnings that many prompts share, computed once and kept in the cache under a name."""
 
 from collections.abc import Sequence as Items
 from contextlib import suppress
@@ -20,10 +20,10 @@ class _Kept:
     rows: Rows
     reading: Sequence
     owner: str | None
-    """Whose file on disk has it."""
+    """The owner of the file on disk that holds it."""
     pinned: bool = True
     done: int = 0
-    """The most of its tokens that were seen to be computed."""
+    """The most tokens that were seen to be computed."""
 
     @property
     def is_read(self) -> bool:
@@ -33,9 +33,9 @@ class _Kept:
 class Chunks:
     """The chunks of an engine. Every method may be called from any thread.
 
-    A chunk is a path in the prefix index: whatever begins with its tokens stands on its blocks, and chunks share what
-    they begin with. Pinned, it is evicted after everything else but the conversation in use. What had to go is computed
-    again when a prompt needs it.
+    A chunk is a path in the prefix index: prompts that begin with its tokens use its blocks, and chunks share their
+    common beginnings. A pinned chunk is evicted after everything except the conversation in use. Evicted rows are
+    computed again when a prompt needs them.
     """
 
     def __init__(self, engine: EngineCore, blocks: BlockManager, loop: Loop) -> None:
@@ -48,11 +48,11 @@ class Chunks:
         self._looking = False
 
     def keep(self, tokens: Items[int], name: str, wait: bool = False, owner: str | None = None) -> None:
-        """Have `tokens` computed after all other idle work, and pinned under `name` from now on.
+        """Compute `tokens` after all other idle work, and pin them under `name`.
 
-        A chunk of that name is dropped. Where there is a tier on disk, `owner` keeps it there, too (see `chunk_owner`).
-        Returns at once unless told to `wait`, and then raises what went wrong. Raises
-        EngineError for an empty name, no tokens, or a token that does not exist; ContextFullError for too many.
+        They replace a chunk of that name. If there is a disk tier, `owner` names their file there (see `chunk_owner`).
+        Returns at once unless `wait` is set; then errors in computing are raised. Raises EngineError for an empty name,
+        no tokens, or an unknown token id; ContextFullError for too many tokens.
         """
         if not name.strip():
             raise EngineError("A chunk needs a name.")
@@ -73,7 +73,7 @@ class Chunks:
                 raise reading.error
 
     def pin(self, name: str, pinned: bool = True) -> None:
-        """Have a chunk evicted late, or as everything else is. Raises EngineError where there is none."""
+        """Have a chunk evicted late, or like everything else. Raises EngineError if there is no such chunk."""
         with self._lock:
             kept = self._kept.get(name)
             if kept is None:
@@ -83,7 +83,7 @@ class Chunks:
         self._loop.post(lambda: self._blocks.keep(name, keys))
 
     def drop(self, name: str) -> bool:
-        """Forget a chunk: what it has in the cache is evicted as everything else is. False where there is none."""
+        """Forget a chunk: its rows are evicted like everything else. Return False if there is no such chunk."""
         with self._lock:
             kept = self._kept.pop(name, None)
         if kept is None:
@@ -93,23 +93,23 @@ class Chunks:
         return True
 
     def list(self) -> list[Chunk]:
-        """Every chunk, in the order in which they were kept."""
+        """Return every chunk, in the order in which they were kept."""
         return [*self._loop.call(self._standing)]
 
     def look(self) -> tuple[Chunk, ...]:
-        """The same as of the last look. Returns at once, and has another look taken between two steps."""
+        """Return the chunks as of the last look, at once, and have them looked at again between two steps."""
         if self._kept and not self._looking:
             self._looking = True
 
             def job() -> None:
                 self._seen, self._looking = self._standing(), False
 
-            with suppress(EngineError):  # it is closed
+            with suppress(EngineError):  # the engine is closed
                 self._loop.post(job)
         return self._seen if self._kept else ()
 
     def _standing(self) -> tuple[Chunk, ...]:
-        """On the loop's thread."""
+        """Return the state of every chunk. Call it on the loop's thread."""
         with self._lock:
             kept = list(self._kept.items())
         blocks, token_bytes = self._blocks, self._engine.kv_token_bytes
@@ -126,10 +126,10 @@ class Chunks:
         return tuple(found)
 
     def progress(self, name: str) -> tuple[int, int] | None:
-        """(tokens computed, all of them) while a chunk is read; None once it is, or where there is none."""
+        """Return (tokens computed, all tokens) while a chunk is computed; None once it is, or if there is none."""
         with self._lock:
             kept = self._kept.get(name)
             if kept is None or kept.is_read:
                 return None
-            kept.done = max(kept.done, kept.reading.computed)  # 0 again at its end
+            kept.done = max(kept.done, kept.reading.computed)  # `computed` is 0 again at the end
             return kept.done, len(kept.rows)

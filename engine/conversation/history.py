@@ -1,4 +1,4 @@
-"""What the turns of a conversation are in rows of the KV cache, and how they get there."""
+"""Turns the conversation into rows of the KV cache, and makes them present in idle time."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -26,11 +26,11 @@ from engine.schedule.sequence import Owner, Priority, Sequence
 ThinkCache = Literal["exact", "mask"]
 
 _LONG_DRAFT = 5000
-"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
+"""From this many characters on, fewer continuations of a draft are tried, because each one is tokenised."""
 
 
 class History:
-    """Makes rows of turns: what the chat template renders (`exact`), or what was generated, think spans hidden."""
+    """Makes rows of turns: what the chat template renders (`exact`), or what was generated with think spans hidden."""
 
     def __init__(
         self, engine: EngineCore, format: PromptFormat, system: str | None, policy: ThinkCache
@@ -44,7 +44,7 @@ class History:
         self._views = Views()
 
     def is_rendered(self, turns: Items[Turn], results: Items[str] = ()) -> bool:
-        """Whether a prompt is made of one rendering of the template, since there are tools in it."""
+        """Return whether a prompt is rendered as a whole, because there are tools or calls in it."""
         return self.tools is not None and (bool(self.tools.functions) or has_calls(turns, results))
 
     def prompt(
@@ -55,8 +55,8 @@ class History:
         exact: bool = False,
         results: Items[str] = (),
     ) -> Rows:
-        """The rows of the prompt that asks for an answer to `text`, or to these `results` of the last answer's calls;
-        `exact`: whatever the policy."""
+        """Return the rows of the prompt that asks for an answer to `text`, or to the `results` of the last answer's
+        calls. `exact`: use the `exact` policy, whatever is set."""
         if self.is_rendered(turns, results):
             messages, answers = self._messages(turns, text, results)
             rows = self._rendered(messages, answers, think, exact)
@@ -74,8 +74,8 @@ class History:
         return self._rows(turns, segments, exact)
 
     def typed(self, turns: Items[Turn], draft: str, think: bool | None) -> tuple[Rows, int]:
-        """The rows of a prompt up to the last one that typing on cannot change, and where its last message begins."""
-        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
+        """Return the rows of a prompt that further typing cannot change, and the row where its last message begins."""
+        # The draft itself comes last, because a message's tokens are remembered until the next one.
         is_short = len(draft) < _LONG_DRAFT and not self.is_rendered(turns)
         typed_on = (" ", "a", "\n", ".", "") if is_short else ("a", "")
         tails = [self.prompt(turns, draft + more, think) for more in typed_on]
@@ -84,26 +84,26 @@ class History:
         return tails[-1].prefix(same), tails[-1].message_start
 
     def rows(self, turns: Items[Turn]) -> Rows:
-        """The rows that the next prompt begins with, whatever is asked."""
+        """Return the rows with which the next prompt begins, whatever its message."""
         if self.is_rendered(turns):
             return self._before_next(turns) if turns else self._beginning()
         return self._rows(turns, self._segments(turns), False)
 
     def begun_with(self, system: str | None) -> Rows:
-        """The rows that every conversation with this system prompt begins with."""
+        """Return the rows with which every conversation with this system prompt begins."""
         other = History(self._engine, self._format, system, self.policy)
         other.tools = self.tools
         return other.rows([])
 
     def _beginning(self) -> Rows:
-        """What prompts with different first messages have in common."""
+        """Return the rows that prompts with different first messages have in common."""
         one, other = (self._rendered(*self._messages([], text), None, True) for text in ("a", "1"))
         return one.prefix(common_prefix(one.keys, other.keys))
 
     def hide_last(self, turns: Items[Turn]) -> None:
-        """Hide what leaves the view after the latest turn, unless turns before it would have to be computed for that.
+        """Hide what leaves the view after the latest turn, unless that requires computing earlier turns.
 
-        An answer that may go on keeps its rows as cache besides. Raises EngineError when that fails.
+        If the answer may continue, its original rows stay in the cache as well. Raises EngineError if hiding fails.
         """
         said = (
             self._before_next(turns).said
@@ -142,7 +142,7 @@ class History:
         return fitted, {index - left_out: answer for index, answer in answers.items()}
 
     def _before_next(self, turns: Items[Turn], exact: bool = False) -> Rows:
-        """What the next prompt begins with; nothing is known of that before the first message."""
+        """Return the rows with which the next prompt begins; none are known before the first message."""
         if not turns:
             return Rows()
         return self._rendered(*self._messages(turns), None, exact, before_next=True)
@@ -172,46 +172,46 @@ class History:
 
 @dataclass(slots=True)
 class _Task:
-    """One piece of idle work. `sequence` is the one to cancel."""
+    """A piece of idle work, and the sequence that does it."""
 
     rows: Rows = field(default_factory=Rows)
     draft_start: int = 0
-    """The rows from this one on are those of a draft: what typing on does not use of them is forgotten."""
+    """The first row of a draft; the rows from it on are forgotten unless the next draft uses them."""
     sequence: Sequence | None = None
     cancelled: bool = False
     asked: object = None
-    """What the first token was drawn for, with which sampling; None where rows are only warmed."""
+    """What the first token is drawn for, sampling included; None if rows are only warmed."""
 
 
 class IdleWork:
-    """Warms rows while nobody waits. One thing at a time: what comes next ends what was there."""
+    """Warms rows while no request waits. It does one thing at a time: new work ends the work before."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
         self._task = _Task()
         self._reached = 0
         self._is_short = False
-        """The last answer was stopped in its prompt, of which only so many rows were reached."""
+        """Whether the last answer was stopped during its prompt, when `_reached` rows were present."""
         self.pause = engine.new_pause()
-        """The number of the time since the last answer ended."""
+        """The number of the pause since the last answer ended."""
 
     @property
     def present(self) -> int | None:
-        """How many rows there are of those that were to be warmed last; None: all, or somebody waits for them."""
+        """How many of the rows to be warmed are present; None: all, or a request waits for them."""
         sequence = self._task.sequence
         if sequence is None or self._task.cancelled:
             return self._reached if self._is_short else None
         short = (FinishReason.CANCELLED, FinishReason.CONTEXT_FULL)
         if sequence.finished.is_set() and sequence.error is None and sequence.finish_reason not in short:
             return None
-        if sequence.admitted:  # until then there are as many as of the draft before
+        if sequence.admitted:  # until then the number of the draft before is shown
             self._reached = sequence.computed or sequence.reached
         return self._reached
 
     def warm(self, rows: Rows, wait: bool, draft_start: int | None = None) -> None:
-        """Make `rows` present. Returns at once unless told to `wait`.
+        """Make `rows` present. Returns at once unless `wait` is set.
 
-        The rows from `draft_start` on are those of a message that is being typed.
+        The rows from `draft_start` on belong to a message that is being typed.
         """
         self.stop()
         engine = self._engine
@@ -219,7 +219,7 @@ class IdleWork:
             return
         task = self._begin(_Task(rows, len(rows) if draft_start is None else draft_start))
         if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
-            # One masked turn after the other: somebody has to wait for each.
+            # Masked turns are restored one after the other, and a thread has to wait for each.
             thread = Thread(target=self._restore, args=(task, rows), name="restore", daemon=True)
             thread.start()
             if wait:
@@ -234,7 +234,7 @@ class IdleWork:
     def draw(self, asked: object, rows: Rows, params: SamplingParams, output: Output, wait: bool) -> None:
         """Make the prompt `rows` present and draw the first token of its answer, for `take` with the same `asked`.
 
-        Returns at once unless told to `wait`. For prompts without masked turns.
+        Returns at once unless `wait` is set. Only for prompts without masked turns.
         """
         task = self._task
         if task.asked == asked and not task.cancelled:
@@ -252,9 +252,9 @@ class IdleWork:
             sequence.finished.wait()
 
     def take(self, asked: object, follow: Follow) -> tuple[Sequence, int] | None:
-        """What was drawn for `asked`, and how many rows were not there yet: a person waits for these now.
+        """Return the sequence that drew for `asked`, and how many of its rows the person still had to wait for.
 
-        None when it is not there; then idle work has ended, as with `stop`.
+        Return None if there is none; idle work has then ended, as with `stop`.
         """
         task, sequence = self._task, self._task.sequence
         if sequence is None or task.cancelled or task.asked is None or task.asked != asked:
@@ -268,11 +268,11 @@ class IdleWork:
         sequence.finished.wait()
         left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.hit.rows)
         if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
-            return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
+            return None  # cancelled, or the answer ends with its first token: rare enough to start over
         return sequence, left
 
     def begin_pause(self, rows: int | None = None) -> None:
-        """An answer is over: it was stopped when so many rows of its prompt were there; None: all were."""
+        """Begin a pause after an answer. `rows`: the rows present if it was stopped during its prompt; else None."""
         self.pause = self._engine.new_pause()
         self._is_short = rows is not None
         self._reached = rows or 0
@@ -285,7 +285,7 @@ class IdleWork:
             task.sequence.cancelled = True
 
     def _begin(self, task: _Task) -> _Task:
-        """From now on this is the work; what was typed before it and is not part of it is forgotten."""
+        """Make `task` the current work; forget the rows of the draft before that are not part of it."""
         before, self._task = self._task, task
         self._is_short = self._is_short and task.sequence is None
         if before.sequence is not None:
@@ -297,7 +297,7 @@ class IdleWork:
         def follow(sequence: Sequence) -> None:
             self._follow(task, sequence)
 
-        with suppress(EngineError):  # the next message does it, and says what is wrong
+        with suppress(EngineError):  # the next message tries again and reports the error
             owner = Owner(follow, Priority.IDLE, self.pause)
             if restore(self._engine, rows, owner) and not task.cancelled:
                 self._engine.warm_rows(rows, owner)

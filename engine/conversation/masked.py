@@ -1,4 +1,4 @@
-"""Rows of the `mask` policy: of answers as they were generated, with the thoughts hidden that have left the view."""
+"""Rows of the `mask` policy: answers as they were generated, with the thinking hidden that has left the view."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -10,11 +10,11 @@ from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import ANYBODY, Owner
 
 Hide = Callable[[Rows, Items[Span], Said], Rows | None]
-"""Rows without these spans, which leave the view after that answer; None where that fails."""
+"""Returns rows without these spans, which leave the view after that answer; None if that fails."""
 
 
 def rows_of(said: Items[Said], hide: Hide = lambda rows, spans, _: rows.hide(spans)) -> Rows | None:
-    """The rows of these answers and what stands before them; None where `hide` gives that."""
+    """Return the rows of these answers and of the tokens before them; None if `hide` returns None."""
     rows, edges = Rows(), list[int]()
     spans: list[Span] = []
     for one in said:
@@ -35,7 +35,7 @@ def rows_of(said: Items[Said], hide: Hide = lambda rows, spans, _: rows.hide(spa
 
 
 def prompt_of(said: Items[Said], then: Items[int]) -> Rows:
-    """The rows of these answers, and what stands behind them."""
+    """Return the rows of these answers, and of the tokens `then` after them."""
     rows = rows_of(said)
     assert rows is not None
     rows.extend(after(rows, then))
@@ -43,8 +43,8 @@ def prompt_of(said: Items[Said], then: Items[int]) -> Rows:
 
 
 def restore(engine: EngineCore, rows: Rows, owner: Owner = ANYBODY) -> bool:
-    """Make the masked ones of `rows` present: what was evicted is brought back from disk, or computed again. False when
-    that fails."""
+    """Make the masked rows of `rows` present: evicted ones are brought back from disk or computed again. Return False
+    if that fails."""
     if engine.cached_rows(rows) >= rows.masked_until:
         return True
     engine.bring_back(rows, owner)
@@ -58,8 +58,9 @@ def restore(engine: EngineCore, rows: Rows, owner: Owner = ANYBODY) -> bool:
 
 
 def hide_last(engine: EngineCore, said: Items[Said], keep_rows: bool) -> None:
-    """Hide what leaves the view after the last of these answers, unless answers before it would have to be computed
-    for that. `keep_rows`: as in `Engine.hide`. Raises EngineError when that fails.
+    """Hide what leaves the view after the last of these answers, unless that requires computing earlier answers.
+
+    `keep_rows`: as in `Engine.hide`. Raises EngineError if hiding fails.
     """
     before = rows_of(said[:-1])
     if before is None or engine.cached_rows(before) < before.masked_until:
@@ -72,7 +73,7 @@ def hide_last(engine: EngineCore, said: Items[Said], keep_rows: bool) -> None:
 
 
 def after(rows: Rows, segment: Items[int]) -> Items[int]:
-    """`segment` without the end of turn that it begins with, where the model has already written it."""
+    """Return `segment` without the end of turn at its beginning, if the model has already generated that."""
     if rows.token_ids and segment and rows.token_ids[-1] == segment[0]:
         return segment[1:]
     return segment

@@ -1,18 +1,18 @@
-"""What the next prompt is in tokens, assembled from a chat template and from the ids that were sampled.
+"""Makes the tokens of the next prompt from a chat template and from the ids that were sampled.
 
-The template is rendered with a placeholder for each message, which cuts it into glue. Glue and typed text are
-tokenised; an answer contributes the ids that were sampled, never a second tokenisation of its text:
+The template is rendered with a placeholder for each message; the text between the placeholders is the glue. Glue and
+typed text are tokenised. An answer contributes the ids that were sampled, never a second tokenisation of its text:
 
     "<|im_start|>user\\n" U "<|im_end|>\\n<|im_start|>assistant\\n" | ids of A | "<|im_end|>\\n<|im_start|>user\\n" ...
     `---------------------- one segment ------------------------´              `---------- the next ----------
 
-So a conversation of n answers is n + 1 segments of tokens with the answers between them. Where no sampled ids stand
-they are the tokens of the rendered text:
+So a conversation of n answers is n + 1 segments of tokens with the answers between them. Apart from the sampled ids,
+the tokens are those of the rendered text:
 
-- A segment behind an answer is tokenised as text that goes on, not as the beginning of one.
-- Sampled ids may spell spaces that the template writes around an answer (SentencePiece's first word begins with
-  one). Then the glue does without these.
-- What stands around an answer without ids is tokenised as one text.
+- A segment after an answer is tokenised as the continuation of a text, not as its beginning.
+- Sampled ids may spell spaces that the template writes around an answer (the first word of SentencePiece begins with
+  one). The glue then leaves out these spaces.
+- The segments around an answer without ids are tokenised as one text.
 """
 
 from bisect import bisect_right
@@ -33,19 +33,19 @@ SYSTEM_IN_MESSAGE = (
 )
 
 _Text = tuple[tuple[Piece, ...], int | None]
-"""Pieces, and the token that stands before them."""
+"""Pieces of text, and the token before them."""
 
 _EDGE = 4
-"""Tokens at either end of an answer that are looked at for spaces."""
+"""How many tokens at each end of an answer are searched for spaces."""
 
 
 class PromptFormat:
-    """A model's chat template and tokenizer as the maker of prompts. Remembers what it tokenised."""
+    """Makes prompts with a model's chat template and tokenizer. Remembers what it tokenised."""
 
     def __init__(self, tokenizer: Tokenizer, names: Mapping[str, Any] | None = None) -> None:
-        """`names`: more names for the template.
+        """`names` are additional variables for the template.
 
-        Raises EngineError when the chat template drops messages, ModelError when it fails.
+        Raises EngineError if the chat template drops messages, ModelError if it fails.
         """
         self._tokenizer = tokenizer
         self._names = names
@@ -56,20 +56,20 @@ class PromptFormat:
         before = self._before_answers()
         self._lead = before if before.isspace() else ""
         self._header = "" if self._lead or tokenizer.channels is None else before
-        """What the history writes before an answer, and a generation prompt only where the model is not to think."""
+        """The text that the history writes before an answer, and a generation prompt only if there is no thinking."""
         self._system_apart: bool | None = None
-        """Whether the template takes a system prompt; None until there is one."""
+        """Whether the template takes a system prompt; None until one is used."""
         asked = {think: self._asked(think) for think in (None, True, False)}
         self.header = tokenizer.encode(self._header)
-        """The tokens of that where answers come in channels; empty elsewhere."""
+        """The tokens of that text if answers come in channels; otherwise empty."""
         self.openings = {think: self._opening(ids) for think, ids in asked.items()}
-        """What the generation prompt writes before an answer and the history leaves out, in tokens, by the setting;
+        """For each setting, the tokens that the generation prompt writes before an answer and the history leaves out;
         or the `header`, which the history writes, too."""
         self.inside = {think: self.opens_think(ids) for think, ids in asked.items()}
-        """Whether it opens a think span; what people write in their messages opens none."""
+        """For each setting, whether the generation prompt opens a think span. The text of a message never opens one."""
 
     def thinks(self) -> bool:
-        """Whether the template and the vocabulary know a think span."""
+        """Return whether the template and the vocabulary have think spans."""
         if self._tokenizer.channels is not None:
             return True
         if (markers := self._tokenizer.think_markers) is None:
@@ -79,7 +79,7 @@ class PromptFormat:
         return len(texts) > 1 or any(markers.open in text for text in texts)
 
     def notes(self, system: str | None) -> tuple[str, ...]:
-        """What people should know about how this model's prompts are made; reads only what is known already."""
+        """Return lines for the user on how this model's prompts are made, from what is known already."""
         found = () if self._tokenizer.has_chat_template else (COMPLETES,)
         return (*found, SYSTEM_IN_MESSAGE) if system and self._system_apart is False else found
 
@@ -92,12 +92,12 @@ class PromptFormat:
         generate: bool,
         think: bool | None = None,
     ) -> list[list[int]]:
-        """The token ids before, between and after the `answers` to `users`.
+        """Return the token ids before, between and after the `answers` to `users`.
 
-        With `generate` the last message waits for its answer: len(users) segments, the last one ends in the
-        generation prompt. Without, every message has been answered, and the last of len(users) + 1 segments is
-        what stands before the next message, whatever that will be.
-        Raises ModelError when the template fails, EngineError when it drops a message.
+        With `generate`, the last message waits for its answer: there are len(users) segments, and the last one ends
+        with the generation prompt. Without, every message has been answered: there are len(users) + 1 segments, and
+        the last one holds the tokens before the next message, whatever that will be.
+        Raises ModelError if the template fails, EngineError if it drops a message.
         """
         texts = [*users] if generate else [*users, ""]
         apart = bool(system) and self._takes_system()
@@ -127,16 +127,16 @@ class PromptFormat:
                 parts[-1].append(Piece(content, typed=True))
             parts[-1].append(Piece(after, typed=False))
         if not generate:
-            parts[-1].pop()  # what comes after the next message
-        # Only what this call and the one before were made of is remembered: drafts come and go.
-        # Another thread may be here too: what is shared is looked at once and replaced whole.
+            parts[-1].pop()  # the glue after the next message
+        # Remember only what this call and the one before used, because drafts come and go.
+        # Another thread may be here, too, so shared state is read once and replaced whole.
         known, ids = {**self._older_ids, **self._ids}, dict[_Text, list[int]]()
         segments = self._segments(parts, follows, known, ids)
         self._ids, self._older_ids, self._contents = ids, self._ids, contents
         return segments
 
     def closing(self, thinking: ThinkTracker | ChannelTracker, said: Sequence[int]) -> list[int]:
-        """The tokens that end the thinking after `said` and lead over to the answer, as the template writes them."""
+        """Return the tokens that end the thinking after `said` and lead to the answer, as the template writes them."""
         if isinstance(thinking, ChannelTracker):
             return thinking.closing()
         thought = thinking.thought(said)
@@ -157,7 +157,7 @@ class PromptFormat:
         return self._tokenizer.encode_pieces([Piece(closing, typed=False)], thought[-1] if thought else start)
 
     def answer_ids(self, text: str) -> list[int]:
-        """The tokens of an answer that is only known as text, as the template writes it."""
+        """Return the tokens of an answer known only as text, as the template writes it."""
         content = Piece(self._content("assistant", text), typed=True)
         if not content.text:
             return []
@@ -170,11 +170,11 @@ class PromptFormat:
         return encode([content], next(reversed(alone), None))
 
     def is_said_by(self, ids: Sequence[int], text: str) -> bool:
-        """Whether `ids` spell an answer with this text as the history shows it, and nothing else."""
+        """Return whether `ids` spell exactly the answer `text` as the history shows it."""
         return self._content("assistant", text).strip() == self._tokenizer.decode(ids).strip()
 
     def is_opening(self, ids: Sequence[int]) -> bool:
-        """Whether the template may write this between a message and its answer."""
+        """Return whether the template may write these tokens between a message and its answer."""
         return any(list(ids) == opening for opening in self.openings.values())
 
     def _asked(self, think: bool | None) -> list[int]:
@@ -187,10 +187,10 @@ class PromptFormat:
         return asked[len(answered) :] if asked[: len(answered)] == answered else []
 
     def answer_span(self, ids: Sequence[int], text: str, start: int = 0) -> tuple[int, int]:
-        """Which of the sampled `ids` of an answer the history shows, where the answer's text was `text`.
+        """Return the range of the sampled `ids` that the history shows of an answer whose text was `text`.
 
-        The text begins after `start` ids of thinking. The template may trim an answer; then so many whole tokens are
-        left out at its ends.
+        The text begins after `start` ids of thinking. The template may trim an answer; then whole tokens are left out
+        at its ends.
         """
         shown = self._content("assistant", text)
         if not shown:
@@ -207,14 +207,14 @@ class PromptFormat:
         at = max(decode(ids).find(text), 0) + max(text.rfind(shown), 0)
         first = next((i for i, end in enumerate(ends) if end > at), 0)
         last = next((i for i, end in enumerate(ends) if end >= at + len(shown)), len(ids) - 1)
-        # A character's text counts for the token that completes it: up to three before may belong to it.
+        # A character counts for the token that completes it, so up to three tokens before may belong to it.
         for begin in range(first, max(first - 4, -1), -1):
             if shown in decode(ids[begin : last + 1]):
                 return begin, last + 1
         return first, last + 1
 
     def call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
-        """What of an answer with calls the history shows: not the blanks after its thinking, nor what ends it."""
+        """Return the range of an answer with calls that the history shows: no leading blanks, no end-of-turn token."""
         tokenizer = self._tokenizer
         end = len(ids) - (bool(ids) and ids[-1] in tokenizer.stop_ids)
         while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
@@ -222,7 +222,7 @@ class PromptFormat:
         return start, end
 
     def with_system(self, system: str | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """`messages`, which begin with this system prompt, as a template takes them that may know none."""
+        """Return `messages`, which begin with the prompt `system`, for this template, even if it takes none."""
         if not system or self._takes_system():
             return list(messages)
         rest = list(messages[1:])
@@ -231,11 +231,11 @@ class PromptFormat:
         return rest
 
     def begins(self, think: bool | None) -> tuple[bool, bool]:
-        """Of an answer, by the setting: whether its prompt opens a think span, and whether it may open one itself."""
+        """Return, for this setting, whether the prompt opens a think span, and whether the answer may open one."""
         return self.inside[think], think is not False
 
     def opens_think(self, prompt: Sequence[int]) -> bool:
-        """Whether `prompt` ends within a think span that it opened itself."""
+        """Return whether `prompt` ends inside a think span that it opened itself."""
         if (channels := self._tokenizer.channels) is not None:
             last = max((at for at, id in enumerate(prompt) if id == channels.start), default=len(prompt))
             tracker = ChannelTracker(channels)
@@ -258,7 +258,7 @@ class PromptFormat:
         )
 
     def _takes_system(self) -> bool:
-        """Whether the template writes a system prompt before all messages: some refuse it, some put it elsewhere."""
+        """Return whether the template writes a system prompt before all messages: some refuse it or move it."""
         if self._system_apart is None:
             try:
                 self._glue(["system", "user", "assistant", "user"], True, None)
@@ -268,7 +268,7 @@ class PromptFormat:
         return self._system_apart
 
     def _glue(self, roles: Sequence[str], generate: bool, think: bool | None) -> list[str]:
-        """What the template writes around the messages: len(roles) + 1 texts."""
+        """Return the text that the template writes around the messages: len(roles) + 1 strings."""
         slots = [f"\ue000{index}\ue001" for index in range(len(roles))]
         messages: list[Message] = [
             {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
@@ -293,7 +293,7 @@ class PromptFormat:
         after_system: bool = False,
         used: dict[tuple[str, str, bool], str] | None = None,
     ) -> str:
-        """`text` as the template writes it: some strip it, some rewrite it. It is remembered, in `used` if given."""
+        """Return `text` as the template writes it (some strip or rewrite it), and remember it, in `used` if given."""
         key = (role, text, after_system)
         content = self._contents.get(key)
         if content is None:
@@ -307,7 +307,7 @@ class PromptFormat:
         return content
 
     def _beside(self, role: str, after_system: bool) -> tuple[str, str]:
-        """What `_around` puts before a text and after it. Rendered once: each rendering asks another process."""
+        """Return the text before and after a message in `_around`. Cached, because rendering asks another process."""
         if (found := self._sides.get((role, after_system))) is None:
             slot = "\ue000"
             before, after = self._around(role, slot, after_system).split(slot, 1)
@@ -315,7 +315,7 @@ class PromptFormat:
         return found
 
     def _said(self, role: str, text: str, after_system: bool) -> str:
-        """As `_around`; an answer that the template refuses is written as it is."""
+        """Return the result of `_around`, or "" if a template with channels refuses an answer."""
         try:
             return self._around(role, text, after_system)
         except ModelError:
@@ -332,21 +332,21 @@ class PromptFormat:
         return self._render(messages, False, None)
 
     def _before_answers(self) -> str:
-        """What the history has before an answer and the generation prompt has not."""
+        """Return the text that the history has before an answer and the generation prompt does not."""
         asked = self._glue(["user"], True, None)[1]
         answered = self._glue(["user", "assistant", "user"], False, None)[1]
         return answered.removeprefix(asked) if answered.startswith(asked) else ""
 
     def _spoken_before(self, answer: Answer, before: str) -> int:
-        """How many characters at the end of the glue `before` an answer its ids spell themselves."""
+        """Return how many characters at the end of the glue `before` an answer its ids spell themselves."""
         if not self._lead or not before.endswith(self._lead):
             return 0
         start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True)
         return len(self._lead) if start.startswith(self._lead) else 0
 
     def _spoken_after(self, answer: Answer, after: str, used: dict[tuple[str, str, bool], str]) -> int:
-        """How many characters at the start of the glue `after` an answer its ids spell themselves: spaces, where the
-        template leaves out those of the answer.
+        """Return how many characters at the start of the glue `after` an answer its ids spell themselves: spaces, if
+        the template strips them from the answer.
         """
         if not after[:1].isspace():
             return 0
@@ -367,9 +367,9 @@ class PromptFormat:
         known: dict[_Text, list[int]],
         used: dict[_Text, list[int]],
     ) -> list[list[int]]:
-        """The tokens of every part; those between which no ids stand are tokenised as one text, then cut.
+        """Return the tokens of every part. Parts with no ids between them are tokenised as one text, then cut.
 
-        `follows`: the last of the ids before each part; None where there are none.
+        `follows` has the last of the ids before each part; None if there are none.
         """
 
         def encode(pieces: Sequence[Piece], after: int | None) -> list[int]:
@@ -391,7 +391,7 @@ class PromptFormat:
         return segments
 
     def _cut(self, whole: list[int], alone: Sequence[Sequence[int]]) -> list[list[int]]:
-        """`whole` cut where these parts of its text end, or before the token that spans the end."""
+        """Cut `whole` where the parts `alone` of its text end, or before the token that spans such an end."""
 
         def lengths(ids: Sequence[int]) -> list[int]:
             return [len(self._tokenizer.decode([id], skip_special=False, goes_on=True)) for id in ids]

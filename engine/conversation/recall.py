@@ -1,7 +1,7 @@
-"""What clients that send the whole conversation back call an answer, and the ids that were sampled for it.
+"""Finds the sampled ids of an answer that a client sends back as text with the whole conversation.
 
-A tokenizer may spell a text in other tokens than the model did. With the sampled ids in its place, the next prompt of
-such a client goes on from the rows that the answer left in the cache.
+A tokenizer may split a text into other tokens than the model generated. With the sampled ids in its place, the next
+prompt of such a client continues from the rows that the answer left in the cache.
 """
 
 from collections import OrderedDict
@@ -14,17 +14,17 @@ from typing import Any
 from engine.conversation.turns import Turn
 
 MOST_TOKENS = 4_000_000
-"""Of all answers that are remembered, about 200 MB; the ones used longest ago are forgotten."""
+"""The limit on the tokens of all answers remembered, about 200 MB; the least recently used are forgotten."""
 
 BESIDE = 50
-"""What an answer counts for beside its tokens: it takes 1 to 2 kB, and for each token some 45 bytes."""
+"""What an answer counts in addition to its tokens: it takes 1 to 2 kB, and about 45 bytes per token."""
 
 Calls = Sequence[tuple[str, Any]]
-"""Names of functions, and their arguments as JSON says them."""
+"""Names of functions, and their arguments as JSON values."""
 
 
 class Place:
-    """Everything that stands before an answer: what was said, and the ids that earlier answers had."""
+    """A hash of everything before an answer: the messages, and the ids of earlier answers."""
 
     def __init__(
         self, *, tools: Sequence[Mapping[str, Any]] = (), names: Mapping[str, Any] | None = None
@@ -32,17 +32,17 @@ class Place:
         self._hash = sha256(dumps([list(tools), dict(names or {})], sort_keys=True, default=repr).encode())
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """A message that is only known as text."""
+        """Add a message known only as text."""
         self._put(b"m", dumps(message, sort_keys=True, default=repr).encode())
 
     def add_ids(self, ids: Sequence[int]) -> None:
-        """An answer with these ids."""
+        """Add an answer with these ids."""
         self._put(b"i", b"".join(id.to_bytes(4, "little") for id in ids))
 
     def key(self, text: str, calls: Calls = ()) -> bytes:
-        """The name of an answer that stands here, reads so and calls these functions with these arguments.
+        """Return the key of an answer at this place with this text and these calls.
 
-        Arguments are what JSON says, however it is written.
+        Arguments are compared as JSON values, however they are written.
         """
         named = self._hash.copy()
         named.update(b"a" + (text.strip() if calls else text).encode("utf-8", "surrogatepass"))
@@ -52,7 +52,7 @@ class Place:
         return named.digest()
 
     def copy(self) -> "Place":
-        """A place that can go on by itself."""
+        """Return a copy that can be extended independently."""
         twin = Place.__new__(Place)
         twin._hash = self._hash.copy()
         return twin
@@ -62,7 +62,7 @@ class Place:
 
 
 class Recall:
-    """Answers by their place and text, a bounded number of tokens of them. From any thread."""
+    """Remembers answers by their key, up to a number of tokens. Thread-safe."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most = most_tokens
@@ -81,7 +81,7 @@ class Recall:
                 self._held -= _weight(self._turns.popitem(last=False)[1])
 
     def find(self, key: bytes) -> Turn | None:
-        """The turn whose answer was noted under this name last."""
+        """Return the turn last noted under this key; None if there is none."""
         with self._lock:
             if (turn := self._turns.get(key)) is not None:
                 self._turns.move_to_end(key)
@@ -89,7 +89,7 @@ class Recall:
 
 
 def _plain(value: Any) -> Any:
-    """A value of JSON without what writing it anew may change: 1.0 is 1."""
+    """Return a JSON value without differences that rewriting it may introduce: 1.0 becomes 1."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -98,5 +98,5 @@ def _plain(value: Any) -> Any:
 
 
 def _weight(turn: Turn) -> int:
-    """What it counts for: a short one takes memory, too."""
+    """Return what a turn counts towards the limit: a short one takes memory, too."""
     return len(turn.answer.token_ids) + BESIDE

@@ -1,9 +1,10 @@
 """Prompts of any messages that a chat template knows: tools, their calls and results, several messages in a row.
 
-The template is rendered once, with a placeholder for each text that somebody said, and once with the texts themselves,
-which shows how it writes them. What stands between is tokenised as the template's own, what was said as text, whatever
-it spells; an answer of which the sampled ids are known contributes these. Those of calls stand for everything from
-where the generation prompt ended to what ends the turn: for the thinking, too, where the template shows it.
+The template is rendered once with a placeholder for each text in the messages, and once with the texts themselves,
+which shows how it writes them. What is between the texts is tokenised as the template's own, and the texts as text,
+whatever they spell. An answer whose sampled ids are known contributes these ids. The ids of an answer with calls stand
+for everything from the end of the generation prompt to the end of the turn, including the thinking if the template
+shows it.
 """
 
 import json
@@ -24,7 +25,7 @@ from models.text.tokenizer import Message, Piece, Tokenizer
 
 _SLOT = re.compile("\ue000([0-9]+)\ue001")
 _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
-"""Names that can steer no model."""
+"""Names that cannot spell a control token."""
 _THOUGHT = ("reasoning_content", "thinking")
 _PROBE = {"role": "user", "content": "x"}
 
@@ -34,19 +35,19 @@ class _Spoken:
     """The ids of an answer."""
 
     index: int
-    """Of its message."""
+    """The index of its message."""
     ids: list[int]
     unseen: list[int] | None
-    """What was generated before them and is left out here; None: nobody knows where."""
+    """The tokens generated before `ids` that the history leaves out; None: unknown."""
 
 
 Part = Piece | _Spoken
-"""What the template wrote or somebody said, or an answer whose ids are known."""
+"""Text of the template or of a message, or an answer whose ids are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How a model's chat template is asked to write conversations."""
+    """How to render conversations with a model's chat template: the thinking setting, tools and more variables."""
 
     tokenizer: Tokenizer
     think: bool | None
@@ -55,24 +56,25 @@ class Rendering:
     views: Views = field(default_factory=Views)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[int]:
-        """The ids of the prompt that asks for an answer to `messages`, which are as templates know them.
+        """Return the ids of the prompt that asks for an answer to `messages`, which have the form templates expect.
 
-        `answers` are the turns of those messages of which the ids are known, by their index. Raises ModelError when the
-        template fails, EngineError when it leaves out a message.
+        `answers` has the turns of the messages whose ids are known, by their index. Raises ModelError if the template
+        fails, EngineError if it leaves out a message.
         """
         return _encoded(self.tokenizer, self._parts(messages, answers))
 
     def before_next(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[int]:
-        """The ids that the next prompt begins with, whatever answers the last message. Raises as `prompt` does."""
+        """Return the ids with which the next prompt begins, whatever follows. Raises as `prompt` does."""
         return _encoded(self.tokenizer, self._parts_before_next(messages, answers))
 
     def as_generated(
         self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
     ) -> tuple[list[Said], list[int]] | None:
-        """The answers as they were generated, and what stands behind the last one, for rows of which some are masked.
+        """Return the answers as they were generated, and the tokens after the last one, to make masked rows of them.
 
-        Thoughts leave the view when the template first left them out of a prompt. None where it does that in ways
-        that rows cannot follow. With `before_next` it is what the next prompt begins with. Raises as `prompt` does.
+        Thinking leaves the view when the template first leaves it out of a prompt. Return None if the template leaves
+        it out in ways that rows cannot follow. With `before_next`, the result is for the beginning of the next prompt.
+        Raises as `prompt` does.
         """
         parts = (self._parts_before_next if before_next else self._parts)(messages, answers)
         spoken = [part for part in parts if isinstance(part, _Spoken)]
@@ -104,7 +106,7 @@ class Rendering:
                 continue
             before = self.tokenizer.encode_pieces(pieces, follows)
             answer = answers[part.index].answer
-            # In channels the history ends a turn otherwise.
+            # In channels the history ends a turn with another token.
             is_ended = answer.finish_reason is FinishReason.EOS and self.tokenizer.channels is None
             end = answer.token_ids[-1:] if is_ended else []
             said.append(Said(before, part.unseen or [], [*part.ids, *end], part.index in leaves))
@@ -112,7 +114,7 @@ class Rendering:
         return said, self.tokenizer.encode_pieces(pieces, follows)
 
     def _hashes(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[bytes]:
-        """What stands before each message, and at last everything: the names of prompts."""
+        """Return a hash of everything before each message, and last of everything; each names a prompt."""
         place = Place(tools=self.tools, names={**(self.names or {}), "think": self.think})
         found = [place.key("")]
         for index, message in enumerate(messages):
@@ -136,7 +138,7 @@ class Rendering:
         try:
             return self._written(known, answers)
         except (EngineError, ModelError):
-            # Some templates know one call a message only.
+            # Some templates allow only one call per message.
             apart, places = _one_call_each(known)
             if len(apart) == len(known):
                 raise
@@ -145,7 +147,7 @@ class Rendering:
             return [replace(one, index=back[one.index]) if isinstance(one, _Spoken) else one for one in parts]
 
     def _known(self, message: Mapping[str, Any], turn: Turn | None) -> dict[str, Any]:
-        """A message as this template wants it, with the thinking that a client may have left out."""
+        """Return a message in the form that this template expects, with thinking that a client may have left out."""
         made, answer = dict(message), turn.answer if turn is not None else None
         if made["role"] == "assistant" and answer is not None and answer.reasoning.strip():
             made.setdefault("reasoning_content", answer.reasoning)
@@ -156,7 +158,7 @@ class Rendering:
                 made["content"] = ""
                 if not made["thinking"]:
                     del made["thinking"]
-        if "[TOOL_CALLS]" in self.tokenizer.template:  # Mistral's refuse ids of another length
+        if "[TOOL_CALLS]" in self.tokenizer.template:  # Mistral's templates refuse ids of another length
             if "tool_call_id" in made:
                 made["tool_call_id"] = _short(made["tool_call_id"])
             if made.get("tool_calls"):
@@ -205,7 +207,7 @@ class Rendering:
         shown: Sequence[int],
         answers: Mapping[int, Turn],
     ) -> dict[int, "_Body"]:
-        """Of the answers of which that can be told: where they stand, by their first slot."""
+        """Return the extent of each answer for which it can be determined, by its first slot."""
         found: dict[int, _Body] = {}
         tails: dict[str, str] = {}
         ends = [self.tokenizer.decode([id], skip_special=False) for id in self.tokenizer.stop_ids]
@@ -232,14 +234,14 @@ class Rendering:
         return found
 
     def _unseen(self, turn: Turn, before: str) -> list[int]:
-        """What was generated before that which the history shows of an answer, where that stands after `before`."""
+        """Return the tokens generated before the part of an answer that the history shows after the text `before`."""
         opening = [] if self.tokenizer.channels is not None else turn.opening
         if before.endswith(self.tokenizer.decode(opening, skip_special=False, goes_on=True)):
             opening = []
         return [*opening, *turn.answer.token_ids[: turn.answer.shown[0]]]
 
     def _after_thought(self, index: int, turn: Turn, before: str, between: str) -> _Spoken | None:
-        """An answer that stands after what the template writes for it, `between`, if its own ids say that, too."""
+        """Return an answer with the text `between` that the template writes before it, if its own ids spell that."""
         unseen, ids = self._unseen(turn, before), turn.answer.content_ids
         if not between:
             return _Spoken(index, ids, unseen)
@@ -251,7 +253,7 @@ class Rendering:
     def _start(
         self, slotted: Sequence[Mapping[str, Any]], index: int, before: str, tails: dict[str, str]
     ) -> int | None:
-        """How much of what stands `before` a message's first text the generation prompt wrote; None: nobody knows."""
+        """Return how much of `before`, the text before a message's first slot, the generation prompt wrote; or None."""
         role = slotted[index - 1]["role"]
         markers = self.tokenizer.think_markers
         for _ in range(2):
@@ -270,13 +272,13 @@ class Rendering:
                 return cut
             if fresh:
                 return None
-            del tails[role]  # what stands after a text depends on more than whose it is
+            del tails[role]  # the tail depends on more than the role of the last message
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """Where an answer stands: from `start` in the glue before its first slot to `end` in glue number `last`."""
+    """The extent of an answer: from `start` in the glue before its first slot to `end` in glue number `last`."""
 
     start: int
     last: int
@@ -286,19 +288,19 @@ class _Body:
 
 @dataclass(slots=True)
 class _Slots:
-    """What was said, with a placeholder for each."""
+    """The texts of the messages, with a placeholder (slot) for each."""
 
     texts: list[str] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
-    """Of which message each is a text."""
+    """The message index of each text."""
     wanted: set[int] = field(default_factory=set)
-    """Those that a template may not leave out."""
+    """The slots that a template may not leave out."""
     thoughts: set[int] = field(default_factory=set)
     contents: dict[int, int] = field(default_factory=dict)
-    """The contents of messages with known ids that call nothing."""
+    """By message index, the slot of the content of an answer with known ids and no calls."""
 
     def slotted(self, index: int, message: Mapping[str, Any], is_known: bool) -> dict[str, Any]:
-        """The message with placeholders; `is_known`: its ids are."""
+        """Return the message with placeholders; `is_known`: its ids are known."""
         made = dict(message)
         calls = made.get("tool_calls")
         for name in (*_THOUGHT, "content"):
@@ -325,7 +327,7 @@ class _Slots:
         return {**call, "function": function}
 
     def _within(self, index: int, value: Any) -> Any:
-        """A value of JSON with placeholders for the texts in it."""
+        """Return a JSON value with placeholders for the texts in it."""
         if isinstance(value, str):
             return self._put(index, value) if value else value
         if isinstance(value, list):
@@ -363,7 +365,8 @@ def _unseen(parts: Sequence[Part]) -> Unseen:
 def _one_call_each(
     messages: Sequence[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """The messages with those of several calls as several, each with its result behind it; and where the others are."""
+    """Split messages with several calls into one message per call, each followed by its result. Return the messages,
+    and the new index of each message that was not split."""
     made: list[dict[str, Any]] = []
     places: dict[int, int] = {}
     at = 0
@@ -388,13 +391,13 @@ def _one_call_each(
 
 
 def _short(id: str) -> str:
-    """An id of a call in nine letters and digits."""
+    """Return a call's id as nine letters and digits."""
     is_short = len(id) == 9 and id.isascii() and id.isalnum()
     return id if is_short else sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _as_written(whole: str, glue: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """`texts` as the template wrote them in `whole`: as they are, without the spaces around them, or in JSON."""
+    """Return `texts` as the template wrote them in `whole`: unchanged, without the spaces around them, or in JSON."""
     quoted = [_quoted(text)[0] if before[-1:] == after[:1] == '"' else text
               for text, before, after in zip(texts, glue, glue[1:], strict=False)]  # fmt: skip
     if not whole.startswith(glue[0]):
@@ -411,5 +414,5 @@ def _as_written(whole: str, glue: Sequence[str], texts: Sequence[str]) -> list[s
 
 
 def _quoted(text: str) -> tuple[str, str]:
-    """What stands between the quotes in JSON, as it is usually written for models, and in ASCII."""
+    """Return `text` as in a JSON string without its quotes: as usually written for models, and in ASCII."""
     return json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]

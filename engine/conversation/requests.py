@@ -1,7 +1,7 @@
-"""Answers to clients that send the whole conversation with every message.
+"""Answers clients that send the whole conversation with every message.
 
-What they send back as answers is found as the ids that were sampled (`engine/conversation/recall.py`), so a prompt goes
-on from the rows that are there; and what the next one probably begins with is warmed in idle time.
+Answers that they send back are replaced by the ids that were sampled (`engine/conversation/recall.py`), so a prompt
+continues from the cached rows. The probable beginning of the next prompt is warmed in idle time.
 """
 
 from collections import deque
@@ -32,50 +32,50 @@ from engine.schedule.sequence import Priority
 from engine.schedule.sequence import Sequence as Running
 
 _FORMATS = 16
-"""What is known of the chat template is kept for so many names that it was given."""
+"""The most sets of template variables for which a PromptFormat is kept."""
 _SETTLING = 32
-"""Histories that wait to be warmed, at most; the ones that came first are given up."""
+"""The most histories waiting to be warmed; the oldest are given up."""
 
 Take = Callable[[int, TokenEvent | None], None]
-"""Gets each token of an answer with the answer's number, and None when it has ended; on the engine's thread, which it
-must not hold up."""
+"""Called with the answer's number and each of its tokens, then with None at the end. It runs on the engine's thread,
+which it must not hold up."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """A prompt, and what has to be known of it later."""
+    """A prompt, and what is needed to process its answer."""
 
     rows: Rows
     inside_think: bool = False
     place: Place | None = None
-    """Where its answer stands; None: it is no conversation."""
+    """The place of its answer; None: it is not a conversation."""
     history: History | None = None
     turns: tuple[Turn, ...] = ()
     text: str | None = None
-    """The last message, where what follows the answer can be told."""
+    """The last message; None if the history after the answer cannot be told."""
     opening: list[int] = field(default_factory=list)
-    """As in a Turn."""
+    """As in `Turn`."""
     think: bool | None = None
     shown: frozenset[int] = frozenset()
-    """Special tokens that are text in the answer."""
+    """Special tokens that count as text in the answer."""
     rendering: Rendering | None = None
-    """How the prompt was made of `messages`, where it is no plain dialogue."""
+    """How the prompt was made of `messages`; None for a plain dialogue."""
     messages: tuple[Mapping[str, Any], ...] = ()
     answers: Mapping[int, Turn] = field(default_factory=dict)
-    """The turns of those of `messages` of which the ids are known."""
+    """The turns of those `messages` whose ids are known, by index."""
     owner: str = ""
-    """Of the conversation, on disk: what begins with the same messages has the same."""
+    """The conversation's name on disk, shared by conversations that begin with the same messages."""
 
 
 class Requests:
-    """Answers requests with an engine, many at once. From any thread; what may take a while is `asked`."""
+    """Answers requests with an engine, many at once. Thread-safe; `asked` may take a while."""
 
     def __init__(
         self, engine: EngineCore, recall: Recall | None = None, think_cache: ThinkCache = "exact"
     ) -> None:
-        """`think_cache` is as in a Chat.
+        """`think_cache` is as in `Chat`.
 
-        Raises EngineError when the model's chat template drops messages, ModelError when it fails.
+        Raises EngineError if the model's chat template drops messages, ModelError if it fails.
         """
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
@@ -83,7 +83,7 @@ class Requests:
         self._think_cache = think_cache
         self._views = Views()
         self._formats: dict[str, PromptFormat] = {}
-        """For other names of the template's own."""
+        """Formats for requests with template variables of their own."""
         self._settling: deque[Running] = deque()
         self._lock = Lock()
         self.thinks = self._format.thinks()
@@ -98,10 +98,10 @@ class Requests:
         names: Mapping[str, Any] | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> Asked:
-        """The prompt that asks for an answer to `messages`, which are as chat templates know them.
+        """Return the prompt that asks for an answer to `messages`, which have the form chat templates expect.
 
-        `tools` are those that the model may call, `names` more names for the template. Raises ModelError when the
-        template fails, EngineError when messages are missing or in an order that nobody can answer.
+        `tools` are those that the model may call, `names` additional variables for the template. Raises ModelError if
+        the template fails, EngineError if messages are missing or in an order that cannot be answered.
         """
         if not messages or messages[-1]["role"] == "assistant":
             raise EngineError("There is nothing to answer; end the messages with one from the user.")
@@ -168,7 +168,7 @@ class Requests:
         return Rows.of(make(messages, answers))
 
     def exactly(self, asked: Asked) -> Asked:
-        """The same prompt without masked turns, where their rows were evicted."""
+        """Return the same prompt without masked turns, for use if their rows were evicted."""
         if asked.rendering is not None:
             return replace(asked, rows=Rows.of(asked.rendering.prompt(asked.messages, asked.answers)))
         if asked.history is None or asked.text is None:
@@ -186,13 +186,13 @@ class Requests:
         return format
 
     def _recalled(self, place: Place, message: Mapping[str, Any]) -> Turn | None:
-        """The answer that a client sends back, unless it has changed what the model thought."""
+        """Return the answer that a client sends back, unless the client has changed its thinking."""
         turn = self._recall.find(place.key(message["content"], _calls(message)))
         thought = message.get("reasoning_content", "").strip()
         return turn if turn is None or not thought or thought == turn.answer.reasoning.strip() else None
 
     def completes(self, prompt: str | Sequence[int]) -> Asked:
-        """The prompt that is this text, in which control tokens count as such, or these ids. Raises ModelError."""
+        """Return a prompt of this text, in which control tokens count as such, or of these ids. Raises ModelError."""
         ids = self._engine.tokenizer.completes(prompt) if isinstance(prompt, str) else list(prompt)
         return Asked(Rows.of(ids), self._format.opens_think(ids))
 
@@ -205,10 +205,10 @@ class Requests:
         client: Hashable = None,
         cancelled: bool = False,
     ) -> Running:
-        """Have the engine answer. Returns at once. `number` is what `take` gets; clients take turns; `cancelled`: it
-        ends before its first token.
+        """Start answering, and return at once. `number` is passed to `take`; clients take turns; if `cancelled`, the
+        request ends before its first token.
 
-        Raises EngineError for an empty prompt, ContextFullError when it does not fit.
+        Raises EngineError for an empty prompt, ContextFullError if it does not fit.
         """
         check_room(len(asked.rows) + 1, self._engine.context_length, goes_on=False)
 
@@ -223,13 +223,14 @@ class Requests:
         )
 
     def leader(self, asked: Asked, running: Sequence[Running], client: Hashable = None) -> Running | None:
-        """Who of those that run computes a good part of this prompt now: what begins after its first token finds that.
+        """Return a running request that is computing a good part of this prompt; a request that begins after its first
+        token finds those rows.
 
-        Nobody whose turn comes after that of this `client`. It may take as long as a step of the engine.
+        Requests whose turn comes after that of this `client` do not count. The call may take as long as an engine step.
         """
         unread = [one for one in running if not one.first_token and not one.finished.is_set()]
         keys, least = asked.rows.keys, self._engine.block_size
-        # Seen without the engine's thread, which is in the middle of a step: most prompts have nothing in common.
+        # Compare without the engine's thread, which is in the middle of a step; most prompts share nothing.
         others = [one for one in unread if one.rows.keys[:least] == keys[:least]]
         if not others:
             return None
@@ -245,9 +246,9 @@ class Requests:
     def over(
         self, asked: Asked, sequence: Running, said: Answer, calls: Calls = (), settles: bool = True
     ) -> None:
-        """An answer has ended, of which `said` has the texts, without its `calls`; it is known from now on.
+        """Record an answer that has ended. `said` has its texts, without the `calls`.
 
-        Returns soon. With `settles`, what the next message is sent with is warmed in idle time.
+        Returns soon. With `settles`, the probable beginning of the next prompt is warmed in idle time.
         """
         if asked.place is None or sequence.error is not None or not sequence.generated:
             return
@@ -273,7 +274,7 @@ class Requests:
             with suppress(EngineError):  # the next turn tries again
                 hide_last(self._engine, rows.said, keep_rows=not answer.is_complete)
         if settles:
-            # Who asks once and never again needs nothing on disk.
+            # A client that asks only once needs nothing on disk.
             self._settle(rows, asked.owner if asked.turns or asked.answers else None)
 
     def _settle(self, rows: Rows, owner: str | None) -> None:
@@ -288,7 +289,7 @@ class Requests:
         self._engine.submit(sequence)
 
     def settled(self, timeout: float) -> bool:
-        """Wait until nothing is left to be warmed, so many seconds at most; False when there is."""
+        """Wait up to `timeout` seconds for each history that is to be warmed. Return False if one is unfinished."""
         with self._lock:
             waiting = list(self._settling)
         return all(sequence.finished.wait(timeout) for sequence in waiting)
@@ -302,7 +303,7 @@ class Requests:
         params: SamplingParams,
         think: bool | None,
     ) -> list[Turn]:
-        """The turns of a dialogue whose first answer is message `first`."""
+        """Return the turns of a dialogue whose first answer is message `first`."""
         adopter = Adopter(self._engine, format, think, params)
         turns = []
         for number, (user, text) in enumerate(said):
@@ -313,12 +314,12 @@ class Requests:
 
 
 def _count_before(running: Iterable[Running], client: Hashable, created: float) -> int:
-    """How many of a client's there are that came before this time."""
+    """Return how many requests of `client` were created before this time."""
     return sum(1 for one in running if one.client == client is not None and one.created < created)
 
 
 class _Told(SimpleQueue[TokenEvent | None]):
-    """Gives on what is put into it."""
+    """Passes each item on to `take`."""
 
     def __init__(self, take: Take, number: int) -> None:
         self._take: Take | None = take
@@ -326,16 +327,14 @@ class _Told(SimpleQueue[TokenEvent | None]):
 
     def put(self, item: TokenEvent | None, block: bool = True, timeout: float | None = None) -> None:
         take = self._take
-        if (
-            item is None
-        ):  # who takes knows the sequence: without this only the garbage collector would free both
+        if item is None:  # break the cycle with the sequence, which only the garbage collector would free
             self._take = None
         if take is not None:
             take(self._number, item)
 
 
 def _owner(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A name for conversations that begin with the same message of the user, and the same system prompt if any."""
+    """Return a name shared by conversations with the same first user message and system prompt."""
     first = messages[: 2 if messages[0]["role"] == "system" else 1]
     return "served-" + sha256(dumps(first, sort_keys=True, default=repr).encode()).hexdigest()[:24]
 
@@ -346,7 +345,7 @@ def _calls(message: Mapping[str, Any]) -> Calls:
 
 
 def _message(text: str, calls: Calls) -> Mapping[str, Any]:
-    """An answer as templates know it."""
+    """Return an answer as a message for templates."""
     if not calls:
         return {"role": "assistant", "content": text}
     made = [
@@ -359,7 +358,7 @@ def _message(text: str, calls: Calls) -> Mapping[str, Any]:
 def _dialogue(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[str | None, list[tuple[str, str]], str] | None:
-    """The system prompt, messages with their answers, and the last message; None where it is no plain dialogue."""
+    """Return the system prompt, messages with their answers, and the last message; None if not a plain dialogue."""
     rest = list(messages)
     system = None
     if rest[0]["role"] == "system":
@@ -367,7 +366,7 @@ def _dialogue(
     roles = [message["role"] for message in rest]
     if roles != ["user", "assistant"] * (len(rest) // 2) + ["user"]:
         return None
-    # An answer that was cut off in its thinking is empty, too.
+    # An answer cut off during its thinking is empty, too.
     if any(message.get("tool_calls") for message in rest) or not all(
         message["content"].strip() for message in rest[::2]
     ):

@@ -1,4 +1,4 @@
-"""What is chosen for a conversation, whatever is said in it."""
+"""The settings of a conversation, which do not depend on its messages."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ Think = Literal["auto", "on", "off"]
 
 
 class ChatSettings:
-    """The part of a Chat that is set; the next message obeys."""
+    """The settings of a `Chat`; they apply from the next message on."""
 
     def __init__(self, engine: EngineCore, system: str | None, think: Think, think_cache: ThinkCache) -> None:
-        """Raises EngineError when the model cannot chat or an argument is none of its values."""
+        """Raises EngineError if the model cannot chat or an argument has an unknown value."""
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self.thinks = self._format.thinks()
@@ -25,7 +25,7 @@ class ChatSettings:
 
     @property
     def think(self) -> Think:
-        """Whether to think; the next answer obeys. Setting it raises EngineError for any other value."""
+        """Whether to think, from the next answer on. Setting it raises EngineError for an unknown value."""
         return self._think
 
     @think.setter
@@ -36,7 +36,7 @@ class ChatSettings:
 
     @property
     def think_cache(self) -> ThinkCache:
-        """What becomes of think spans in the history. Setting it raises EngineError for any other value."""
+        """The policy for think spans in the history. Setting it raises EngineError for an unknown value."""
         return self._history.policy
 
     @think_cache.setter
@@ -47,7 +47,7 @@ class ChatSettings:
 
     @property
     def system(self) -> str | None:
-        """The system prompt; the next message obeys."""
+        """The system prompt; it applies from the next message on."""
         return self._history.system
 
     @system.setter
@@ -55,12 +55,12 @@ class ChatSettings:
         self._history.system = system
 
     def begun_with(self, system: str | None) -> list[int]:
-        """The tokens that every conversation with this system prompt begins with, whatever is said."""
+        """Return the tokens with which every conversation with this system prompt begins."""
         return self._history.begun_with(system).token_ids
 
     @property
     def tools(self) -> ToolUse | None:
-        """What the model knows of tools; the next message obeys."""
+        """What the model knows of tools; it applies from the next message on."""
         return self._history.tools
 
     @tools.setter

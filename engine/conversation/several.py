@@ -1,4 +1,4 @@
-"""Several answers at once: to prompts that have nothing to do with each other, or to the same one."""
+"""Answers several prompts at once: unrelated ones, or the same one several times."""
 
 from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -19,38 +19,38 @@ from engine.schedule.sequence import Sequence
 from models.errors import ModelError
 
 AT_ONCE = 256
-"""Prompts that are answered at the same time, at most."""
+"""The most prompts that are answered at the same time."""
 AHEAD = 1024
-"""How many prompts one that takes long may be overtaken by: their answers wait somewhere for it."""
+"""The most later prompts that may overtake a slow one; their answers have to wait for it somewhere."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """What is to be answered."""
+    """A prompt to be answered."""
 
     rows: Rows
     params: SamplingParams
     inside_think: bool = False
     """Whether the prompt opens a think span."""
     thinks: bool = True
-    """Whether the answer may begin with thinking where a constraint holds for it."""
+    """Whether the answer may begin with thinking, to which a constraint does not apply."""
     origin: int = 0
-    """That of the sequence."""
+    """The origin of the sequence."""
     shown: frozenset[int] = frozenset()
-    """Special tokens that are text in the answer."""
+    """Special tokens that count as text in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last that comes of a prompt."""
+    """The end of an answer."""
 
     answer: Answer
     sequence: Sequence | None = None
-    """None: it was stopped before there was one."""
+    """None: the request was stopped before it had a sequence."""
 
 
 Part = TokenEvent | Answer | Ended | EngineError | ModelError
-"""What comes of a prompt: its Answer before the first token, its tokens, the end; an error is the last, too."""
+"""Results of a prompt in order: its Answer before the first token, its tokens, the end. An error also ends it."""
 
 
 @dataclass(slots=True)
@@ -69,9 +69,9 @@ def prompt_of(
     think: bool | None,
     params: SamplingParams,
 ) -> Prompt:
-    """What asks for an answer to `text` after these messages and their answers.
+    """Return the prompt that asks for an answer to `text` after these messages and their answers.
 
-    Raises ModelError when the template fails, EngineError when it drops a message or `text` is empty.
+    Raises ModelError if the template fails, EngineError if it drops a message or `text` is empty.
     """
     if not text.strip():
         raise EngineError("The prompt is empty; add some text.")
@@ -82,7 +82,7 @@ def prompt_of(
 
 
 class Several:
-    """Answers prompts, many at the same time. `run` once; `stop` may be called from any thread."""
+    """Answers many prompts at the same time. Call `run` once; `stop` may be called from any thread."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
@@ -91,10 +91,10 @@ class Several:
         self._only: int | None = None
         self._stopped = False
         self._client = object()
-        """Takes turns with others on the engine, as one."""
+        """The client of all its sequences, so that together they take turns with other clients."""
 
     def stop(self, but: int | None = None) -> None:
-        """End every answer, or all but this one, within one step; what was produced is kept."""
+        """End every answer, or all except number `but`, within one step; what was produced is kept."""
         self._stopped, self._only = True, but
         for index, running in list(self._running.items()):
             if index != but:
@@ -103,11 +103,11 @@ class Several:
     def run(
         self, prompts: Iterable[Prompt | EngineError | ModelError]
     ) -> Generator[tuple[int, Part], None, None]:
-        """Yield what comes of each prompt as it comes, with the prompt's number from 0. Closing cancels.
+        """Yield the parts of each answer as they come, with the number of the prompt from 0. Closing cancels.
 
-        Prompts are taken as they are needed; in place of one there may be the reason why there is none. A prompt that
-        begins like one that is being computed waits for that: what they share is computed, and kept, once. Raises
-        EngineError when the engine itself has stopped.
+        Prompts are taken as they are needed; an error may stand in place of one. A prompt that begins like one being
+        computed waits for it, so that shared rows are computed and kept once. Raises EngineError if the engine itself
+        has stopped.
         """
         source = enumerate(prompts)
         held: tuple[int, Prompt, _Running | None] | None = None
@@ -147,7 +147,7 @@ class Several:
                 running.sequence.cancelled = True
 
     def _leader(self, rows: Rows) -> _Running | None:
-        """Who computes a good part of these rows already."""
+        """Return a running request that is already computing a good part of these rows."""
         others = [running for running in self._running.values() if not running.has_begun]
         if not others:
             return None
@@ -157,7 +157,7 @@ class Several:
         return next((other for other in others if other.sequence.rows.keys[:size] == rows.keys[:size]), None)
 
     def _came(self, index: int, event: TokenEvent | None) -> Iterator[Part]:
-        """What a token, or the end, of a sequence is to those who asked."""
+        """Yield the parts that a token, or the end, of a sequence amounts to."""
         running = self._running[index]
         if event is None:
             del self._running[index]
@@ -171,14 +171,14 @@ class Several:
             yield self._ended(running)
 
     def _start(self, index: int, prompt: Prompt) -> EngineError | Ended | None:
-        """What it ended with where it could not begin."""
+        """Start a prompt. Return the part that ends it if it could not start, else None."""
         if self._stopped and index != self._only:
             return Ended(Answer(finish_reason=FinishReason.CANCELLED))
 
         def follow(sequence: Sequence) -> None:
             sequence.events = _Labelled(self._events, index)
             self._running[index] = _Running(sequence)
-            if self._stopped and index != self._only:  # in between
+            if self._stopped and index != self._only:  # stopped in between
                 sequence.cancelled = True
 
         try:
@@ -208,7 +208,7 @@ class Several:
 
 
 class _Labelled(SimpleQueue[Any]):
-    """Puts everything into another queue, with a number."""
+    """Puts each item into another queue, together with a number."""
 
     def __init__(self, queue: "SimpleQueue[tuple[int, TokenEvent | None]]", number: int) -> None:
         self._queue = queue

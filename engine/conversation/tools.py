@@ -1,4 +1,4 @@
-"""Conversations in which a model calls tools: the turns as messages that chat templates know."""
+"""Conversations in which a model calls tools: turns as messages for chat templates."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
@@ -9,7 +9,7 @@ from engine.conversation.recall import Calls
 from engine.conversation.turns import Turn
 
 _UNANSWERED = "This was not run."
-"""What a call is told of which nobody told a result: templates want one for each."""
+"""The result of a call for which none was given: templates want one for each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,24 +17,24 @@ class ToolUse:
     """What a model knows of tools."""
 
     functions: tuple[Mapping[str, Any], ...]
-    """Those that it may call, as templates know them; () for none."""
+    """The functions that it may call, in the form templates expect; () for none."""
     shown: frozenset[int]
-    """Special tokens around calls, which are text in an answer."""
+    """Special tokens around calls, which count as text in an answer."""
     read: Callable[[str], tuple[str, Calls]]
-    """The text of an answer without its calls, and these."""
+    """Splits the text of an answer into the text without its calls, and the calls."""
 
 
 def has_calls(turns: Items[Turn], results: Items[str] = ()) -> bool:
-    """Whether these turns, and what comes after them, are more than messages and answers."""
+    """Return whether there are calls or results in these turns or in what follows them."""
     return bool(results) or any(turn.results or turn.answer.calls for turn in turns)
 
 
 def messages_of(
     system: str | None, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
 ) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
-    """The conversation as messages, and the turns whose ids are known by the index of their answer.
+    """Return the conversation as messages, and the turns whose ids are known, by the index of their answer.
 
-    At the end stands `text`, or what came of the last answer's calls; with neither, the last answer.
+    The last message is `text`, or the results of the last answer's calls; without either, the last answer.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     answers: dict[int, Turn] = {}

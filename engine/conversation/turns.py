@@ -1,4 +1,4 @@
-"""Turns of a conversation: a message, its answer in tokens, and the rows that they make."""
+"""Turns of a conversation: a message, its answer in tokens, and the rows made of them."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,26 +11,26 @@ from engine.schedule.sequence import Sequence
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, whole or as far as it has come (`finish_reason` is None while it runs)."""
+    """One answer, complete or as far as it has come (`finish_reason` is None while it runs)."""
 
     text: str = ""
     reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
-    """Every token of it, markers and end of turn included."""
+    """Every token of the answer, think markers and end of turn included."""
     finish_reason: FinishReason | None = None
     stats: TurnStats = field(default_factory=TurnStats)
-    """Of the latest run: an answer that was continued has the figures of what was added."""
+    """The figures of the latest run: after a continuation, those of what was added."""
     shown: tuple[int, int] = (0, 0)
-    """Which of `token_ids` the history shows: not the thinking, not the end of turn."""
+    """The range of `token_ids` that the history shows, without the thinking and the end of turn."""
     seed: int | None = None
-    """With the number of tokens it is the state of sampling. None: nothing is known of it."""
+    """Together with the number of tokens, the state of sampling. None: unknown."""
     ends_at: int | None = None
-    """While it runs: the number of tokens at which `max_tokens` ends it; None without a limit, and once it is over."""
+    """While it runs, the number of tokens at which `max_tokens` ends it; None without a limit or once it has ended."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
-    """The tools that it calls, with their arguments as JSON says them; `text` is without them once it is over."""
+    """The tools that it calls, with their arguments as JSON values; once it has ended, `text` is without the calls."""
 
     def add(self, text: str, kind: Kind) -> None:
-        """One more piece of text."""
+        """Add a piece of text."""
         if kind == "reasoning":
             self.reasoning += text
         else:
@@ -38,12 +38,12 @@ class Answer:
 
     @property
     def content_ids(self) -> list[int]:
-        """The tokens that are part of the history."""
+        """The tokens of the answer that are part of the history."""
         return self.token_ids[self.shown[0] : self.shown[1]]
 
     @property
     def is_complete(self) -> bool:
-        """The model ended it, or a stop string did: there is nothing to go on with."""
+        """Whether the model or a stop string ended it, so that there is nothing to continue."""
         return self.finish_reason in (FinishReason.EOS, FinishReason.STOP)
 
 
@@ -54,15 +54,15 @@ class Turn:
     user: str
     answer: Answer
     opening: list[int] = field(default_factory=list)
-    """What the generation prompt put before the answer: an empty think span, or the header of the answer."""
+    """The tokens of the generation prompt before the answer: an empty think span, or the header of the answer."""
     results: tuple[str, ...] = ()
-    """What came of the calls of the answer before, where this is the message; then nobody wrote one."""
+    """The results of the previous answer's tool calls, if they are the message; `user` is then empty."""
 
 
 def spoken(turn: Turn, segment: list[int], header: list[int]) -> Said:
-    """A turn as it was generated.
+    """Return a turn as it was generated.
 
-    `segment` is what the history has before the answer; `header` is its end that the answer itself begins with.
+    `segment` is the part of the history before the answer; `header` is the end of it with which the answer begins.
     """
     answer, ids = turn.answer, [*turn.opening, *turn.answer.token_ids]
     first, last = (len(turn.opening) + at for at in answer.shown)
@@ -71,13 +71,13 @@ def spoken(turn: Turn, segment: list[int], header: list[int]) -> Said:
         return Said(segment, ids[:first], ids[first:] if ended else ids[first:last], leaves=True)
     size = len(header)
     thought = next((at for at in range(first - size, -1, -1) if ids[at : at + size] == header), first)
-    # What ends the turn is another token in the history.
+    # The history ends the turn with another token.
     return Said(segment[: len(segment) - size], ids[:thought], [*header, *ids[first:last]], leaves=True)
 
 
 def ended(answer: Answer, sequence: Sequence, stats: TurnStats) -> Answer:
-    """`answer` as its sequence left it. What was taken of the sequence's events is in its text already."""
-    while not sequence.events.empty():  # what was produced but not taken any more
+    """Return `answer` as its sequence left it. Events already taken from the sequence are in its text."""
+    while not sequence.events.empty():  # produced but not taken
         if (event := sequence.events.get()) is not None:
             answer.add(event.text, event.kind)
     if sequence.output is not None:
@@ -90,7 +90,7 @@ def ended(answer: Answer, sequence: Sequence, stats: TurnStats) -> Answer:
 
 
 def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
-    """The figures of an answer that took two prompts: the second one only went on from the first, if there was one."""
+    """Return the figures of an answer that took two prompts, the second of which continued the first, if any."""
     then = last.stats()
     if first is None:
         return then
@@ -114,7 +114,7 @@ def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
 
 
 def gone_on(params: SamplingParams, answer: Answer) -> SamplingParams:
-    """`params` for going on with an answer: its random numbers, and `max_tokens` counts what is there."""
+    """Return `params` for continuing an answer: with its seed, and with its tokens counted in `max_tokens`."""
     limit = params.max_tokens
     if limit is not None:
         limit = answer.ends_at or limit + len(answer.token_ids)
@@ -122,7 +122,7 @@ def gone_on(params: SamplingParams, answer: Answer) -> SamplingParams:
 
 
 def is_same(known: Turn | None, turn: Turn) -> bool:
-    """Whether `turn` is one that the chat holds already."""
+    """Return whether `turn` equals a turn that the chat holds already."""
     return (
         known is not None
         and turn.answer.finish_reason is not None

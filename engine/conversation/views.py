@@ -1,4 +1,4 @@
-"""What of the thinking each prompt of a conversation left out, remembered: a rendering tells it."""
+"""Remembers which thinking each prompt of a conversation left out, because finding out takes a rendering."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -6,14 +6,14 @@ from itertools import zip_longest
 from threading import Lock
 
 _MOST = 20_000
-"""Prompts that are remembered, some 200 bytes each."""
+"""The most prompts remembered, at about 200 bytes each."""
 
 Unseen = frozenset[int]
-"""The messages whose thinking is left out."""
+"""The indices of the messages whose thinking is left out."""
 
 
 class Views:
-    """From any thread."""
+    """What each prompt left out, by the prompt's hash. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Unseen] = OrderedDict()
@@ -28,7 +28,7 @@ class Views:
                 self._known.popitem(last=False)
 
     def of(self, prompt: bytes, find: Callable[[], Unseen]) -> Unseen:
-        """What it leaves out: what is known, or what `find` says."""
+        """Return what the prompt leaves out, as remembered or else as `find` returns it."""
         with self._lock:
             known = self._known.get(prompt)
         if known is None:
@@ -39,10 +39,11 @@ class Views:
 def leaving(
     known: Sequence[int], unseen: Callable[[int], Unseen], last: Unseen, thinks: Unseen
 ) -> set[int] | None:
-    """After which of the `known` answers everything leaves the view that is left out in the end, `last`.
+    """Return the `known` answers after which all thinking so far leaves the view, of the thinking left out in `last`.
 
-    `unseen` tells what was left out when an answer was asked for. Of `thinks` a thought is to be read, of others only
-    an empty span is there, which stays as long as thoughts before it. None: a template leaves out thoughts one by one.
+    `unseen` returns what was left out when an answer was asked for. Answers in `thinks` contain thinking; the others
+    have at most an empty span, which stays as long as the thinking before it. Return None if the template leaves out
+    thinking piece by piece.
     """
     found: set[int] = set()
     inside: set[int] = set()

@@ -1,4 +1,4 @@
-"""Why no more of a prompt was reused than that: where it parts from what the cache held, and what made it part."""
+"""Explains why no more of a prompt was reused: where it diverges from what the cache held, and what made it diverge."""
 
 from bisect import bisect_right
 from collections.abc import Sequence as Items
@@ -13,35 +13,35 @@ from engine.events import Cause, Parting, TurnStats
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a prompt was made of."""
+    """The parts of which a prompt was made."""
 
     before: tuple[Turn, ...]
     text: str
     system: str | None = None
     policy: str = "exact"
     draft: str = ""
-    """What had been typed of `text` when it was warmed last; "" where it never was."""
+    """The part of `text` that had been typed when it was last warmed; "" if it never was."""
 
     @property
     def users(self) -> list[str]:
-        """Every message."""
+        """Every user message."""
         return [*(turn.user for turn in self.before), self.text]
 
 
 class Explainer:
-    """Compares the prompts of a chat, one after the other, with what was found of them in the cache."""
+    """Compares the prompts of a chat, one after the other, with what the cache held of them."""
 
     def __init__(self) -> None:
         self._previous: Question | None = None
         self._known: set[int] = set()
-        """Hashes of the turns that earlier prompts held: their rows have been computed."""
+        """Hashes of the turns in earlier prompts, whose rows have been computed."""
 
     def add(self, turns: Items[Turn]) -> None:
-        """The rows of these turns have been computed."""
+        """Note that the rows of these turns have been computed."""
         self._known.update(map(_hash, turns))
 
     def explain(self, stats: TurnStats, question: Question, rows: Rows, hit: PrefixHit) -> TurnStats:
-        """`stats` of an answer with the reasons. `rows` are those of the prompt and maybe more."""
+        """Return `stats` of an answer with the reasons added. `rows` are those of the prompt, and possibly more."""
         keys = rows.keys[: stats.prompt_tokens]
         explained = replace(
             stats,
@@ -71,17 +71,17 @@ class Explainer:
         if cause is None:
             return None
         wanted = _token(keys[row])
-        cached = cached if cached != wanted else -1  # the same token, computed with something else in view
+        cached = cached if cached != wanted else -1  # the same token, computed with other rows in view
         if cause is Cause.SYSTEM:
             return Parting(row, 0, False, cached, wanted, cause)
-        if cause is Cause.TRIMMED:  # what stands there is the template's, but it belongs to the answer before
+        if cause is Cause.TRIMMED:  # the row is the template's, but belongs to the answer before it
             return Parting(row, message, True, cached, wanted, cause)
         return Parting(row, message + 1, bool(in_answer), cached, wanted, cause)
 
     def _in_answer(
         self, question: Question, message: int, offset: int, wanted: Key, held: Key | None, masked: bool
     ) -> tuple[Cause, int]:
-        """The cause, and what the cache held, for a row of the answer to a message."""
+        """Return the cause for a row of the answer to a message, and the token that the cache held."""
         turn = question.before[message]
         if _hash(turn) not in self._known:
             return Cause.OPENED, _token(held)
@@ -94,7 +94,7 @@ class Explainer:
         return (Cause.BRANCH if held is not None else Cause.EVICTED), _token(held)
 
     def _in_message(self, question: Question, message: int, at_start: bool, held: Key | None) -> Cause | None:
-        """The cause for a row of a message, or of what the template writes around it."""
+        """Return the cause for a row of a message, or of the template's text around it."""
         previous, users = self._previous, question.users
         is_new = message == len(question.before)
         if held is not None and previous is not None:
@@ -106,7 +106,7 @@ class Explainer:
             if message == next((index for index, (before, now) in pairs if before != now), None):
                 return Cause.EDITED
         if is_new:
-            return None  # it had never been sent
+            return None  # the message had never been sent
         if _hash(question.before[message]) not in self._known:
             return Cause.OPENED
         if self._is_switched(question):
@@ -118,12 +118,12 @@ class Explainer:
 
 
 def _ends_uncomputed(turn: Turn, masked: bool) -> bool:
-    """Whether the history shows the very last token of an answer: the next prompt is what computes it."""
+    """Return whether the history shows an answer's very last token, whose row only the next prompt computes."""
     return masked or turn.answer.shown[1] == len(turn.answer.token_ids)
 
 
 def _unseen(turn: Turn) -> list[int]:
-    """The token that was generated right behind what the history shows of an answer, in a list, if there was one."""
+    """Return the token generated right after the shown part of an answer, in a list; empty if there is none."""
     end = turn.answer.shown[1]
     return turn.answer.token_ids[end : end + 1]
 
@@ -138,7 +138,7 @@ def _draft(question: Question, keys: Items[Key], hit: PrefixHit) -> Parting | No
 
 
 def _token(key: Key | None) -> int:
-    """The token of a key (see `engine/cache/rows.py`); -1 for none."""
+    """Return the token of a key (see `engine/cache/rows.py`); -1 for none."""
     token = key[0] if isinstance(key, tuple) else key
     return token if isinstance(token, int) else -1
 

@@ -1,6 +1,6 @@
 """Sampling without the host: the settings, the masks and the newest token of every slot live on the device.
 
-The plain twin, on any device, is `engine/sampling/sampler.py`.
+The plain version, for any device, is `engine/sampling/sampler.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,38 +16,37 @@ from engine.sampling.sampler import Drawn
 
 
 class Draw(NamedTuple):
-    """What the launches of a draw can do: `Draw()` everything. What nobody needs is left out, and costs nothing."""
+    """Which features the launches of a draw support: `Draw()` all. A feature left out costs nothing."""
 
     race: bool = False
-    """Every slot draws from all tokens, or greedily: there is no other kind."""
+    """Every slot draws from all tokens, or greedily; no other slots are supported."""
     edits: bool = True
-    """Some have a bias or a constraint."""
+    """Some slots have a bias or a constraint."""
     tells: bool = True
-    """Some ask for log-probabilities."""
+    """Some slots ask for log-probabilities."""
 
 
 ALL = Draw()
 HISTORY = 64
-"""Tokens of a slot that the host can still read."""
+"""How many of a slot's latest tokens the host can still read."""
 
 FEWEST_ROWS = 8
-"""That there is room for: a slot has several rows in a step that checks guesses."""
+"""The fewest rows to have room for: a slot has several rows in a step that checks guesses."""
 
 ONE_LAUNCH = 8
-"""Rows of any kind up to which looking and finishing are one launch."""
+"""Up to this many rows, one launch of `sampling_kernel` both looks and finishes."""
 
 
 class DeviceSampler:
-    """Turns logits into tokens by enqueuing work only, so that a CUDA graph can hold it.
+    """Turns logits into tokens by only enqueuing work, so that a CUDA graph can hold it.
 
-    A slot holds a sequence. `load` fills buffers that stay where they are: a captured graph serves whichever
-    sequences come later. A row's token depends on its logits and its slot alone: not on other rows, nor on which
-    row it is. On a CPU it runs in Triton's interpreter, for tests. Draw once of every sort before capturing it,
-    which compiles it.
+    A slot holds a sequence. `load` fills buffers that stay where they are, so a captured graph serves any later
+    sequence. A row's token depends only on its logits and its slot: not on other rows, nor on the index of the row. On
+    a CPU it runs in Triton's interpreter, for tests. Before capturing a draw, run one of every kind, which compiles it.
     """
 
     def __init__(self, vocab_size: int, slots: int, device: torch.device, pdl: bool = False) -> None:
-        """For batches of up to as many rows as the power of two from `slots` on.
+        """Allocate buffers for batches of up to the next power of two from max(`slots`, FEWEST_ROWS) on, in rows.
 
         `pdl`: launch with programmatic dependent launch (sm_90 and later).
         """
@@ -63,17 +62,17 @@ class DeviceSampler:
         self.vocab_size = vocab_size
         self.pdl = pdl
         self.token = torch.full((slots,), -1, dtype=torch.int64, device=device)
-        """The newest token of each slot; -1 where the logits held NaN or their maximum was not finite."""
+        """The newest token of each slot; -1 if the logits held NaN or their maximum was not finite."""
         pinned = device.type == "cuda"
         self.history = torch.full((slots, HISTORY), -1, dtype=torch.int32, pin_memory=pinned)
-        """The token of step s (its number within the answer) of a slot at [slot, s % 64], in memory that the host
+        """The token of step s (its number within the answer) of a slot, at [slot, s % 64], in memory that the host
         reads directly once that step has ended."""
         self.marks = torch.zeros(slots, vocab_size, dtype=torch.int16, device=device)
-        """1 for tokens of prompt and answer, and 2 for each time in the answer; only kept where a penalty needs it."""
+        """1 for tokens of prompt and answer, plus 2 for each time in the answer; kept only if a penalty needs it."""
         self.masks = torch.zeros(slots, -(-vocab_size // 32), dtype=torch.int32, pin_memory=pinned)
-        """One bit for each token that may be drawn, where a slot has a constraint; kernels read it from the host."""
+        """One bit for each token that may be drawn, for slots with a constraint; kernels read it from host memory."""
         self._row_masks = torch.zeros(FEWEST_ROWS, self.masks.shape[1], dtype=torch.int32, pin_memory=pinned)
-        """The same for each row of a step that checks guesses, where its slot has a constraint."""
+        """The same for each row of a step that checks guesses, if its slot has a constraint."""
         self._row_words: NDArray[np.int32] = self._row_masks.numpy()
         self._read: NDArray[np.int32] = self.history.numpy()
         self._words: NDArray[np.int32] = self.masks.numpy()
@@ -83,15 +82,15 @@ class DeviceSampler:
         self._told = self._chances.numpy(), self._others.numpy()
         self._biased = torch.zeros(slots, edits.BIASED.value, dtype=torch.int32, device=device)
         self._bias = torch.zeros(slots, edits.BIASED.value, device=device)
-        # One row of bytes a slot, so that one copy loads it: three int64, then ten fp32.
+        # One row of bytes per slot, so that one copy loads it: three int64, then ten fp32.
         self._state = torch.zeros(slots, sampling.NUMBERS.value, dtype=torch.int64, device=device)
         self._settings = self._state.view(torch.float32)[:, 6:]
         self.numbers = self._state
-        """int64 [slots, 8]: seed, `step`, top_k; then other settings."""
+        """int64 [slots, 8]: seed, `step`, top_k; then the other settings."""
         self.step = self._state[:, 1]
-        """int64 [slots]: tokens of the answer so far; with the seed it determines the next draw."""
+        """int64 [slots]: tokens of the answer so far; with the seed, it determines the next draw."""
         self._needs = [Draw(True, False, False)] * slots
-        # A block is what one program reads: small for many programs, and enough for 16 bytes a thread.
+        # A block is what one program reads: small, for many programs, and enough for 16 bytes a thread.
         self._block = 2048
         self._parts = triton.cdiv(vocab_size, sampling.PART.value)
         self._blocks = triton.cdiv(vocab_size, self._block)
@@ -118,10 +117,10 @@ class DeviceSampler:
         generated_ids: Sequence[int],
         seed: int,
     ) -> None:
-        """Serve a sequence in a slot from the next `sample` on; what was enqueued before is not touched.
+        """Serve a sequence in a slot from the next `sample` on; work already enqueued is not affected.
 
-        It only enqueues, on the current stream. `seed` (0 to 2^63 - 1) is used whatever `params.seed` says. With a
-        constraint its `words` have to be written before each `sample`.
+        It only enqueues, on the current stream. `seed` (0 to 2^63 - 1) is used, whatever `params.seed` is. With a
+        constraint, its `words` must be written before each `sample`.
         """
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
         if params.temperature == 0.0 or (top_k == 0 and params.top_p >= 1.0):
@@ -130,7 +129,7 @@ class DeviceSampler:
             kind = self._kernels.NARROW if 1 <= top_k <= self._most_ranked else self._kernels.WIDE
         edits = bool(params.logit_bias) or params.constraint is not None
         self._needs[slot] = Draw(kind is self._kernels.RACE, edits, params.logprobs is not None)
-        # 0 is greedy; what is above must not become 0 or divide to infinity in fp32.
+        # 0 is greedy; a positive temperature must not become 0 or cause infinity in fp32.
         temperature = max(params.temperature, 1e-30) if params.temperature else 0.0
         settings = [temperature, params.top_p, params.min_p]
         settings += [params.repetition_penalty, params.presence_penalty, kind.value, params.frequency_penalty]
@@ -147,17 +146,17 @@ class DeviceSampler:
             self._mark(self.marks[slot], prompt_ids, generated_ids)
 
     def words(self, slot: int) -> NDArray[np.int32]:
-        """The mask of a slot. What is written here holds for every `sample` that has not run."""
+        """Return the mask of a slot. Writing to it affects every `sample` that has not run."""
         words: NDArray[np.int32] = self._words[slot]
         return words
 
     def row_words(self, row: int) -> NDArray[np.int32]:
-        """The same of a row, for a `sample` that goes `by_row`."""
+        """Return the mask of a row, for a `sample` with `by_row`."""
         words: NDArray[np.int32] = self._row_words[row]
         return words
 
     def draw(self, slots: Iterable[int]) -> Draw:
-        """Which draw serves these slots fastest; `Draw()` is always right."""
+        """Return the draw that serves these slots fastest; `Draw()` is always correct."""
         needs = [self._needs[slot] for slot in slots]
         return Draw(
             all(need.race for need in needs),
@@ -166,7 +165,7 @@ class DeviceSampler:
         )
 
     def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[Drawn]:
-        """Tokens whose steps have ended, of each the slot, the number in its answer and `SamplingParams.logprobs`."""
+        """Return tokens whose steps have ended, given the slot, the number in the answer and the `logprobs` of each."""
         slots = [slot for slot, _, _ in tokens]
         places = [number % HISTORY for _, number, _ in tokens]
         ids = self._read[slots, places].tolist()
@@ -189,12 +188,13 @@ class DeviceSampler:
         overlaps: bool = True,
         by_row: bool = False,
     ) -> None:
-        """Enqueue: the tokens of the slots `active` int32 [rows] from logits [rows, vocab], any float dtype.
+        """Enqueue the draw of tokens for the slots `active` int32 [rows] from logits [rows, vocab], any float dtype.
 
-        A slot of -1 is a row that is nobody's; no slot comes twice, and nothing that overlaps this kernel writes
-        `active`. The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters
-        (int64 [slots, n], contiguous) go up by 1. `draw` has to serve every slot here. Where it never `overlaps` the
-        kernel before, that may write `active`. `by_row`: a constraint's mask is that of the row, not of the slot.
+        A row with slot -1 belongs to none; no slot occurs twice, and nothing that overlaps this kernel writes `active`.
+        The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters (int64
+        [slots, n], contiguous) go up by 1. `draw` must support every slot here. If the launch never `overlaps` the
+        kernel before it, that kernel may write `active`. `by_row`: constraints use the row's mask, not the slot's.
+        Raises ValueError for more rows than there is room for.
         """
         rows, overlapping = logits.shape[0], self._overlapping(overlaps)
         if rows > len(self._arrived):
@@ -241,7 +241,7 @@ class DeviceSampler:
         return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}
 
     def _edit(self, logits: Tensor, active: Tensor, overlapping: dict[str, Any], by_row: bool) -> Tensor:
-        """Logits fp32 [rows, vocab] with the biases of their slots, and the masks of these or their own."""
+        """Return logits fp32 [rows, vocab] with the biases of their slots, and the masks of the slots or the rows."""
         edited = torch.empty(logits.shape, device=logits.device)
         kernels, rows = self._edits, logits.shape[0]
         kernel = kernels.edit_kernel[(self._parts_told, rows)](
@@ -264,7 +264,7 @@ class DeviceSampler:
         return edited
 
     def _tell(self, logits: Tensor, active: Tensor, overlapping: dict[str, Any]) -> None:
-        """Write the log-probabilities of the tokens that were just drawn."""
+        """Write the log-probabilities of the tokens just drawn."""
         kernels, rows, numbers = self._edits, logits.shape[0], self._kernels.NUMBERS.value
         stride = logits.stride(0) if rows > 1 else 0
         parts = (*self._told_parts, self._told_values, self._told_names)
@@ -303,5 +303,5 @@ class DeviceSampler:
         marks.index_add_(0, generated, torch.full_like(generated, scores.GENERATED.value, dtype=torch.int16))
 
     def _send(self, values: Tensor, to: Tensor) -> None:
-        """Copy to the device without waiting. Pinned memory is not used again before the copy has been made."""
+        """Copy to the device without waiting. Pinned memory is not reused before the copy has been made."""
         to.copy_(values.pin_memory() if to.is_cuda else values, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Constraints as masks: which tokens may follow, by llguidance (an Earley parser over a lexer of derivatives).
+"""Constraints as token masks, computed by llguidance (an Earley parser over a lexer of derivatives).
 
-What people write is never trusted: the size of a grammar, the work to compile it, the work of a mask and the states
-of its lexer are bounded, and nothing is fetched.
+User input is never trusted: the size of a grammar, the work to compile it, the work of a mask and the states of its
+lexer are bounded, and nothing is downloaded.
 """
 
 import json
@@ -19,7 +19,7 @@ from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer
 
 KEPT = 32
-"""Compiled constraints that are kept for the next request."""
+"""How many compiled constraints are kept for later requests."""
 LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,  # symbols
     initial_lexer_fuel=1_000_000,  # 20 ms
@@ -29,7 +29,7 @@ LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 _JSON: Any = {
-    # One line, as json.dumps writes it: what is fixed is forced, and a model cannot go on with blanks for ever.
+    # One line, as json.dumps writes it: fixed text is forced, and a model cannot write blanks for ever.
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -39,7 +39,7 @@ _JSON: Any = {
 
 
 class Matcher:
-    """Where an answer stands in its grammar. One thread at a time."""
+    """The place of an answer in its grammar. For one thread at a time."""
 
     __slots__ = ("_matcher", "_name")
 
@@ -48,31 +48,31 @@ class Matcher:
         self._name = name
 
     def copy(self) -> "Matcher":
-        """One that goes on from here on its own."""
+        """Return a copy that can move on independently."""
         return Matcher(self._matcher.deep_copy(), self._name)
 
     @property
     def accepts(self) -> bool:
-        """The answer may end here."""
+        """Whether the answer may end here."""
         return self._matcher.is_accepting()
 
     def allows(self, token_id: int) -> bool:
-        """This token may follow."""
+        """Return whether this token may follow."""
         return self._matcher.validate_tokens([token_id]) == 1
 
     def push(self, token_id: int) -> None:
-        """Go on with this token. Raises EngineError where it may not follow, or the grammar is too complex for that."""
+        """Move past this token. Raises EngineError if it may not follow, or if the grammar is too complex for that."""
         if not self._matcher.consume_token(token_id):
             self._fail()
 
     def fill(self, words: Words) -> None:
-        """Write which tokens may follow; those that end a turn may where the answer may end. Raises EngineError."""
+        """Write which tokens may follow; end-of-turn tokens may where the answer may end. Raises EngineError."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             self._fail()
 
     def forced(self) -> list[int]:
-        """The tokens that must follow, one after the other, as the tokenizer writes what they spell."""
+        """Return the tokens that must follow, in order, as the tokenizer splits their text."""
         return list(self._matcher.compute_ff_tokens())
 
     def _fail(self) -> None:
@@ -83,10 +83,10 @@ class Matcher:
 
 
 class Grammars:
-    """Compiles constraints for one tokenizer, in the thread of whoever asks. Thread-safe."""
+    """Compiles constraints for one tokenizer, in the caller's thread. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size` is that of the model: it may have rows for more tokens than there are, or for fewer."""
+        """`vocab_size` is the model's: it may have rows for more or fewer tokens than the tokenizer."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = Lock()
@@ -94,7 +94,7 @@ class Grammars:
         self._known: OrderedDict[Constraint, Matcher] = OrderedDict()
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        """A matcher at the beginning of an answer. The first takes about a second for a large vocabulary.
+        """Return a matcher at the beginning of an answer. The first takes about a second for a large vocabulary.
 
         Raises EngineError with what is wrong with the constraint.
         """
@@ -120,7 +120,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance looks at it. What steers a model has no text there: no grammar allows it."""
+    """A tokenizer as llguidance sees it. Tokens that control a model have no text there, so no grammar allows them."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: int) -> None:
         self.eos_token_id = eos
@@ -129,18 +129,18 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(id) if tokenizer.is_text(id) else b"" for id in ids]
         self.special_token_ids = [id for id in ids if not self.tokens[id]]
         for id in self.special_token_ids:
-            self.tokens[id] = b"<[%d]>" % id  # those of one name could not be told apart
+            self.tokens[id] = b"<[%d]>" % id  # names must differ to be told apart
         self._tokenizer = tokenizer
-        # SentencePiece puts a space before the first word of a text, and none before what follows something.
+        # SentencePiece puts a space before the first word of a text, but not before a continuation.
         self._after = next((id for id in ids if self.tokens[id] == b"{"), None)
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of a text that goes on with what was said."""
+        """Return the ids of a text that continues what was said."""
         return self._tokenizer.encode_pieces([Piece(text, typed=True)], self._after)
 
 
 def check(constraint: Constraint) -> None:
-    """Raises EngineError with what is wrong with a constraint, as far as that shows without a model."""
+    """Raise EngineError with what is wrong with a constraint, as far as that shows without a model."""
     grammar, name = _grammar(constraint), NAMES[constraint.kind]
     failed, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
     if failed:
@@ -148,10 +148,10 @@ def check(constraint: Constraint) -> None:
 
 
 def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matcher:
-    """A matcher at the beginning. Raises EngineError with what is wrong with the constraint."""
+    """Return a matcher at the beginning of an answer. Raises EngineError with what is wrong with the constraint."""
     grammar, name = _grammar(constraint), NAMES[constraint.kind]
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
-    tried = matcher.deep_copy()  # some of what is wrong shows with the first token
+    tried = matcher.deep_copy()  # some errors show only with the first token
     if not matcher.is_error() and not any(tried.compute_bitmask()) and not tried.is_error():
         raise _refused(name, "nothing matches it")
     for each in (matcher, tried):
@@ -165,7 +165,7 @@ def _refused(name: str, why: str) -> EngineError:
 
 
 def _grammar(constraint: Constraint) -> str:
-    """A constraint as the library reads it. Raises EngineError."""
+    """Return a constraint in the library's format. Raises EngineError."""
     if constraint.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
     if constraint.kind == "lark":
@@ -182,7 +182,7 @@ def _grammar(constraint: Constraint) -> str:
 
 
 def _unanchored(expression: str) -> str:
-    """Without the anchors around all of it: the whole answer is matched anyway."""
+    """Return the expression without anchors around all of it; the whole answer is matched anyway."""
     ends = re.search(r"(\\*)\$$", expression)
     if ends is not None and len(ends[1]) % 2 == 0:
         expression = expression[:-1]
@@ -190,7 +190,7 @@ def _unanchored(expression: str) -> str:
 
 
 def reason(text: str) -> str:
-    """What the library says is wrong, as one short line."""
+    """Return the library's description of an error as one short line."""
     if "NoExtension" in text:
         return "nothing matches it"
     lines = [line.strip() for line in text.splitlines() if line.strip()]

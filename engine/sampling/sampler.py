@@ -1,6 +1,6 @@
 """From logits to a token, on the device of the logits.
 
-On a CPU the native kernels draw it (kernels/native/sampling.cpp); what follows is their plain twin.
+On a CPU the native kernels draw it (kernels/native/sampling.cpp); the functions here are their plain torch version.
 """
 
 import math
@@ -19,16 +19,16 @@ from engine.kernels.native import library as native
 from engine.params import SamplingParams
 
 Words = NDArray[np.int32]
-"""int32 [(vocab + 31) / 32]: one bit a token, set where it may follow."""
+"""int32 [(vocab + 31) / 32]: one bit per token, set if it may follow."""
 LEAST_TEMPERATURE = 1e-30
-"""What a smaller one does is the same."""
+"""A lower temperature has the same effect as this one."""
 
 
 class Drawn(NamedTuple):
-    """A token that was drawn, and what `SamplingParams.logprobs` asks for."""
+    """A token that was drawn, and the figures for `SamplingParams.logprobs`."""
 
     token_id: int
-    """-1 where the logits are no numbers."""
+    """-1 if the logits are not finite numbers."""
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
@@ -40,20 +40,20 @@ class SamplerState:
     params: SamplingParams
     seed: int
     step: int
-    """Tokens of the answer so far; with the seed it determines the next draw."""
+    """The number of tokens of the answer so far; with the seed, it determines the next draw."""
     generator: torch.Generator | None
-    """None for greedy decoding and on a CPU, which needs one random number a token."""
+    """None for greedy decoding, and on a CPU, which needs only one random number per token."""
     seen: Tensor | None
     """bool [vocab]: tokens of the prompt and the answer; None without a repetition penalty."""
     generated: Tensor | None
     """int32 [vocab]: how often each token is in the answer; None without a presence or frequency penalty."""
     biased: tuple[Tensor, Tensor] | None
-    """int64 [n], fp32 [n]: tokens, and what is added to their logits; None without a bias."""
+    """int64 [n], fp32 [n]: tokens, and the numbers added to their logits; None without a bias."""
     natively: tuple[native.Sampling, Tensor] | None
-    """How the native kernels draw, and room for them; None where they do not."""
+    """The arguments of the native kernels, and their scratch memory fp32 [2 * vocab]; None if they do not draw."""
     words: tuple[Tensor, Words] | None = None
-    """Room for a mask, and the same memory as an array. It is kept: in a step's time, making it anew takes longer than
-    filling it."""
+    """Memory for a mask, and the same memory as an array. It is kept because making it anew in each step takes longer
+    than filling it."""
 
     @classmethod
     def create(
@@ -64,9 +64,9 @@ class SamplerState:
         device: torch.device,
         earlier: Sequence[int] = (),
     ) -> "SamplerState":
-        """State for a request; without a seed one is drawn from the system's entropy.
+        """Return the state for a request; without a seed, one is drawn from the system's entropy.
 
-        `earlier` are the tokens at the end of `prompt` that belong to the answer: it is one that goes on.
+        `earlier` are the tokens at the end of `prompt` that belong to an answer to be continued.
         """
         seed = randbits(63) if params.seed is None else params.seed
         generator = seen = generated = biased = natively = None
@@ -100,14 +100,14 @@ class SamplerState:
         return cls(params, seed, len(earlier), generator, seen, generated, biased, natively)
 
     def room_of_mask(self, vocab_size: int) -> tuple[Tensor, Words]:
-        """int32 [(vocab + 31) / 32] on the CPU, and the same memory as an array."""
+        """Return int32 [(vocab + 31) / 32] on the CPU, and the same memory as an array."""
         if self.words is None:
             words = torch.empty(-(-vocab_size // 32), dtype=torch.int32)
             self.words = words, words.numpy()
         return self.words
 
     def note(self, token_id: int) -> None:
-        """Remember a token of the answer, at least 0."""
+        """Record a token of the answer, whose id is at least 0."""
         if self.seen is not None:
             _numbers(self.seen)[token_id] = True
         if self.generated is not None:
@@ -115,7 +115,7 @@ class SamplerState:
 
     @contextmanager
     def after(self, token_ids: Sequence[int]) -> Iterator[None]:
-        """Meanwhile it is as if these had been drawn, too."""
+        """Within the context, behave as if these tokens had been drawn, too."""
         step, fresh = self.step, list[int]()
         if self.seen is not None:
             fresh = [token_id for token_id in {*token_ids} if not _numbers(self.seen)[token_id]]
@@ -132,18 +132,18 @@ class SamplerState:
                     _numbers(self.generated)[token_id] -= 1
 
     def skip(self, token_id: int) -> None:
-        """The next token is this one, and nothing is drawn."""
+        """Take this token as the next one without drawing."""
         self.step += 1
         self.note(token_id)
 
 
 def sample(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> int:
-    """The next token id for logits [vocab] of any float dtype; -1 where they are no numbers. It is a step of `state`.
+    """Return the next token id for logits [vocab] of any float dtype; -1 if they are not finite. Advances `state`.
 
-    In this order: bias, mask, repetition penalty, presence penalty, frequency penalty, temperature, top-k, top-p,
+    The order is: bias, mask, repetition penalty, presence penalty, frequency penalty, temperature, top-k, top-p,
     min-p; then one draw from what is left. `mask` is int32 [(vocab + 31) / 32] on the same device: a token is allowed
-    where its bit is set. Temperature 0 takes the most likely token after the penalties. Raises NativeError when memory
-    is short.
+    if its bit is set. Temperature 0 takes the likeliest token after the penalties. Raises NativeError if memory is
+    short.
     """
     params = state.params
     seed = draw_seed(state.seed, state.step)
@@ -164,9 +164,9 @@ def sample(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> i
 
 
 def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
-    """The token, its log-probability in logits [vocab] as they are, and the `count` likeliest ones and theirs.
+    """Return the token, its log-probability by the unchanged logits [vocab], and the `count` likeliest with theirs.
 
-    Of equals the lower id comes first.
+    Among equals, the lower id comes first.
     """
     if token_id < 0:
         return Drawn(token_id)
@@ -175,7 +175,7 @@ def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
     chosen = float(logits[token_id] - whole)
     if count == 0:
         return Drawn(token_id, chosen)
-    # All that equal the last one are looked at: topk takes any of them.
+    # Look at all tokens equal to the last one, because topk returns any of them.
     ids = (logits >= logits.topk(min(count, len(logits))).values[-1]).nonzero().squeeze(1)
     values, order = logits[ids].sort(descending=True, stable=True)
     top = zip(ids[order[:count]].tolist(), (values[:count] - whole).tolist(), strict=True)
@@ -183,7 +183,7 @@ def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
 
 
 def biased(logits: Tensor, state: SamplerState) -> Tensor:
-    """fp32 logits [vocab] with the bias of `state`."""
+    """Return fp32 logits [vocab] with the bias of `state`."""
     if state.biased is None:
         return logits
     ids, bias = state.biased
@@ -191,52 +191,52 @@ def biased(logits: Tensor, state: SamplerState) -> Tensor:
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits [vocab], -inf where the mask allows nothing."""
+    """Return logits [vocab] with -inf where the mask does not allow the token."""
     return logits if mask is None else logits.masked_fill(~allowed(mask, len(logits)), -math.inf)
 
 
 def allowed(mask: Tensor, vocab_size: int) -> Tensor:
-    """bool [vocab_size] of the bits of a mask."""
+    """Return the bits of a mask as bool [vocab_size]."""
     bits = torch.arange(32, dtype=torch.int32, device=mask.device)
     return ((mask[:, None] >> bits) & 1).bool().flatten()[:vocab_size]
 
 
 def penalise(logits: Tensor, state: SamplerState) -> Tensor:
-    """Logits [vocab] with the repetition, the presence and the frequency penalty of `state`."""
+    """Return logits [vocab] with the repetition, presence and frequency penalties of `state`."""
     if state.seen is not None:
         logits = penalise_repetition(logits, state.seen, state.params.repetition_penalty)
     if state.generated is not None:
         ids = state.generated.nonzero().squeeze(1)
-        # One after the other, as the kernels do it.
+        # One penalty after the other, as in the kernels.
         left = logits[ids] - state.params.presence_penalty
         logits = logits.index_copy(0, ids, left - state.params.frequency_penalty * state.generated[ids])
     return logits
 
 
 def choices(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
-    """What temperature, top-k, top-p and min-p leave of logits [vocab]: probabilities, not normalised, and their
-    tokens, or None where there is one for every token."""
+    """Return the probabilities, not normalised, that temperature, top-k, top-p and min-p leave of logits [vocab], and
+    their token ids, or None if there is one probability for every token."""
     ids = None
     if 0 < params.top_k < logits.numel():
-        # Whatever the temperature they are the same, and all that follows has k candidates instead of the vocabulary.
+        # The top k are the same at any temperature, so everything below has k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
-    # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
+    # Relative to the likeliest, so that a tiny temperature gives 0 for that one and not infinity for several.
     probabilities = (logits - logits.max()).div_(max(params.temperature, LEAST_TEMPERATURE)).softmax(-1)
     if params.top_p < 1.0:
         probabilities = keep_top_p(probabilities, params.top_p, ordered=ids is not None)
     if params.min_p > 0.0:
         probabilities = keep_min_p(probabilities, params.min_p)
     if ids is not None:
-        # In an order that does not turn around where rounding does it to two that are nearly alike.
+        # Order by id, because rounding may swap two that are nearly equal.
         ids, order = ids.sort()
         probabilities = probabilities[order]
     return probabilities, ids
 
 
 def draw_seed(seed: int, step: int) -> int:
-    """The generator's seed for the draw after `step` tokens: so an answer can go on without drawing again.
+    """Return the generator's seed for the draw after `step` tokens, so that an answer can continue without redrawing.
 
-    Steele et al. 2014, SplitMix64: neighbouring seeds and steps give numbers (64 bits) that have nothing in common.
+    Steele et al. 2014, SplitMix64: neighbouring seeds and steps give unrelated 64-bit numbers.
     """
     mixed = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -245,7 +245,7 @@ def draw_seed(seed: int, step: int) -> int:
 
 
 def _chance(seed: int) -> float:
-    """A number from 0 to 1, without 1, of 53 bits."""
+    """Return a number in [0, 1) of 53 bits."""
     return (seed >> 11) / 2**53
 
 
@@ -257,12 +257,12 @@ def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def _numbers(values: Tensor) -> Any:
-    """The same memory as an array where it is the CPU's: numpy takes a tenth of what torch takes for one number."""
+    """Return the same memory as a numpy array on a CPU, where numpy reads a number in a tenth of torch's time."""
     return values.numpy() if values.device.type == "cpu" else values
 
 
 def likeliest(logits: Tensor) -> int:
-    """The first index of the largest; -1 where that is not finite."""
+    """Return the first index of the largest value; -1 if that is not finite."""
     index = int(_numbers(logits).argmax())
     return index if math.isfinite(logits[index]) else -1
 
@@ -275,27 +275,27 @@ def keep_top_p(probabilities: Tensor, top_p: float, ordered: bool = False) -> Te
     if not ordered:
         sorted_ones, order = probabilities.sort(descending=True)
         return probabilities.scatter(0, order, keep_top_p(sorted_ones, top_p, ordered=True))
-    # A token stays while those before it have not reached top_p; the first one stays even where top_p rounds to 0.
+    # A token stays while those before it have not reached top_p; the first stays even if top_p rounds to 0.
     outside = probabilities.cumsum(-1) - probabilities >= top_p * probabilities.sum()
     outside[0] = False
     return probabilities.masked_fill(outside, 0.0)
 
 
 def keep_min_p(probabilities: Tensor, min_p: float) -> Tensor:
-    """Zero what is less likely than `min_p` times the likeliest token (Nguyen et al. 2024). Not normalised."""
+    """Zero tokens less likely than `min_p` times the likeliest (Nguyen et al. 2024). The result is not normalised."""
     return probabilities.masked_fill(probabilities < min_p * probabilities.max(), 0.0)
 
 
 def draw(probabilities: Tensor, generator: torch.Generator | None, seed: int) -> int:
-    """One index with chances in proportion to `probabilities`; one of 0 is never drawn.
+    """Draw one index with chances in proportion to `probabilities`; an index with probability 0 is never drawn.
 
-    On a CPU it is where one random number falls among their sums. Elsewhere it is the largest p / e with e
-    exponentially distributed (the exponential race); a CPU takes a millisecond for as many random numbers.
+    On a CPU, find where one random number falls among the cumulative sums. Elsewhere, take the largest p / e with e
+    exponentially distributed (the exponential race); on a CPU, that many random numbers would take a millisecond.
     """
     if generator is None:
         sums = probabilities.to(torch.float64).cumsum(-1)
         most = float(sums[-1])
-        # Rounded up, it may be the end itself, behind which there is nothing.
+        # Rounding up may give the end itself, where no token is left.
         at = min(_chance(seed) * most, math.nextafter(most, 0.0))
         return int(torch.searchsorted(sums, at, right=True))
     generator.manual_seed(seed)

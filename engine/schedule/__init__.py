@@ -1,1 +1,1 @@
-"""From requests to steps: sequences, the scheduler, the engine step, what comes out of it."""
+"""From requests to steps: sequences, the scheduler, the engine step, output."""

@@ -1,4 +1,4 @@
-"""Whether other programs keep the CPU busy; what the engine itself computes does not count."""
+"""Whether other programs keep the CPU busy; what this process computes does not count."""
 
 import os
 from collections.abc import Callable
@@ -7,25 +7,25 @@ from pathlib import Path
 from time import perf_counter
 
 LOOK_S = 1.0
-"""Seconds between two looks, at least."""
+"""The least seconds between two looks."""
 SHARE = 0.25
-"""Of all cores: what others take when they are busy. Beside our threads a program gets less than it wants."""
+"""The share of all cores that busy programs take; beside our threads, a program gets less than it wants."""
 _STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """CPU seconds up to a moment `at`, in seconds of `perf_counter`."""
+    """CPU seconds used up to the moment `at`, in seconds of `perf_counter`."""
 
     at: float
     everybody: float | None
-    """Of all programs since the machine started; None where the system does not tell."""
+    """By all programs since the machine started; None if the system does not say."""
     own: float
-    """Of this process."""
+    """By this process."""
 
 
 def used() -> Used:
-    """As the system tells it now."""
+    """Return the CPU seconds used up to now."""
     times = os.times()
     return Used(perf_counter(), _everybody(_STAT), times.user + times.system)
 
@@ -44,20 +44,20 @@ def _everybody(stat: Path) -> float | None:
 
 @dataclass(slots=True)
 class Others:
-    """The other programs of this machine. The system is asked once a second at most."""
+    """The other programs on this machine. The system is asked once a second at most."""
 
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
     used: Callable[[], Used] = used
     clock: Callable[[], float] = perf_counter
     busy: bool = False
-    """As of the last look."""
+    """The result of the last look."""
     _before: Used | None = None
 
     def are_busy(self) -> bool:
-        """Whether they took more than a quarter of the cores between the last two looks.
+        """Return whether other programs took more than a quarter of the cores between the last two looks.
 
-        Where the system does not tell, whether more programs than there are cores, ours included, wanted to run in
-        the last minute.
+        If the system does not say, return whether more programs than there are cores, this one included, wanted to run
+        in the last minute.
         """
         before = self._before
         if before is not None and self.clock() - before.at < LOOK_S:

@@ -1,4 +1,4 @@
-"""What may be sampled next where a grammar writes the headers of its messages itself (calls, in the harmony format)."""
+"""A guide for grammars that include the headers of their messages (calls, in the harmony format)."""
 
 from collections.abc import Sequence as Items
 from copy import copy
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChannelGuide:
-    """Follows messages of thinking, which are free, and then a message that the grammar describes, header and all.
+    """Follows messages of thinking, which are free, and then a message that the grammar describes, header included.
 
-    Does what `Guide` does, whose grammars begin behind the header of the answer. Both kinds of message begin alike.
+    It does the work of `Guide`, whose grammars begin after the answer's header. Both kinds of message begin alike.
     """
 
     start: "Matcher"
     channels: Channels
     stop_ids: tuple[int, ...]
     thought: tuple[int, ...]
-    """The header of thinking."""
+    """The header of a thinking message."""
     between: tuple[int, ...]
-    """What stands between the end of a message and the next header."""
+    """The tokens between the end of a message and the next header."""
     thinks: bool = True
-    """Whether there may be thinking."""
+    """Whether thinking is allowed."""
     count: int = 0
     _matcher: "Matcher | None" = field(init=False)
-    """None: what was written of the header is no beginning of the grammar."""
+    """None: the header so far is not a beginning that the grammar allows."""
     _header: list[int] | None = field(init=False)
-    """A header that may still be one of thinking."""
+    """A header that may still become one of thinking."""
     _due: list[int] = field(init=False)
     _thinks: bool = field(init=False)
 
@@ -46,7 +46,7 @@ class ChannelGuide:
     def of(
         cls, tokenizer: Tokenizer, start: "Matcher", channels: Channels, thinks: bool = True
     ) -> "ChannelGuide":
-        """One for an answer of the model with this tokenizer."""
+        """Return a guide for an answer of this tokenizer's model."""
         name = tokenizer.encode("analysis")
         header = (channels.channel, *name, channels.message)
         between = channels.closing[1 : -channels.header]

@@ -10,42 +10,42 @@ from models.text.tokenizer_parts import Channels
 
 _RECIPIENT = re.compile(rb"[\s>]to=[^\s<>]")
 _NAMED = b" to="
-"""What a header begins with that names whom its message is for."""
+"""The beginning of a header that starts with the recipient of its message."""
 
 
 @dataclass(slots=True)
 class ChannelTracker:
-    """Follows generated tokens through `HEADER thinking <|end|> HEADER answer`: what `ThinkTracker` is for one span.
+    """Follows generated tokens through `HEADER thinking <|end|> HEADER answer`, as `ThinkTracker` does for one span.
 
-    A header goes from `<|start|>` or `<|channel|>` to `<|message|>`. What is not in the channel of the answer is
-    thinking, whatever its channel is called. The answer is one message: what a model writes after it is not taken. An
-    answer that begins without a header is one. Where tools can be called, so is a message to one of them, and its
-    header is part of it.
+    A header goes from `<|start|>` or `<|channel|>` to `<|message|>`. A message outside the answer's channel is
+    thinking, whatever its channel is called. The answer is one message; what a model writes after it is dropped. An
+    answer that begins without a header counts as one. If tools can be called, a message to a tool is an answer, too,
+    and its header is part of it.
     """
 
     channels: Channels
     inside: bool = False
-    """Whether the next token is one of a header or of the thinking; at first: whether the prompt ended within it."""
+    """Whether the next token belongs to a header or to the thinking; at first, whether the prompt ended there."""
     spells: Callable[[int], bytes] | None = None
-    """The bytes of a token; None: there are no tools to call."""
+    """Returns the bytes of a token; None: there are no tools to call."""
     given: bool = field(init=False)
-    """What `inside` was at first."""
+    """The initial value of `inside`."""
     count: int = 0
     """Tokens seen."""
     span: tuple[int, int] | None = None
-    """First index of headers and thinking among the tokens seen, and the index after their last one (so far)."""
+    """The range of headers and thinking among the tokens seen: the first index, and the index after the last so far."""
     markers: list[int] = field(default_factory=list)
-    """Indexes of the tokens of headers, and of those that end messages, among the tokens seen."""
+    """The indices, among the tokens seen, of tokens in headers and of tokens that end messages."""
     answering: bool = False
-    """The answer has begun."""
+    """Whether the answer has begun."""
     breaks: bool = False
-    """The latest token began another message of thinking: there is a gap between the two."""
+    """Whether the latest token began another message of thinking, which is separated from the one before by a gap."""
     over: bool = False
-    """The answer has ended: nothing may follow."""
+    """Whether the answer has ended, so that nothing may follow."""
     header: list[int] | None = None
-    """The header that is being written, from what ended the message before it; None within a message."""
+    """The header being written, from the end of the message before it; None inside a message."""
     said: list[int] = field(default_factory=list)
-    """The tokens that the latest one has shown to be text of the answer, itself included: the header of a call."""
+    """Tokens that the latest one has shown to be text of the answer, itself included: the header of a call."""
     _thoughts: int = 0
 
     def __post_init__(self) -> None:
@@ -55,18 +55,18 @@ class ChannelTracker:
 
     @property
     def answer_start(self) -> int:
-        """The index of the first token of the answer; 0 where nothing came before it."""
+        """The index of the first token of the answer; 0 if nothing precedes it."""
         return self.span[1] if self.span is not None else 0
 
     def copy(self) -> "ChannelTracker":
-        """One that goes on from here on its own."""
+        """Return a copy that can move on independently."""
         found = copy(self)
         found.markers = list(self.markers)
         found.header = None if self.header is None else list(self.header)
         return found
 
     def push(self, token_id: int) -> tuple[Kind, bool]:
-        """The kind of this token, and whether it is no text."""
+        """Return the kind of this token, and whether it is a control token rather than text."""
         index, known = self.count, self.channels
         self.count += 1
         self.breaks, self.said = False, []
@@ -101,7 +101,7 @@ class ChannelTracker:
         return "reasoning", True
 
     def closing(self) -> list[int]:
-        """The tokens that end the thinking, and lead over to the answer."""
+        """Return the tokens that end the thinking and lead to the answer."""
         known, header = self.channels, self.header
         if header is None:
             return list(known.closing)
@@ -111,14 +111,14 @@ class ChannelTracker:
         return [known.message, *known.closing]
 
     def _answers(self, said: list[int]) -> tuple[Kind, bool]:
-        """The answer has begun with these tokens."""
+        """Note that the answer has begun with these tokens."""
         start = self.count - len(said)
         self.said, self.inside, self.header = said, False, None
         self.span = (0, start) if start else None
         return "answer", False
 
     def _may_name(self, header: list[int]) -> bool:
-        """Whether an answer that begins so may be a header that begins with whom its message is for."""
+        """Return whether an answer with this beginning may be a header that starts with its recipient."""
         if self.spells is None:
             return False
         text = b"".join(map(self.spells, header))
@@ -129,7 +129,7 @@ class ChannelTracker:
         return spells is not None and _RECIPIENT.search(b"".join(map(spells, header))) is not None
 
     def _without_lead(self, header: list[int]) -> list[int]:
-        """A header without what ends the message before it, and says whose message this is."""
+        """Return a header without the tokens that end the message before it and name the author of this one."""
         lead = list(self.channels.closing[: -self.channels.header])
         return header[len(lead) :] if header[: len(lead)] == lead else header
 

@@ -1,4 +1,4 @@
-"""How many rows of prompts run beside decoding, from what chunks took."""
+"""How many rows of prompts run beside decoding, learned from what chunks took."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,44 +15,44 @@ from models.weights.slots import layer_parameters
 T = TypeVar("T")
 
 DELAY_S = 0.02
-"""So much later at most comes a token of those who decode."""
+"""The most that a chunk may delay the next token of sequences that decode, in seconds."""
 AIM = 0.8
-"""Of that; the next chunk has more rows before it than the last one, and takes a little longer."""
+"""The share of DELAY_S to aim at: the next chunk has more rows before it, and takes a little longer."""
 FIXED_S = 0.3 * DELAY_S
-"""What a chunk is believed to take however small it is, where one of fewer rows than the last one is sought."""
+"""The assumed duration of a chunk of any size, for estimating how much faster a smaller chunk is."""
 ALL = 0.9
-"""So much of what it may have or cost has a chunk that was as large as could be."""
+"""From this share of its limits on, a chunk counts as full."""
 GROWTH = 4.0
-"""So many times as large is the next chunk at most."""
+"""The next chunk is at most this many times as large."""
 ATTENTION = 0.75
-"""What attention is believed to get of the FLOPs that products get."""
+"""Attention's assumed FLOP/s, as a share of those of matrix products."""
 PADDING = 1.1
-"""So much more than that is computed at most where a chunk is padded to a size that is recorded."""
+"""The most that padding to a recorded size may multiply the rows of a chunk by."""
 FEWEST = 16
-"""Every chunk reads all weights: fewer rows are hardly quicker."""
+"""The fewest rows of a chunk: every chunk reads all weights, so fewer rows are hardly faster."""
 FIRST = 64
-"""Rows of the first chunk, when nothing has been measured yet."""
+"""Rows of the first chunk, before anything has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """What a row of a prompt costs, in rows with nothing before them: the later it comes, the more it attends to."""
+    """The cost of a prompt's row, in rows with nothing before them: the later a row, the more it attends to."""
 
     even: float = inf
-    """Rows of context whose attention takes as long as a row's products."""
+    """The rows of context whose attention takes as long as a row's products."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "RowCost":
-        """2 FLOPs a weight of the layers, and 4 a number of the query heads for each row of context."""
+        """Count 2 FLOPs per weight of the layers, and 4 per number of the query heads for each row of context."""
         numbers = sum(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
         return cls(ATTENTION * layer_parameters(spec) / (2.0 * numbers))
 
     def cost(self, start: int, rows: int) -> float:
-        """Of rows `start` to `start + rows` of a sequence."""
+        """Return the cost of rows `start` to `start + rows` of a sequence."""
         return rows * (1 + (start + rows / 2) / self.even)
 
     def rows(self, start: int, cost: float) -> int:
-        """How many rows from `start` on cost no more than that: the root of `cost`."""
+        """Return how many rows from `start` on cost at most `cost`, by solving `cost` for the rows."""
         if inf in (self.even, cost):
             return int(min(cost, maxsize))
         before = self.even + start
@@ -61,20 +61,20 @@ class RowCost:
 
 @dataclass(slots=True)
 class ChunkPace:
-    """How large a chunk beside decoding may be, to take DELAY_S at most.
+    """Limits a chunk beside decoding so that it takes DELAY_S at most.
 
-    It is found from what other chunks took, each of which is a bound for those to come: fewer rows take no longer, nor
-    do as many with less before them; more rows take longer by no more than they cost more (see `RowCost`), since what
-    does not depend on the rows is shared by more of them.
+    The limits are learned from what chunks took. Each chunk is a bound for later ones: fewer rows, or as many with
+    fewer before them, take no longer. More rows take longer by no more than they cost more (see `RowCost`), because
+    more of them share the time that does not depend on the rows.
     """
 
     rows: int = FIRST
-    """Most that the next chunk may have."""
+    """The most rows of the next chunk."""
     cost: float = FIRST
-    """And what they may cost."""
+    """The most that they may cost."""
 
     def saw(self, rows: int, cost: float, seconds: float) -> None:
-        """A chunk of `rows` rows, which cost so much, took so long. A small one that was quick says nothing."""
+        """Note that a chunk of `rows` rows with this cost took `seconds`. A small, fast one says nothing."""
         aim = AIM * DELAY_S
         if seconds > aim:
             share = (aim - FIXED_S) / (seconds - FIXED_S)
@@ -86,13 +86,13 @@ class ChunkPace:
 
 
 class ChunkTimer:
-    """How long chunks take on a GPU. Nobody waits for it: it tells of those that are done."""
+    """Measures how long chunks take on a GPU. It never waits, but reports chunks once they are done."""
 
     def __init__(self) -> None:
         self._running: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
 
     def of(self, saw: Callable[[float], None], compute: Callable[[], T]) -> T:
-        """Do `compute`, which enqueues the work of a chunk; `saw` is told later how many seconds it took there."""
+        """Run `compute`, which enqueues the work of a chunk; `saw` later gets the seconds that it took on the GPU."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         result = compute()
@@ -101,11 +101,11 @@ class ChunkTimer:
         return result
 
     def forget(self) -> None:
-        """Do not tell of the last chunk: it took longer than such chunks do."""
+        """Do not report the last chunk, because it took longer than such chunks normally do."""
         self._running.pop()
 
     def read(self) -> None:
-        """Tell of the chunks that are done."""
+        """Report the chunks that are done."""
         while self._running and self._running[0][1].query():
             start, end, saw = self._running.popleft()
             saw(start.elapsed_time(end) / 1e3)

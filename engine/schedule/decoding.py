@@ -1,14 +1,14 @@
-"""The sequences in the slots of a decode runner; the host looks on one step behind.
+"""The sequences in the slots of a decode runner, with the host one step behind.
 
     device   | step i: tokens i-1 -> tokens i | a chunk of a prompt | step i+1: tokens i -> tokens i+1 | ...
     host     | launch i+1, wait for tokens i | their text, their events; enqueue a chunk; launch i+2 ...
 
-The device never waits for the host, and a sequence that joins or leaves holds up nobody. Where a token turns out to be
-the last of its sequence, the one after was launched already and is thrown away.
+The device never waits for the host, and a sequence that joins or leaves delays no other. If a token turns out to be the
+last of its sequence, the step after it has already been launched, and its token is discarded.
 
-What a constrained sequence may draw depends on its token before. Where there is one in the step, the draws are enqueued
-apart: while the device computes the logits of step i+1, which takes far longer, the host reads tokens i and writes the
-masks. So nobody waits here either.
+What a constrained sequence may draw depends on the token before. If a step has such a sequence, its draws are enqueued
+separately: while the device computes the logits of step i+1, which takes far longer, the host reads tokens i and writes
+the masks. So the device does not wait here either.
 
     device   | logits i+1: tokens i -> ...                     | draws: tokens i+1 | logits i+2 ...
     host     | wait for tokens i, masks; enqueue the draws     | their text, their events; launch i+2 ...
@@ -29,11 +29,11 @@ from engine.schedule.sequence import Sequence
 
 @dataclass(slots=True)
 class Decoding:
-    """Who is in a slot, and which tokens are not read. Everything here belongs to the loop thread.
+    """The sequences in slots, and the tokens that are not read yet. Everything here belongs to the loop thread.
 
-    A step that is in flight for a sequence that has left goes on writing its row to a block that may be somebody
-    else's by now. It lies beyond the rows that were committed, so nobody reads it; and whoever gets the block writes
-    to it in a later command of the same stream, after it. So blocks are freed at once.
+    A step in flight for a sequence that has left still writes its row to a block that may belong to another sequence by
+    then. That row lies after the committed rows, so it is never read, and the new owner of the block writes to it in a
+    later command of the same stream. So blocks can be freed at once.
     """
 
     runner: DecodeRunner[Sequence]
@@ -42,12 +42,12 @@ class Decoding:
     in_flight: deque[set[Sequence]] = field(default_factory=deque)
     """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
     undrawn: set[Sequence] | None = None
-    """The same for a step that was launched, and whose draws are not enqueued yet."""
+    """The same for a step that was launched but whose draws are not enqueued yet."""
     behind: int = 0
-    """How many of the newest of those in flight came after the last `launch`."""
+    """How many of the newest in flight came after the last `launch`."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
-        """Decode `sequence` from now on, all of whose rows are computed; without logits, all but the last one."""
+        """Decode `sequence` from now on. All its rows are computed; without `logits`, all except the last one."""
         self.runner.join(sequence, logits)
         sequence.joined, sequence.unread = True, int(logits is not None)
         self.joined.add(sequence)
@@ -56,7 +56,7 @@ class Decoding:
             self.behind += 1
 
     def launch(self, sequences: list[Sequence]) -> bool:
-        """Enqueue a step of these. True: its draws wait for the tokens before; `read` enqueues them."""
+        """Enqueue a step of these. Return True if its draws wait for the tokens before; then `read` enqueues them."""
         self.undrawn, self.behind = None, 0
         waits, wanted = self.runner.launch(sequences), set(sequences)
         if waits:
@@ -75,9 +75,9 @@ class Decoding:
         take: Callable[[Sequence, Drawn], None],
         failed: Callable[[Sequence, Exception], None],
     ) -> None:
-        """Wait for tokens and have `take` take them, until the newest `ahead` of what is in flight are left.
+        """Wait for tokens and pass them to `take`, until only the newest `ahead` in flight are left.
 
-        Draws that wait for these tokens are enqueued before they are taken; `failed` gets who cannot go on.
+        Draws that wait for these tokens are enqueued before that. `failed` gets the sequences that cannot continue.
         """
         before: list[tuple[Sequence, Drawn]] = []
         while len(self.in_flight) + (self.undrawn is not None) > ahead:
@@ -102,14 +102,14 @@ class Decoding:
     def _draw(
         self, drawn: list[tuple[Sequence, Drawn]], failed: Callable[[Sequence, Exception], None]
     ) -> None:
-        """Enqueue the draws of the step that was launched. Of its sequences these have drawn before; all tokens of the
-        others are known."""
+        """Enqueue the draws of the launched step. `drawn` has the newest tokens of some of its sequences; all tokens of
+        the others are known."""
         assert self.undrawn is not None
         newest = {sequence: token.token_id for sequence, token in drawn}
         for sequence in list(self.undrawn):
             try:
                 self.runner.guide(sequence, newest.get(sequence))
-            except Exception as error:  # noqa: BLE001 - it is this sequence's alone
+            except Exception as error:  # noqa: BLE001 - the error concerns this sequence alone
                 failed(sequence, error)
         self.runner.draw()
         self.in_flight.append(self.undrawn)
@@ -121,11 +121,11 @@ class Decoding:
         take: Callable[[Sequence, Drawn], None],
         failed: Callable[[Sequence, Exception], None],
     ) -> list[tuple[Sequence, int, int]]:
-        """Do a step of the newest token of each and guesses of what follows it, and have `take` take what was drawn;
-        `failed` gets who cannot go on.
+        """Run a step of each sequence's newest token and the guesses after it, and pass the tokens drawn to `take`;
+        `failed` gets the sequences that cannot continue.
 
-        Nothing is in flight before and after it. Returns of each of the others how many guesses it had, and how many
-        held.
+        Nothing is in flight before or after it. Return, for each of the other sequences, how many guesses it had and
+        how many were right.
         """
         assert not self.in_flight
         assert self.undrawn is None
@@ -135,7 +135,7 @@ class Decoding:
                 if not sequence.joined:
                     break
                 sequence.expected = guess
-                sequence.unread = 1  # the row of the newest token was computed, and its number is known
+                sequence.unread = 1  # the row of the newest token was computed, and its id is known
                 self._commit(sequence)
                 sequence.unread = 0
                 take(sequence, token)
@@ -144,7 +144,7 @@ class Decoding:
         return [(sequence, len(had[sequence]), len(tokens) - 1) for sequence, tokens in drawn]
 
     def leave(self, sequence: Sequence) -> None:
-        """Give the slot of `sequence` back; its tokens that were not read are thrown away."""
+        """Release the slot of `sequence`; its tokens that were not read are discarded."""
         self.joined.remove(sequence)
         sequence.joined, sequence.unread = False, 0
         for wanted in [*self.in_flight, self.undrawn or set()]:
@@ -152,14 +152,14 @@ class Decoding:
         self.runner.leave(sequence)
 
     def _commit(self, sequence: Sequence) -> None:
-        """The rows whose step was launched can be found as soon as the host knows which tokens they are of."""
+        """Commit the rows of launched steps whose tokens the host knows, so that they can be found."""
         table, keys = sequence.table, sequence.rows.keys
         if table is not None:
             launched = keys[table.length : len(keys) + sequence.unread - 1]
             self.blocks.commit(table, launched, repeat(sequence.origin))
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Raise AssertionError unless everybody in a slot is running, has one slot, and is waited for rightly."""
+        """Raise AssertionError unless sequences in slots are running, have one slot each, and wait for their tokens."""
         assert self.joined <= set(running), "a sequence that does not run has a slot"
         assert len(self.joined) <= self.runner.capacity, "there are more sequences than slots"
         assert all(s.joined == (s in self.joined) for s in running), "a sequence is not in the slot it thinks"

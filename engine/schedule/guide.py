@@ -1,4 +1,4 @@
-"""What may be sampled next in an answer that has to match a constraint."""
+"""Says which tokens may be sampled next in an answer that has to match a constraint."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 class Guide:
     """Follows the tokens of an answer through its thinking, which is free, and then through its grammar.
 
-    It belongs to the loop thread as soon as its sequence is queued. In thinking only those tokens are forbidden that
-    end a turn. What the template writes between thinking and answer is forced, and no part of what has to match.
+    It belongs to the loop thread once its sequence is queued. During thinking, only tokens that end a turn are
+    forbidden. The template's text between thinking and answer is forced, and is not part of what has to match.
     """
 
     start: "Matcher"
-    """At the beginning of an answer."""
+    """A matcher at the beginning of an answer."""
     track: Callable[[], ThinkTracker | ChannelTracker]
     """Makes a tracker at the beginning of an answer."""
     stop_ids: tuple[int, ...]
     opener: int | None
-    """The token that begins the thinking, where the prompt has not and the answer may."""
+    """The token that begins the thinking, if the prompt has not begun it and the answer may."""
     lead: tuple[int, ...]
-    """What stands between thinking and answer."""
+    """The template's tokens between thinking and answer."""
     breaks: frozenset[int]
-    """Tokens of nothing but line breaks."""
+    """Tokens that consist of line breaks only."""
     count: int = 0
-    """Tokens that were followed."""
+    """The number of tokens followed."""
     _matcher: "Matcher" = field(init=False)
     _tracker: ThinkTracker | ChannelTracker = field(init=False)
     _due: list[int] = field(default_factory=list)
-    """What is left of `lead`."""
+    """The rest of `lead`."""
     _thought: bool = False
-    """The thinking has just ended, and the answer has not begun."""
+    """Whether the thinking has just ended and the answer has not begun."""
 
     def __post_init__(self) -> None:
         self._restart()
@@ -57,7 +57,7 @@ class Guide:
         track: Callable[[], ThinkTracker | ChannelTracker],
         thinks: bool = True,
     ) -> "Guide":
-        """One for an answer of the model with this tokenizer; `thinks`: it may begin with thinking."""
+        """Return a guide for an answer of this tokenizer's model; `thinks`: the answer may begin with thinking."""
         stops, opener, lead = tuple(sorted(tokenizer.stop_ids)), tokenizer.think_start, list[int]()
         if tokenizer.channels is not None:
             opener = tokenizer.channels.channel
@@ -68,14 +68,14 @@ class Guide:
         return cls(start, track, stops, opener if thinks else None, tuple(lead), known)
 
     def follow(self, tokens: Items[int]) -> None:
-        """Be behind exactly these tokens of the answer. Raises EngineError where one may not stand there."""
+        """Move to the place right after these tokens of the answer. Raises EngineError if one is not allowed there."""
         if len(tokens) < self.count:
             self._restart()
         for token in tokens[self.count :]:
             self.push(token)
 
     def push(self, token: int) -> None:
-        """Go on with this token. Raises EngineError where it may not follow."""
+        """Move past this token. Raises EngineError if it may not follow."""
         self.count += 1
         tracker, before = self._tracker, self._tracker.inside
         tracker.push(token)
@@ -92,7 +92,7 @@ class Guide:
             self._matcher.push(token)
 
     def copy(self) -> "Guide":
-        """One that goes on from here on its own."""
+        """Return a copy that can move on independently."""
         found = copy(self)
         found._matcher, found._tracker, found._due = (
             self._matcher.copy(),
@@ -102,7 +102,7 @@ class Guide:
         return found
 
     def allows(self, token: int) -> bool:
-        """Whether `fill` would let this token follow."""
+        """Return whether `fill` would allow this token."""
         if self._tracker.inside:
             return token not in self.stop_ids
         if self._due:
@@ -110,7 +110,7 @@ class Guide:
         return self._matcher.allows(token) or (self._may_think and token == self.opener)
 
     def fill(self, words: Words) -> None:
-        """Write which tokens may follow. Raises EngineError where the grammar is too complex to tell."""
+        """Write which tokens may follow. Raises EngineError if the grammar is too complex to decide."""
         if self._tracker.inside:
             free(words, self.stop_ids)
         elif self._due:
@@ -121,7 +121,7 @@ class Guide:
                 allow(words, self.opener)
 
     def forced(self) -> list[int]:
-        """The tokens that must follow, in their order; there may be more behind them."""
+        """Return the tokens that must follow, in order; more may be forced after them."""
         if self._tracker.inside or self._may_think:
             return []
         return list(self._due) or self._matcher.forced()
@@ -136,7 +136,7 @@ class Guide:
 
 
 def free(words: Words, stop_ids: Items[int]) -> None:
-    """Allow everything but these."""
+    """Allow every token except these."""
     words.fill(-1)
     for stop in stop_ids:
         if stop // 32 < len(words):

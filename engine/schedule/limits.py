@@ -1,4 +1,4 @@
-"""What no engine can compute, however long it waits."""
+"""Checks for requests that no engine can compute, however long they wait."""
 
 from engine.cache.rows import Rows
 from engine.errors import ContextFullError, EngineError
@@ -6,7 +6,7 @@ from models.units import counted
 
 
 def check_rows(rows: Rows, spare: int, vocab_size: int, context_length: int) -> None:
-    """Raises EngineError for an unknown token id, ContextFullError where `rows` and `spare` more do not fit."""
+    """Raise EngineError for an unknown token id, ContextFullError if `rows` and `spare` more do not fit."""
     if rows and not 0 <= min(rows.token_ids) <= max(rows.token_ids) < vocab_size:
         unknown = [id for id in rows.token_ids if not 0 <= id < vocab_size]
         raise EngineError(f"There is no token {unknown[0]}; this model has tokens 0 to {vocab_size - 1}.")

@@ -1,8 +1,8 @@
-"""The one thread that touches the model: it reads the weights, runs the steps and does jobs between them.
+"""The one thread that touches the model: it loads the weights, runs the steps and does jobs between them.
 
-Every torch operation belongs here, loading included. Each thread that runs parallel operations gets a team of
-OpenMP workers of its own, and with two teams on the cores of one the workers stop spinning: on a small CPU,
-decoding in one thread after loading in another runs at half the speed.
+Every torch operation belongs here, including loading. Each thread that runs parallel operations gets its own team of
+OpenMP workers, and workers of two teams that share the cores stop spinning: on a small CPU, decoding in one thread
+after loading in another runs at half the speed.
 """
 
 import threading
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Runs `step` as long as `has_work` says so, and jobs from other threads between two steps; else what can wait."""
+    """Runs `step` while `has_work` is true, jobs from other threads between two steps, and otherwise idle work."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed: EngineError | None = None
-        # Reentrant: whoever holds it may collect garbage, and what is collected may post a job.
+        # Reentrant: its holder may run the garbage collector, and a collected object may post a job.
         self._door = threading.RLock()
         self._has_work: Callable[[], bool] = lambda: False
         self._step: Callable[[], None] = lambda: None
@@ -34,12 +34,12 @@ class Loop:
 
     @property
     def closed(self) -> bool:
-        """No more jobs are taken."""
+        """Whether the loop takes no more jobs."""
         return self._closed is not None
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is on the loop's thread, where nobody may wait for the loop."""
+        """Whether the caller is on the loop's thread, which must not wait for the loop."""
         return threading.current_thread() is self._thread
 
     def work(
@@ -49,28 +49,29 @@ class Loop:
         end: Callable[[EngineError | None], None],
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Say what the loop does when there is no job, and what it does last of all.
+        """Set what the loop does when there is no job, and at its end.
 
-        All are called on the loop's thread. `end` gets the error that ended the thread, None when it was closed. `idle`
-        is called when there is neither a job nor a step, and again while it says that more is left; it is short.
+        All functions are called on the loop's thread. `end` gets the error that ended the thread, or None if it was
+        closed. `idle` is called when there is neither a job nor a step, and again while it returns True for more to do;
+        each call is short.
         """
         self._has_work, self._step, self._end, self._idle = has_work, step, end, idle
 
     def post(self, job: Callable[[], None]) -> None:
-        """Have `job` done, and return at once. It must not raise. Raises EngineError once closed."""
-        with self._door:  # nothing may be posted after the end, or its poster waits for ever
+        """Have `job` run, and return at once. It must not raise. Raises EngineError once closed."""
+        with self._door:  # a job posted after the end would never run, and its poster would wait for ever
             if self._closed is not None:
                 raise EngineError(*self._closed.args)
             self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Have `function` called, and return what it returns or raise what it raises."""
+        """Run `function` on the loop's thread; return its result or raise its error. Raises EngineError once closed."""
         future: Future[T] = Future()
 
         def job() -> None:
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            except BaseException as error:  # noqa: BLE001 - the error belongs to the caller
                 future.set_exception(error)
 
         self.post(job)
@@ -86,7 +87,7 @@ class Loop:
             self.post(job)
 
     def close(self) -> None:
-        """Do what was posted before, then end the thread. Closing twice is fine."""
+        """Run the jobs posted before, then end the thread. Closing twice is harmless."""
         self._shut(EngineError("The engine is closed; load the model again."))
         self._thread.join()
 
@@ -100,7 +101,7 @@ class Loop:
         failure = None
         try:
             self._serve()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, callers must hear of it
+        except BaseException as error:  # noqa: BLE001 - callers must learn of any error
             failure = error if isinstance(error, EngineError) else None
             failure = failure or EngineError(
                 f"The engine stopped after an unexpected error ({error!r:.200}); load the model again."

@@ -1,4 +1,4 @@
-"""Rows that leave a conversation's view: those after them move up, with their KV as it is."""
+"""Hides rows of a conversation: the rows after them move up, with their KV unchanged."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,24 +20,24 @@ def move_up(
     keep_rows: bool,
     idle: bool,
 ) -> None:
-    """Copy what is left of `rows` without `spans` to the places of `hidden`, which are those. On the loop's thread.
+    """Copy `rows` without those in `spans` to the places of `hidden`, their rows. Call it on the loop's thread.
 
-    With `keep_rows`, `rows` stay as cache, too. Raises MaskedRowsEvictedError where they are not all there,
-    OutOfBlocksError when there is no room, and what a copy raises.
+    With `keep_rows`, `rows` stay in the cache, too. Raises MaskedRowsEvictedError if they are not all present,
+    OutOfBlocksError if there is no room, and what a copy raises.
     """
     if blocks.match(hidden.keys) == len(hidden):
-        return  # idle work that was at the same turn has done it meanwhile
+        return  # idle work on the same turn has done it in the meantime
     starts, ends = zip(*spans, strict=True)
-    # What of `rows` is not hidden.
+    # The parts of `rows` that are not hidden.
     kept = [*zip([0, *ends], [*starts, len(rows)], strict=True)]
     origin = [row for begin, end in kept for row in range(begin, end)]
     with ExitStack() as tables:
-        # What has to be copied may lie before the window of the last row.
+        # The rows to copy may lie before the window of the last row.
         source = blocks.open(rows.keys, idle, since=origin[blocks.match(hidden.keys)])
         tables.callback(blocks.close, source)
         target = blocks.open(hidden.keys, idle)
         tables.callback(blocks.close, target)
-        first = target.length  # the first row that is not there yet
+        first = target.length  # the first row that is not present yet
         missing = first < len(hidden) and origin[first] < source.first * blocks.block_size
         if source.length < len(rows) or missing:
             raise MaskedRowsEvictedError("masked rows were evicted")

@@ -1,4 +1,4 @@
-"""From sampled tokens to the events of a stream: text, kind, stop strings."""
+"""Turns sampled tokens into the events of a stream: text, kind, stop strings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ class Output:
     """Turns the tokens of one answer into events.
 
     Line breaks around the think markers belong to the template, not to the text, and are left out. A stop string
-    ends the answer and is not part of it; text that may still become one is held back. Stop strings are looked
-    for in the answer, not in the reasoning.
+    ends the answer and is not part of it; text that may still become one is held back. Only the answer is searched
+    for stop strings, not the reasoning.
     """
 
     stream: TextStream
     thinking: ThinkTracker | ChannelTracker
     stop: tuple[str, ...] = ()
     stopped: bool = False
-    """A stop string was found."""
+    """Whether a stop string was found."""
     guide: Guide | ChannelGuide | None = None
-    """What may be sampled, where the answer has to match a constraint."""
+    """Which tokens may be sampled, if the answer has to match a constraint."""
     reasoning_tokens: int = 0
     kind: Kind = "answer"
-    """Of the latest token, and so of the text held back."""
+    """The kind of the latest token, and so of the text held back."""
     _held: str = ""
     _fresh: bool = False
 
@@ -37,7 +37,7 @@ class Output:
         self._fresh = self.thinking.inside
 
     def push(self, token_id: int) -> TokenEvent:
-        """The event of this token. After `stopped` became true, push no more."""
+        """Return the event of this token. Push no more once `stopped` is true."""
         kind, marker = self.thinking.push(token_id)
         self.kind = kind
         self.reasoning_tokens += kind == "reasoning"
@@ -63,17 +63,17 @@ class Output:
         return TokenEvent(self._until_stop(text), token_id, kind)
 
     def replay(self, token_ids: Iterable[int]) -> list[TokenEvent]:
-        """Take in tokens of earlier, so that what follows goes on from them; they do not count as new."""
+        """Push earlier tokens, so that the output continues after them; they do not count as new."""
         events = [self.push(token_id) for token_id in token_ids]
         self.reasoning_tokens = 0
         return events
 
     def end(self, token_id: int) -> TokenEvent:
-        """The event of the token that ends the turn: it has no text, but whatever was held back is due."""
+        """Return the event of the token that ends the turn: its text is whatever was held back."""
         return TokenEvent(self.flush(), token_id, self.kind)
 
     def flush(self) -> str:
-        """The text held back so far, and half characters as replacement characters. Nothing may follow."""
+        """Return the text held back, with incomplete characters as replacement characters. Push no more after it."""
         held, self._held = self._held, ""
         return "" if self.stopped else held + self.stream.flush()
 
@@ -91,7 +91,7 @@ class Output:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `stop`."""
+    """Return how many characters at the end of `text` may be the beginning of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

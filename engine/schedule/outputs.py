@@ -1,4 +1,4 @@
-"""What makes the events of answers of one model: streams of text, thinking, and what text is bound to."""
+"""Makes the `Output` of each answer of a model: its text stream, its tracker of thinking, and its guide."""
 
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Outputs:
-    """From any thread."""
+    """Makes outputs. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer = tokenizer
@@ -31,14 +31,14 @@ class Outputs:
         thinks: bool = True,
         shown: frozenset[int] = frozenset(),
     ) -> Output:
-        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
+        """Return what turns the tokens of one answer into events; `inside_think`: its prompt opened a think span.
 
-        `shown` are special tokens that have text all the same: those of headers, where calls of tools are messages in
-        channels. `thinks`: an answer with a constraint may begin with thinking. Raises EngineError for a constraint
-        that cannot be used.
+        `shown` are special tokens that count as text: those of headers, if calls of tools are messages in channels.
+        `thinks`: an answer with a constraint may begin with thinking. Raises EngineError for a constraint that cannot
+        be used.
         """
         tracker, guided = self._tracker(inside_think, shown), params.constraint is not None
-        # Where text is bound to a grammar, not even a blank at the start is left out.
+        # Text that must match a grammar keeps everything, even a blank at its start.
         stream = self.tokenizer.stream(shown, goes_on=guided)
         guide = (
             self._guide(params.constraint, inside_think, thinks) if params.constraint is not None else None
@@ -55,7 +55,7 @@ class Outputs:
         return ThinkTracker(known.think_start, known.think_end, inside_think)
 
     def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
-        from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
+        from engine.sampling.grammar import Grammars  # only when needed, because its library takes memory
 
         with self._grammars_lock:
             self._grammars = self._grammars or Grammars(self.tokenizer, self._vocab_size)

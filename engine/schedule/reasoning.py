@@ -11,29 +11,29 @@ from engine.events import Kind
 class ThinkTracker:
     """Follows generated tokens through `<think> ... </think>`.
 
-    `inside` says whether the prompt ended within an open span (some templates open it themselves). Without ids
-    for the two markers (`start`, `end` None) every token is answer. Only one span counts, before the answer: a
-    marker that an answer writes later is text like any other.
+    `inside` says whether the prompt ended inside an open span (some templates open it themselves). Without ids
+    for the two markers (`start` and `end` None), every token belongs to the answer. Only one span counts, and only
+    before the answer: a marker that the answer contains later is ordinary text.
     """
 
     start: int | None
     end: int | None
     inside: bool = False
     given: bool = field(init=False)
-    """What `inside` was at first."""
+    """The initial value of `inside`."""
     count: int = 0
     """Tokens seen."""
     span: tuple[int, int] | None = None
-    """First index of the span among the tokens seen, and the index after its last one (so far)."""
+    """The index of the span's first token among the tokens seen, and the index after its last one so far."""
 
     markers: list[int] = field(default_factory=list)
-    """Indexes of the markers among the tokens seen."""
+    """The indices of the markers among the tokens seen."""
     answering: bool = False
-    """The answer has begun: no span may open any more."""
+    """Whether the answer has begun, so that no span can open any more."""
     breaks: bool = False
     over: bool = False
     said: tuple[int, ...] = ()
-    """As in `ChannelTracker`: nothing of that happens."""
+    """As in `ChannelTracker`; never set here."""
 
     def __post_init__(self) -> None:
         self.given = self.inside
@@ -41,23 +41,23 @@ class ThinkTracker:
             self.span = (0, 0)
 
     def thought(self, said: Sequence[int]) -> Sequence[int]:
-        """What of the tokens `said` stands in the span after its opening marker."""
+        """Return the tokens of `said` that are in the span, without its opening marker."""
         first = self.span[0] if self.span is not None else 0
         return said[first + (said[first : first + 1] == [self.start]) :]
 
     @property
     def answer_start(self) -> int:
-        """The index of the first token behind the span; 0 where there is none."""
+        """The index of the first token after the span; 0 without a span."""
         return self.span[1] if self.span is not None else 0
 
     def copy(self) -> "ThinkTracker":
-        """One that goes on from here on its own."""
+        """Return a copy that can move on independently."""
         found = copy(self)
         found.markers = list(self.markers)
         return found
 
     def push(self, token_id: int) -> tuple[Kind, bool]:
-        """The kind of this token, and whether it is one of the two markers."""
+        """Return the kind of this token, and whether it is one of the two markers."""
         index = self.count
         self.count += 1
         if self.inside:

@@ -1,4 +1,4 @@
-"""Which sequences run in the next step, and how many of their rows."""
+"""Chooses the sequences that run in the next step, and how many of their rows."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ from engine.schedule.tally import Tally
 
 
 class MaskedRowsEvictedError(EngineError):
-    """Rows that were computed with a think span in view are gone; their turn has to be computed again."""
+    """Rows computed with a think span in view were evicted; their turn has to be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows `start` to `start + count` of a sequence. With `samples`, its next token is drawn after them.
 
-    Then tokens may be guessed: their rows are computed, too, and count as soon as just these tokens were drawn.
+    The rows of `guesses` are then computed as well; they count as soon as exactly these tokens have been drawn.
     """
 
     sequence: Sequence
@@ -38,14 +38,14 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """The chunk reaches the end of the rows of a sequence that generates."""
+        """Whether the chunk reaches the end of the rows of a sequence that generates."""
         return self.sequence.params is not None and self.start + self.count == len(self.sequence.rows)
 
     @property
     def span(self) -> Span:
-        """What is to be computed. An answer that goes on is a prompt as far as it has to be computed again.
+        """The span to compute. Rows of a continued answer count as rows of a prompt, unless the chunk is one row.
 
-        One row of it is a decode step.
+        A single row is a decode step.
         """
         sequence, rows = self.sequence, self.sequence.rows
         assert sequence.table is not None
@@ -64,78 +64,78 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """What to compute next: a decode step of the sequences in slots, and beside it one batch of chunks."""
+    """What to compute next: a decode step of the sequences in slots, and beside it a batch of chunks."""
 
     launched: list[Sequence] = field(default_factory=list)
-    """They have slots of a decode runner, and room for the row of their newest token."""
+    """Sequences with slots of a decode runner, and with room for the row of their newest token."""
     joining: list[Sequence] = field(default_factory=list)
-    """All that they lack is the row of a token of their answers: they need a slot, and no chunk."""
+    """Sequences that lack only the row of a token of their answer: they need a slot, and no chunk."""
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[Chunk]:
-        """Those that are not the next row of an answer."""
+        """The chunks that are not the next row of an answer."""
         return [chunk for chunk in self.chunks if not chunk.sequence.decodes]
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
+    """Puts requests before idle work: idle work runs only while no request waits, in chunks short enough to give way.
 
-    A sequence waits, runs (it holds a block table), is preempted where blocks run out, runs again, and finishes.
-    Clients take turns, and who comes first is served first: a person's sequence runs once there is room for all its
-    rows and those before it run, and of a step the rows that decoding leaves go to prompts in that order
-    (`Sequence.place`). A preempted sequence keeps its place, and none is preempted for one behind it: so the oldest
-    always gets on, and everybody finishes.
+    A sequence waits, runs (it holds a block table), is preempted if blocks run out, runs again, and finishes. Clients
+    take turns; otherwise the first to come is served first. A person's sequence runs once there is room for all its
+    rows and those before it run. In a step, the rows that decoding leaves go to prompts in that order
+    (`Sequence.place`). A preempted sequence keeps its place, and no sequence is preempted for one behind it. So the
+    oldest always progresses, and every sequence finishes.
 
-    Where blocks run out, idle work ends. A person's sequence first takes what idle work may have too, then preempts
-    idle work, then takes what the conversation in use has cached beyond the sequence's own blocks, then preempts the
-    last in that order that runs. What a preempted sequence had computed stays as cache, or goes to host memory.
+    If blocks run out, idle work ends. A person's sequence first takes what idle work may take as well, then preempts
+    idle work, then takes the cached blocks of the conversation in use beyond the sequence's own, and then preempts the
+    running sequence that is last in the order. The rows of a preempted sequence stay in the cache or go to host memory.
 
-    Where there is a decode runner, sequences that decode have a slot of it (`Sequence.joined`). Without one their rows
-    are chunks like those of prompts.
+    With a decode runner, sequences that decode have a slot in it (`Sequence.joined`). Without one, their rows are
+    chunks like those of prompts.
     """
 
     blocks: BlockManager
     max_chunk: int
-    """Most prefill rows in one step."""
+    """The most prefill rows in one step."""
     idle_chunk: int
-    """The same for idle work; `IdlePace` adjusts it to what a person may wait for."""
+    """The same for idle work; `IdlePace` adjusts it to how long a person may have to wait."""
     beside_chunk: tuple[int, float] = (maxsize, inf)
-    """Most of them where others decode, and what they may cost; `ChunkPace` adjusts both to how long their tokens may
-    be delayed."""
+    """The most prefill rows beside decoding, and the most that they may cost; `ChunkPace` adjusts both to the delay
+    allowed between the tokens of others."""
     row_cost: RowCost = field(default_factory=RowCost)
     recorded: Recorded = field(default_factory=Recorded)
     slots: int = 0
-    """Of the decode runner; 0 where there is none."""
+    """Slots of the decode runner; 0 without one."""
     leave: Callable[[Sequence], None] = lambda sequence: None
-    """Gives a slot back."""
+    """Called to release a sequence's slot."""
     context_length: int = maxsize
     max_positions: int = maxsize
     waiting: list[Sequence] = field(default_factory=list)
-    """New or preempted, in the order of their arrival."""
+    """New and preempted sequences, in the order of their arrival."""
     running: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
-    """Ended by the scheduler itself since the engine last looked."""
+    """Sequences that the scheduler has ended since the engine last looked."""
     arrivals: Iterator[int] = field(default_factory=count)
     turn: int = 0
-    """The furthest one that has begun to be computed: who comes now is behind at most one that waits of each client."""
+    """The latest turn that has begun to run: a new request waits behind at most one waiting request of each client."""
     tally: Tally = field(default_factory=Tally)
     idle_turn: Sequence | None = None
-    """Whose idle work the last step did; None: no idle work."""
+    """The sequence whose idle work the last step did; None: none."""
 
     @property
     def has_work(self) -> bool:
-        """There is something to run, or to tell of."""
+        """Whether there is something to run, or the end of a sequence to report."""
         return bool(self.waiting or self.running or self.finished)
 
     @property
     def most_running(self) -> int:
-        """How many sequences run at once: each needs a block, and a slot or a row of each step."""
+        """The most sequences that run at once: each needs a block, and a slot or a row of each step."""
         return min(self.slots or self.max_chunk, self.blocks.num_blocks)
 
     def is_full(self, rows: Rows, more: int = 0) -> bool:
-        """Whether nothing fits into the context behind `rows` and so many `more`."""
+        """Return whether the context has no room after `rows` and `more` further rows."""
         return len(rows) + more >= self.context_length or rows.next_position + more >= self.max_positions
 
     def add(self, sequence: Sequence) -> None:
@@ -148,14 +148,14 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason | None, error: Exception | None = None) -> None:
-        """End a sequence wherever it stands. Its written rows stay as cache."""
+        """End a sequence, whatever its state. Its written rows stay in the cache."""
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.RUNNING:
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        else:  # its blocks are on their way from the disk: it ends when it comes
+        else:  # its blocks are being read from disk, so it ends when it is added
             sequence.cancelled = True
             return
         sequence.status = Status.FINISHED
@@ -164,19 +164,19 @@ class Scheduler:
         self.finished.append(sequence)
 
     def cancel_all(self) -> None:
-        """Nobody waits for anything any more: everything ends with the next step."""
+        """Cancel every sequence: all end with the next step."""
         for sequence in [*self.waiting, *self.running]:
             sequence.cancelled = True
 
     def next_step(self) -> Step:
-        """Choose the next step; empty when nothing can run. A sequence whose rows cannot be copied ends with that."""
+        """Choose the next step; empty if nothing can run. A sequence whose rows fail to copy ends with that error."""
         for sequence in [*self.waiting, *self.running]:
             if sequence.cancelled:
                 self.finish(sequence, FinishReason.CANCELLED)
         level = min((s.priority for s in [*self.waiting, *self.running]), default=Priority.IDLE)
         self._admit(level)
         self._catch_up(level)
-        # Decoding sequences first: a person who reads must not stumble over another's long prompt.
+        # Decoding goes first: another request's long prompt must not interrupt an answer.
         mine = sorted(
             (s for s in self.running if s.priority is level), key=lambda s: (not self._decodes(s), s.place)
         )
@@ -192,7 +192,7 @@ class Scheduler:
         return step
 
     def _catch_up(self, level: Priority) -> None:
-        """Idle work whose turn it is again takes what others have computed of its rows meanwhile."""
+        """Let idle work whose turn it is again pick up the rows that others have computed in the meantime."""
         first = min(
             (s for s in self._idle_work if s.pending and not s.joined), key=lambda s: s.place, default=None
         )
@@ -204,18 +204,18 @@ class Scheduler:
             self._admit(level)
 
     def _comes(self, sequence: Sequence, chunks: list[Chunk]) -> bool:
-        """Whether one of `chunks` belongs to somebody who computes the next row, too: it need not be done twice."""
+        """Return whether one of `chunks` belongs to a sequence that will compute this sequence's next row as well."""
         upto = sequence.computed + 1
         keys = sequence.rows.keys[:upto]
         return any(chunk.sequence.rows.keys[:upto] == keys for chunk in chunks)
 
     def _add_chunks(self, step: Step, mine: list[Sequence], budget: int) -> None:
-        """Give `budget` rows of the step to those without a slot, in their order; prompts beside decoding get fewer."""
+        """Give `budget` rows of the step to sequences without a slot, in order; prompts beside decoding get fewer."""
         beside = any(self._decodes(sequence) for sequence in mine)
         for sequence in mine:
             if sequence.joined or sequence.status is not Status.RUNNING:
                 continue
-            if sequence.pending == 0:  # nothing to generate and everything warm
+            if sequence.pending == 0:  # nothing to generate, and everything is warm
                 self.finish(sequence, None)
                 continue
             if sequence.priority is Priority.IDLE and self._comes(sequence, step.chunks):
@@ -236,10 +236,10 @@ class Scheduler:
             budget -= rows
 
     def _beside(self, before: list[Chunk], sequence: Sequence, rows: int) -> int:
-        """How many of `rows` rows of a prompt come into a step beside decoding, after the chunks `before` it."""
+        """Return how many of `rows` rows of a prompt fit beside decoding, after the chunks `before`."""
         most, cost = self.beside_chunk
         taken, count = sum(chunk.count for chunk in before), len(before) + 1
-        # A longer one is enqueued kernel by kernel, and the host takes longer for that than the device may.
+        # A longer chunk is enqueued kernel by kernel, which takes the host longer than the device may take.
         most = min(most, self.recorded.most(count))
         left = cost - sum(self.row_cost.cost(chunk.start, chunk.count) for chunk in before)
         fewest = min(FEWEST, most, rows) if not before else 0
@@ -253,18 +253,18 @@ class Scheduler:
         return rows
 
     def done(self, step: Step) -> None:
-        """The rows of the chunks are written: from now on they can be found."""
+        """Note that the rows of the chunks are written, so that they can be found."""
         for chunk in step.chunks:
             self.commit(chunk.sequence, chunk.start, chunk.count)
 
     def commit(self, sequence: Sequence, start: int, count: int) -> None:
-        """The same of rows `start` to `start + count` of a sequence, which follow those that are."""
+        """Do the same for rows `start` to `start + count` of a sequence, which follow its committed rows."""
         if sequence.table is not None:
             keys = sequence.rows.keys[start : start + count]
             self.blocks.commit(sequence.table, keys, repeat(sequence.origin))
 
     def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
-        """Make room for `rows` more rows in a table; unless it is `idle` itself, idle work may have to wait for that.
+        """Make room for `rows` more rows in a table, preempting idle work if necessary, unless it is `idle` itself.
 
         Raises as `BlockManager.reserve` does.
         """
@@ -280,10 +280,10 @@ class Scheduler:
                 self.preempt(others[-1])
 
     def preempt(self, sequence: Sequence) -> None:
-        """Have a running sequence wait until there is room for it again. Its written rows stay as cache.
+        """Make a running sequence wait until there is room for it again. Its written rows stay in the cache.
 
-        Tokens that the host has not read are drawn again then. With a decode runner, so are those whose rows were lost:
-        a row of an answer is always computed by a decode step, and the seed and the step decide which token follows it.
+        Tokens that the host has not read are drawn again later. With a decode runner, so are tokens whose rows are
+        lost: a row of an answer is always computed by a decode step, and the seed and the step determine its token.
         """
         self._release(sequence)
         sequence.status = Status.PREEMPTED
@@ -299,7 +299,7 @@ class Scheduler:
         return sequence.joined or (not self.slots and sequence.decodes)
 
     def _goes_on(self, sequence: Sequence) -> bool:
-        """Whether another token may follow the newest one, which may not be read yet."""
+        """Return whether another token may follow the newest one, which may not have been read yet."""
         assert sequence.params is not None
         rows, unread = sequence.rows, sequence.unread
         return unread == 0 or (
@@ -312,9 +312,9 @@ class Scheduler:
                 break
             keys = sequence.rows.keys
             try:
-                # The last row of a prompt is always computed: its logits are needed.
+                # The last row of a prompt is always computed, because its logits are needed.
                 table = self._open(keys[:-1] if sequence.params is not None else keys, level)
-            except Exception as error:  # noqa: BLE001 - whatever a copy raises is this sequence's alone
+            except Exception as error:  # noqa: BLE001 - an error in copying concerns this sequence alone
                 self.finish(sequence, None, error)
                 continue
             sequence.table = table
@@ -331,11 +331,11 @@ class Scheduler:
                 sequence.hit = prefix_hit(self.blocks, table, keys, sequence.origin)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Whether a sequence may run beside those that do.
+        """Return whether a sequence may run beside those that run.
 
-        A person's may where there is room for all its rows and the next one, and for all of theirs and one more block
-        each, or it would be preempted at once. Idle work waits where that helps. Alone it may always run: it ends where
-        the context does.
+        A person's may if there is room for all its rows and the next one, and for all rows of the others and one more
+        block each; otherwise it would be preempted at once. Idle work is preempted if that helps. A sequence alone may
+        always run; it ends when the context is full.
         """
         if sequence.priority is Priority.IDLE:
             return len(self.running) < self.most_running
@@ -354,7 +354,7 @@ class Scheduler:
         return True
 
     def _open(self, keys: list[Key], level: Priority) -> BlockTable:
-        """Open what is there of `keys`. What idle work leaves no room for in the cache makes that work wait."""
+        """Open a table with what is cached of `keys`. Idle work that leaves no room to bring it back is preempted."""
         while True:
             table = self.blocks.open(keys, level is Priority.IDLE)
             others = self._idle_work
@@ -364,8 +364,8 @@ class Scheduler:
             self.preempt(others[-1])
 
     def _reserve(self, sequence: Sequence, rows: int) -> bool:
-        """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
-        if sequence.table is None:  # it was preempted for an older one
+        """Make room, preempting others if necessary. Return False if not; `sequence` may then be ended or preempted."""
+        if sequence.table is None:  # it was preempted for an older sequence
             return False
         while True:
             try:
@@ -375,7 +375,7 @@ class Scheduler:
                 alone = sequence.priority is Priority.IDLE or self.running == [sequence]
                 last = max(self.running, key=lambda s: s.place)
                 if sequence.unread and (alone or last is sequence):
-                    return False  # its newest token is read first
+                    return False  # its newest token has to be read first
                 if alone:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False

@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""A sequence: one request on its way through the engine."""
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
@@ -21,17 +21,17 @@ from engine.schedule.output import Output
 
 
 class Status(Enum):
-    """Where a sequence stands."""
+    """The state of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """It ran, lost its blocks to another one, and waits again."""
+    """It ran, lost its blocks to another sequence, and waits again."""
     FINISHED = "finished"
 
 
 class Priority(IntEnum):
-    """Who waits for it. Lower values go first."""
+    """Who waits for a sequence. Lower values go first."""
 
     PERSON = 0
     IDLE = 1
@@ -39,25 +39,25 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """For whom rows are computed."""
+    """On whose behalf rows are computed."""
 
     follow: "Callable[[Sequence], None] | None" = None
-    """Gets the sequence that computes them, to cancel it."""
+    """Called with the sequence that computes them, so that it can be cancelled."""
     priority: Priority = Priority.PERSON
     origin: int = 0
-    """That of the sequence."""
+    """The origin of the sequence."""
 
 
 ANYBODY = Owner()
-"""A person who waits for them to the end."""
+"""A person who waits for the rows to the end."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A prompt to be made present in the KV cache, and (with `output`) to be answered.
 
-    The loop thread owns it. Other threads set `cancelled` and take from `events`; everything else they read
-    only after `finished` is set (the end marker None comes out of `events` then too).
+    The loop thread owns it. Other threads may set `cancelled` and take from `events`; they read everything else only
+    after `finished` is set, which is also when the end marker None comes out of `events`.
     """
 
     rows: Rows
@@ -68,56 +68,57 @@ class Sequence:
     sampler: SamplerState | None = None
     status: Status = Status.WAITING
     arrival: int = 0
-    """The scheduler's number of it."""
+    """Its number in the scheduler's order of arrival."""
     client: Hashable = None
-    """Who asks, where one may ask for many at once; None: nobody else asks for this."""
+    """Who sent the request, for clients that may send many at once; None: the request stands alone."""
     is_late: bool = False
-    """Idle work that gives way to other idle work."""
+    """Whether this is idle work that comes after other idle work."""
     turn: int = 0
-    """Clients take turns: the scheduler's number of this one. Of a client each has another."""
+    """Its number in the order in which clients take turns; requests of one client have different turns."""
     table: BlockTable | None = None
     joined: bool = False
-    """It has a slot of the decode runner."""
+    """Whether it has a slot of the decode runner."""
     unread: int = 0
-    """Tokens that were drawn there, or will be, and that the host has not read."""
+    """Tokens that were or will be drawn in the slot and that the host has not read."""
     preemptions: int = 0
     known: list[int] = field(default_factory=list)
-    """Tokens of the answer whose rows were lost: they are drawn once more, and nobody is told again."""
+    """Tokens of the answer whose rows were lost: they are drawn again, but not sent again."""
     events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
     finished: Event = field(default_factory=Event)
-    """Nobody waits for it on the loop's own thread."""
+    """Set at the end. The loop's own thread must not wait for it."""
     cancelled: bool = False
-    """Whoever sets it ends the sequence within one step."""
+    """Setting it ends the sequence within one step."""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     tail: str = ""
     """Text that was held back when the sequence was cut short."""
     prompt_tokens: int = 0
     origin: int = 0
-    """Who asks: n for idle work of the n-th pause, -n for the request that ends it; 0: nobody keeps count."""
+    """Who had it computed: n for idle work of the n-th pause, -n for the request that ends it; 0: not recorded."""
     hit: PrefixHit = field(default_factory=PrefixHit)
-    """What was present of the prompt when the sequence was admitted first."""
+    """The part of the prompt that was present when the sequence was first admitted."""
     reached: int = 0
-    """How many rows were present when it ended, or was preempted."""
+    """How many rows were present when it ended or was preempted."""
     generated: list[int] = field(default_factory=list)
-    """The tokens of the answer; the last ones of `rows`."""
+    """The tokens of the answer, which are also the last ones of `rows`."""
     earlier: int = 0
-    """How many of them were there before: the sequence goes on with an answer."""
+    """How many of them it began with, as the continuation of an answer."""
     told: int = 1
     """How many tokens the last draw gave: the one drawn, and those that a constraint forces after it."""
     expected: int = -1
-    """The token that is guessed to be drawn next; -1: nobody does."""
+    """The token that speculation expects next; -1: none."""
     guessed: int = 0
-    """Tokens that were guessed of the answer,"""
+    """The tokens of the answer that speculation guessed and the model checked."""
     accepted: int = 0
-    """those of them that were right,"""
+    """The guessed tokens that were right."""
     drafted: int = 0
+    """The guessed tokens that came from a draft model."""
     drafts_accepted: int = 0
-    """the same of those that a draft model guessed,"""
+    """The draft model's tokens that were right."""
     saved_s: float = 0.0
-    """and the seconds that this took less than decoding one by one."""
+    """The seconds saved compared with decoding token by token."""
     seed: int = 0
-    """With the number of tokens generated it is the state of sampling; drawn where the request gives none."""
+    """Together with the number of tokens generated, the state of sampling; random if the request gives none."""
     created: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -130,40 +131,40 @@ class Sequence:
 
     @property
     def place(self) -> tuple[bool, int, int]:
-        """Whose is smaller is served first: who has a sooner turn, and of these, who came first."""
+        """The sort key for service: late idle work last, then by turn, then by arrival."""
         return self.is_late, self.turn, self.arrival
 
     @property
     def guide(self) -> Guide | ChannelGuide | None:
-        """What may be sampled next; None: anything."""
+        """The guide that says which tokens may be sampled next; None: any."""
         return self.output.guide if self.output is not None else None
 
     @property
     def computed(self) -> int:
         """Rows whose KV is present."""
-        table = self.table  # looked at once: another thread may ask while the loop gives the table back
+        table = self.table  # read once, because the loop may release the table while another thread asks
         return 0 if table is None else table.length
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were there before anybody waited for them."""
+        """Tokens of the prompt that were present before anybody waited for them."""
         return self.hit.rows - self.hit.own
 
     @property
     def pending(self) -> int:
-        """Rows whose KV is yet to be computed."""
+        """Rows whose KV has yet to be computed."""
         return len(self.rows) - self.computed
 
     @property
     def decodes(self) -> bool:
-        """What the last draw gave is all that is yet to be computed."""
+        """Whether only the tokens of the last draw have yet to be computed."""
         return 1 <= self.pending <= self.told and len(self.generated) - self.earlier >= self.pending
 
     def allow(self, words: Words, drawn: int | None = None) -> None:
-        """Write which tokens may follow what is known of the answer, or `drawn`, which was drawn after it.
+        """Write which tokens may follow the known answer, or `drawn`, if that token was drawn after it.
 
-        Only for a sequence with a guide. Tokens that were told before are the only ones where they come again. Raises
-        EngineError where the constraint cannot be followed.
+        Only for a sequence with a guide. A token that is drawn again is the only one allowed. Raises EngineError if the
+        constraint cannot be followed.
         """
         guide, told_before = self.guide, self.known[int(drawn is not None) :]
         assert guide is not None
@@ -175,9 +176,9 @@ class Sequence:
         return guide.fill(words)
 
     def allow_each(self, words: Items[Words], guesses: Items[int]) -> None:
-        """As `allow`, of several rows: which tokens may follow the newest one, and which each of the guesses after it.
+        """As `allow` for several rows: write which tokens may follow the newest token, and each guess after it.
 
-        All of the answer is known, and each guess may follow what comes before it (`permitted`).
+        All of the answer is known, and each guess is allowed after the tokens before it (`permitted`).
         """
         guide = self.guide
         assert guide is not None
@@ -190,19 +191,19 @@ class Sequence:
             guide.fill(row)
 
     def rewind(self) -> None:
-        """Go back to where the rows that are present end, to decode from there: so every row is what it was."""
+        """Go back to the end of the rows present and decode again from there, so that every row gets the same bits."""
         count = max(self.computed + 1, self.prompt_tokens)
         self.known = self.rows.rewind(count) + self.known
         del self.generated[len(self.generated) - len(self.known) :]
 
     def catch_up(self) -> None:
-        """Have all tokens that were ever drawn, whether their rows are present or not."""
+        """Take back all tokens ever drawn, whether their rows are present or not."""
         self.rows.extend(self.known)
         self.generated += self.known
         self.known = []
 
     def stats(self) -> TurnStats:
-        """The figures so far."""
+        """Return the figures so far."""
         reached = self.first_token or perf_counter()
         return TurnStats(
             prompt_tokens=self.prompt_tokens,

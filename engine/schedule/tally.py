@@ -1,4 +1,4 @@
-"""What people got of an engine, and how soon: counters that only grow, and the latest waits."""
+"""The service that people got from an engine: counters that only grow, and the latest waiting times."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """The loop thread writes it, whenever it draws a token for a person; others read."""
+    """Counters that the loop thread updates whenever it draws a token for a person; other threads only read."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompts' tokens those that were in the cache."""
+    """The tokens of prompts that were cached."""
     generated_tokens: int = 0
     guessed_tokens: int = 0
+    """Guesses that were checked."""
     accepted_tokens: int = 0
-    """Guesses that were checked, and those that were right."""
+    """Guesses that were right."""
     preemptions: int = 0
     first_waits: deque[float] = field(default_factory=lambda: deque(maxlen=200))
-    """Seconds until the first token, of the latest answers."""
+    """Seconds until the first token, for the latest answers."""
     token_waits: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
-    """Seconds between two tokens of an answer, of the latest tokens."""
+    """Seconds between two tokens of an answer, for the latest tokens."""
 
     def drew(self, sequence: "Sequence", now: float) -> None:
-        """A token for `sequence`; its own times are still those before."""
+        """Count a token for `sequence`, whose own times are not updated yet."""
         self.generated_tokens += 1
         if sequence.first_token:
             self.token_waits.append(now - sequence.last_token)
@@ -40,7 +41,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How many answers for people are where, and the tally of all."""
+    """The number of people's requests in each state, and the tally."""
 
     running: int
     waiting: int
@@ -49,6 +50,6 @@ class Traffic:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The smallest value that so large a share of all (0 to 1) does not exceed; None where there are none."""
+    """Return the smallest value that `share` (0 to 1) of all values do not exceed; None if there are none."""
     ordered = sorted(values)
     return ordered[max(ceil(share * len(ordered)) - 1, 0)] if ordered else None
