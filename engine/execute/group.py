@@ -1,4 +1,5 @@
-"""What ranks exchange in a step, by torch's process groups: gloo between CPUs, NCCL between GPUs."""
+"""Exchanges between ranks during a step through torch's process groups: gloo between CPUs, NCCL between
+GPUs."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor
 from engine.errors import EngineError
 
 PATIENCE = timedelta(seconds=10)
-"""How long a rank waits for the others, who compute as much as it does, before it takes them to hang."""
+"""How long a rank waits before it takes the others to hang; they compute as much as it does."""
 LOST = (
     "A process that computes a part of the model has ended or hangs; the conversation is intact. "
     "Load the model again."
@@ -23,23 +24,25 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of one model; see `models.reference.peers.Peers`. Not torch's default group: there may be several."""
+    """All ranks of one model (see `models.reference.peers.Peers`). Not torch's default group, so there may be
+    several."""
 
     group: Any
-    """torch's."""
+    """The torch process group."""
     ranks: int
     device: torch.device
     rank: int
     store: Any
-    """torch's, in the file where they met."""
+    """The torch store in the file where the ranks met."""
     leave: list[Callable[[], None]] = field(default_factory=list)
-    """What ends whatever waits for others here, from any thread."""
+    """Callbacks that end every wait for other ranks in this process, from any thread."""
     shared: list[Callable[[], None]] = field(default_factory=list)
-    """What lets go of memory that others had open, once they have ended."""
+    """Callbacks that free memory the other ranks had open, to be called once those have ended."""
 
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
-        """Meet the others in the new file `meeting`, which all name. Raises EngineError when they do not come."""
+        """Meet the other ranks in the new file `meeting`, the same path for all. Raises EngineError if they
+        do not come."""
         try:
             store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
             store.set_timeout(PATIENCE)
@@ -49,7 +52,8 @@ class Group:
                 options._timeout = PATIENCE
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
                 return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device, rank, store)
-            # Who waits in vain gives up, and does not end the process, as is the rule: there is a conversation in it.
+            # On a timeout, raise an error instead of ending the process, NCCL's default: it holds a
+            # conversation.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = PATIENCE
@@ -58,19 +62,20 @@ class Group:
             raise EngineError(f"The processes of the model did not meet ({_line(error)}).") from None
 
     def sum(self, x: Tensor) -> Tensor:
-        """In fp32, rounded once, with the same bits on every rank."""
+        """Sum `x` over the ranks in fp32 (fp64 stays fp64) and round once; every rank gets the same bits."""
         wide = x.float() if x.dtype != torch.float64 else x
         self._do(lambda: self.group.allreduce([wide]))
         return wide.to(x.dtype)
 
     def join_columns(self, x: Tensor) -> Tensor:
-        """[n, columns] of every rank -> [n, ranks * columns]"""
+        """Concatenate the columns of all ranks: [n, columns] -> [n, ranks * columns]."""
         found = [torch.empty_like(x) for _ in range(self.ranks)]
         self._do(lambda: self.group.allgather([found], [x.contiguous()]))
         return torch.cat(found, -1)
 
     def swap(self, what: str, data: bytes) -> list[bytes]:
-        """`data` of every rank, in their order; `what` is asked for once. Raises EngineError when a rank is lost."""
+        """Return the `data` of every rank in rank order; use each key `what` only once. Raises EngineError
+        when a rank is lost."""
         try:
             self.store.set(f"{what}/{self.rank}", data)
             return [bytes(self.store.get(f"{what}/{rank}")) for rank in range(self.ranks)]
@@ -78,7 +83,7 @@ class Group:
             raise EngineError(LOST) from error
 
     def least(self, number: int) -> int:
-        """The smallest of what the ranks give."""
+        """Return the smallest `number` of all ranks."""
         found = torch.tensor([number], device=self.device)
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
@@ -86,7 +91,7 @@ class Group:
         return int(found.item())
 
     def _do(self, start: Callable[[], Any]) -> None:
-        """Raises EngineError when a rank is lost."""
+        """Start an exchange and wait for it. Raises EngineError when a rank is lost."""
         try:
             start().wait()
         except RuntimeError as error:
