@@ -89,7 +89,7 @@ def choose_own_cut(
     sequences depends on
     its own length, and on `split` if given."""
     tile = 64 if shape.dim <= 128 else 32
-    stages = max(16 * 1024 // (tile * shape.dim), 2)  # for quantised rows, more stages gain nothing and take room
+    stages = max(16 * 1024 // (tile * shape.dim), 2)  # with quantised rows, more take room for no gain
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
     if split is not None:
         least = split.rows
