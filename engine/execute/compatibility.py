@@ -45,8 +45,7 @@ NATIVE = frozenset(
         Feature.MIXED_LAYERS,
     }
 )
-"""Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is
-refused."""
+"""Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is refused."""
 
 FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
 """Features that the fused GPU kernels compute."""
@@ -64,8 +63,8 @@ PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.S
 
 
 def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
-    """Return the features of `spec` missing from `supported`, as the object of a sentence: "a sliding window
-    and capped logits".
+    """Return the features of `spec` missing from `supported`, as the object of a sentence: "a sliding window and capped
+    logits".
 
     Return None if nothing is missing.
     """
@@ -81,8 +80,7 @@ def _listed(found: Iterable[Feature]) -> str | None:
 
 
 def not_native(spec: ModelSpec) -> str | None:
-    """Return why the native CPU kernels cannot run the network, as the middle of a sentence; None if they
-    can."""
+    """Return why the native CPU kernels cannot run the network, as the middle of a sentence; None if they can."""
     if (lacks := lacking(spec, NATIVE)) is not None:
         return f"the native kernels do not know {lacks}"
     dim = spec.attention.head_dim
@@ -90,8 +88,7 @@ def not_native(spec: ModelSpec) -> str | None:
 
 
 def not_fused(spec: ModelSpec) -> str | None:
-    """Return why the fused GPU kernels cannot run the network, as the middle of a sentence; None if they
-    can."""
+    """Return why the fused GPU kernels cannot run the network, as the middle of a sentence; None if they can."""
     known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
     if (lacks := lacking(spec, known)) is not None:
         return f"the fused kernels do not know {lacks}{' with experts' if known < FUSED else ''}"
@@ -102,8 +99,8 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 
 def not_divided(spec: ModelSpec) -> str | None:
-    """Return why the fused kernels cannot divide the network among GPUs, beyond the reasons of `not_fused`;
-    else None."""
+    """Return why the fused kernels cannot divide the network among GPUs, beyond the reasons of `not_fused`; else
+    None."""
     if has_experts(spec):
         return f"the fused kernels do not know experts {DIVIDED}"
     if any(layer.attention.norms_all_heads for layer in spec.layers):
@@ -117,8 +114,8 @@ def has_experts(spec: ModelSpec) -> bool:
 
 
 def not_on_host(spec: ModelSpec) -> str | None:
-    """Return why the native kernels cannot compute experts in host memory while a GPU computes the rest; None
-    if they can."""
+    """Return why the native kernels cannot compute experts in host memory while a GPU computes the rest; None if they
+    can."""
     feeds = {layer.feed_forward for layer in spec.layers}
     asked = {
         feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
@@ -141,8 +138,8 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:
-    """Say that PyTorch computes the network, because of `reason`. With `multiplies`, native kernels compute
-    the products."""
+    """Say that PyTorch computes the network, because of `reason`. With `multiplies`, native kernels compute the
+    products."""
     if multiplies:
         return f"native kernels for products and PyTorch for the rest: {reason}"
     return f"plain PyTorch, which is slower: {reason}"

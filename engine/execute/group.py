@@ -1,5 +1,4 @@
-"""Exchanges between ranks during a step through torch's process groups: gloo between CPUs, NCCL between
-GPUs."""
+"""Exchanges between ranks during a step through torch's process groups: gloo between CPUs, NCCL between GPUs."""
 
 import os
 from collections.abc import Callable
@@ -41,8 +40,8 @@ class Group:
 
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
-        """Meet the other ranks in the new file `meeting`, the same path for all. Raises EngineError if they
-        do not come."""
+        """Meet the other ranks in the new file `meeting`, the same path for all. Raises EngineError if they do not
+        come."""
         try:
             store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
             store.set_timeout(PATIENCE)
@@ -52,8 +51,7 @@ class Group:
                 options._timeout = PATIENCE
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
                 return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device, rank, store)
-            # On a timeout, raise an error instead of ending the process, NCCL's default: it holds a
-            # conversation.
+            # On a timeout, raise an error instead of ending the process, NCCL's default: it holds a conversation.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = PATIENCE
@@ -74,8 +72,8 @@ class Group:
         return torch.cat(found, -1)
 
     def swap(self, what: str, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank in rank order; use each key `what` only once. Raises EngineError
-        when a rank is lost."""
+        """Return the `data` of every rank in rank order; use each key `what` only once. Raises EngineError when a rank
+        is lost."""
         try:
             self.store.set(f"{what}/{self.rank}", data)
             return [bytes(self.store.get(f"{what}/{rank}")) for rank in range(self.ranks)]

@@ -43,9 +43,8 @@ class Decoder(Protocol):
 class Runner:
     """Runs plain modules or fused kernels. The tokens of all spans form one flat batch.
 
-    On a CPU, native kernels compute all spans together if they support the model; if its weights are not
-    quantised, they
-    compute only the rows of answers. Which kernel computes a row depends only on whether the row belongs to a
+    On a CPU, native kernels compute all spans together if they support the model; if its weights are not quantised,
+    they compute only the rows of answers. Which kernel computes a row depends only on whether the row belongs to a
     prompt.
     """
 
@@ -57,8 +56,7 @@ class Runner:
         on_host: HostExperts | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`on_host` computes the experts in host memory while the GPU computes the rest. `peers` are the
-        processes that
+        """`on_host` computes the experts in host memory while the GPU computes the rest. `peers` are the processes that
         compute the other parts of a divided network."""
         self._model: Decoder = Reference(
             network, on_host=None if on_host is None else on_host.mix, peers=peers
@@ -87,9 +85,8 @@ class Runner:
     ) -> str | None:
         """Switch to native kernels for the work they do best, on the threads of `pool` if given.
 
-        If they do not support `network`, return why, and let them compute only the products if the weights
-        are quantised.
-        Raises NativeError if the kernels cannot be set up after all.
+        If they do not support `network`, return why, and let them compute only the products if the weights are
+        quantised. Raises NativeError if the kernels cannot be set up after all.
         """
         reason = unsupported(network.spec) if network.share is None else DIVIDED
         if reason is None:
@@ -110,14 +107,12 @@ class Runner:
     def fuse(
         self, network: Network, cache: KVCache, rows: int, graphs: Graphs | None, deterministic: bool
     ) -> str | None:
-        """Switch to fused kernels if they support `network`; compile and record them. Otherwise return why
-        they do not.
+        """Switch to fused kernels if they support `network`; compile and record them. Otherwise return why they do not.
 
-        `rows` is the most that a sequence holds. With `deterministic`, every span is summed in one order,
-        whatever else is in the
-        batch. Without it, short spans and batches of several spans run as `graphs`, unless torch computes
-        attention. The cache
-        must be empty, because its first block is written to. Raises ImportError if triton is not installed.
+        `rows` is the most that a sequence holds. With `deterministic`, every span is summed in one order, whatever else
+        is in the batch. Without it, short spans and batches of several spans run as `graphs`, unless torch computes
+        attention. The cache must be empty, because its first block is written to. Raises ImportError if triton is not
+        installed.
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.padded_prefill import PaddedPrefill
@@ -147,8 +142,7 @@ class Runner:
 
     @property
     def recorded(self) -> Recorded:
-        """The sizes that prompts are padded to. Empty for deterministic steps: there it matters where a slab
-        ends."""
+        """The sizes that prompts are padded to. Empty for deterministic steps: there it matters where a slab ends."""
         padded = self._padded
         return Recorded() if padded is None or padded.deterministic else padded.recorded
 
@@ -230,9 +224,8 @@ class Runner:
 def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:
     """Create the native decoder. Raises NativeError.
 
-    If it computes prompts too, a 16-bit `cache` holds fp16, whose rounding is eight times finer than that of
-    bf16. Values
-    beyond the range of fp16 become its largest number.
+    If it computes prompts too, a 16-bit `cache` holds fp16, whose rounding is eight times finer than that of bf16.
+    Values beyond the range of fp16 become its largest number.
     """
     dtype = cache.kv.dtype
     changes = dtype == torch.bfloat16 and cache.is_free and takes_prompts(network, pool.library.best)

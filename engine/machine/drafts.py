@@ -1,5 +1,4 @@
-"""Finds the models on this machine for which a smaller one, also on this machine, can guess the next
-tokens."""
+"""Finds the models on this machine for which a smaller one, also on this machine, can guess the next tokens."""
 
 from collections.abc import Iterable
 from contextlib import suppress

@@ -128,8 +128,8 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
-    """Return the speed of a model of this shape; `blocks` is the bytes of its quantised weights, None if they
-    are not."""
+    """Return the speed of a model of this shape; `blocks` is the bytes of its quantised weights, None if they are
+    not."""
     here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if (split := _split(spec, here, blocks)) is not None:
@@ -153,8 +153,7 @@ def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Sp
 
 
 def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
-    """Return `here` with the program that decodes this network: plain modules if our kernels do not support
-    it."""
+    """Return `here` with the program that decodes this network: plain modules if our kernels do not support it."""
     if here.program is PROGRAMS[NATIVE] and not_native(spec):
         program = "plain modules, native products" if quantised else "plain modules, CPU"
         return replace(here, program=PROGRAMS[program], keeps_blocks=quantised)
@@ -177,8 +176,8 @@ def not_chosen(spec: ModelSpec) -> int:
 
 
 def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:
-    """Return the speed of a model of this shape; `stored` is the bytes of weights kept quantised, None if
-    they are not."""
+    """Return the speed of a model of this shape; `stored` is the bytes of weights kept quantised, None if they are
+    not."""
     count = parameters(spec)
     weights = stored or count * here.dtype.itemsize
     per_token = token_bytes(spec, here.dtype, here.kv_dtype)
@@ -198,8 +197,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
 
 
 def _context(spec: ModelSpec, here: Here, left: int) -> int:
-    """Return the tokens of a conversation that fit in `left` bytes, the memory beside the weights; 0 if none
-    do."""
+    """Return the tokens of a conversation that fit in `left` bytes, the memory beside the weights; 0 if none do."""
     reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
     window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
     per_token, share = token_bytes(spec, here.dtype, here.kv_dtype), kv_share(here.device)
@@ -210,8 +208,7 @@ def _context(spec: ModelSpec, here: Here, left: int) -> int:
 
 
 def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
-    """Return which experts would go to host memory; None if none need to, or if there is no room there
-    either."""
+    """Return which experts would go to host memory; None if none need to, or if there is no room there either."""
     if here.free is None or here.host_free is None or not_on_host(spec) is not None:
         return None
     experts, needed = (

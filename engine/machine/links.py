@@ -1,5 +1,4 @@
-"""Several GPUs of this machine: how they are linked, and the estimated gain of dividing a model among
-them."""
+"""Several GPUs of this machine: how they are linked, and the estimated gain of dividing a model among them."""
 
 import re
 import subprocess
@@ -22,8 +21,7 @@ class Links:
 
     count: int
     kinds: tuple[str, ...]
-    """The kinds that nvidia-smi reports, each once: "NV18" is NVLink of 18 lanes. Empty if it reports
-    none."""
+    """The kinds that nvidia-smi reports, each once: "NV18" is NVLink of 18 lanes. Empty if it reports none."""
     direct: bool
     """Whether every GPU can address the memory of every other one."""
 
@@ -53,8 +51,7 @@ def find_links() -> Links | None:
 
 
 def kinds_of(topology: str, count: int) -> tuple[str, ...]:
-    """Parse the output of `nvidia-smi topo -m`: the links between the first `count` GPUs, each kind once,
-    sorted."""
+    """Parse the output of `nvidia-smi topo -m`: the links between the first `count` GPUs, each kind once, sorted."""
     found: set[str] = set()
     for line in topology.splitlines():
         name, *cells = re.sub(r"\x1b\[[0-9;]*m", "", line).split() or [""]
@@ -65,8 +62,8 @@ def kinds_of(topology: str, count: int) -> tuple[str, ...]:
 
 
 def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> Split | None:
-    """Estimate the speed on `count` GPUs like this one; None if it is unknown or the fused kernels cannot
-    divide the model."""
+    """Estimate the speed on `count` GPUs like this one; None if it is unknown or the fused kernels cannot divide the
+    model."""
     if speed.tokens_per_s is None or not speed.fits or not_fused(spec) or not_divided(spec):
         return None
     layers, layer_s = len(spec.layers), suited(spec, here).program.layer_s

@@ -74,8 +74,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor; `cores` are those this process may use, `instructions` those that matter to the
-    engine."""
+    """The processor; `cores` are those this process may use, `instructions` those that matter to the engine."""
 
     name: str
     cores: int
@@ -133,8 +132,7 @@ class Machine:
 
 
 def inspect_machine() -> Machine:
-    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it
-    finds."""
+    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about old drivers and GPUs; the report says it better
         return _inspect()
@@ -199,11 +197,9 @@ def _inspect() -> Machine:
 
 
 def look_here(device: str, dtype: str, given_back: int = 0, bandwidth: float | None = None) -> Here | None:
-    """Return what decides the speed of models here, for a device and dtype as in `Engine.load`; None if there
-    is none.
+    """Return what decides the speed of models here, for a device and dtype as in `Engine.load`; None if there is none.
 
-    `given_back` is the bytes that the present model holds and the next one may take. A `bandwidth` that is
-    not given is
+    `given_back` is the bytes that the present model holds and the next one may take. A `bandwidth` that is not given is
     looked up, or else measured, which takes a second.
     """
     try:
@@ -247,9 +243,8 @@ def _worth_telling(here: Here) -> list[str]:
 def measure_bandwidth(device: torch.device) -> float:
     """Measure the memory bandwidth of `device` in bytes/s, the median of several passes.
 
-    On a GPU, copy within its memory and count the bytes read and written; on a CPU, read with all of torch's
-    threads. Raises
-    EngineError when there is no memory to measure with.
+    On a GPU, copy within its memory and count the bytes read and written; on a CPU, read with all of torch's threads.
+    Raises EngineError when there is no memory to measure with.
     """
     return _copy_bandwidth(device) if device.type == "cuda" else _read_bandwidth()
 
@@ -287,8 +282,7 @@ def _read_bandwidth() -> float:
 
 
 def decode_programs(device: torch.device) -> tuple[Feature, ...]:
-    """Return the ways to decode a token on `device`, fastest first; the first without a reason against it is
-    used."""
+    """Return the ways to decode a token on `device`, fastest first; the first without a reason against it is used."""
     if device.type != "cuda":
         no_gpu = "it needs an NVIDIA GPU"
         return (

@@ -45,9 +45,9 @@ def need_of(
 ) -> Need:
     """Read the headers of a model and return what it needs. Arguments are as in `Engine.load`.
 
-    `mapped` is the bytes of other models' weights that are mapped from files. On a CPU they are subtracted
-    from the free memory: the system counts them as free, because it could read them again. For a model
-    divided among `ranks` GPUs, return the need of one of them. Raises ModelError and EngineError.
+    `mapped` is the bytes of other models' weights that are mapped from files. On a CPU they are subtracted from the
+    free memory: the system counts them as free, because it could read them again. For a model divided among `ranks`
+    GPUs, return the need of one of them. Raises ModelError and EngineError.
     """
     place = pick_device(device).device
     numbers = pick_dtype(dtype, place)

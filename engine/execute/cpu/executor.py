@@ -1,9 +1,7 @@
 """A decode step on a CPU: one call of the native kernels runs the whole model for rows of several sequences.
 
-The plain twin is `models/reference/decoder.py`. The executor reads the weights of the plain modules and
-writes the same
-KV cache. It computes in fp32 between products; the input of a product with quantised weights is rounded to
-int8, in
+The plain twin is `models/reference/decoder.py`. The executor reads the weights of the plain modules and writes the same
+KV cache. It computes in fp32 between products; the input of a product with quantised weights is rounded to int8, in
 groups of 32 numbers with a common scale.
 """
 
@@ -31,15 +29,13 @@ PORTABLE = 0
 
 
 def unsupported(spec: ModelSpec) -> str | None:
-    """Return why the native kernels cannot run the network here, as the middle of a sentence; None if they
-    can."""
+    """Return why the native kernels cannot run the network here, as the middle of a sentence; None if they can."""
     return not_native(spec) or native.problem()
 
 
 def takes_prompts(network: Network, variant: int) -> bool:
-    """Return whether kernels of `variant` also beat torch at prompts of this network: they do if its weights
-    are quantised,
-    unless the variant is the portable one."""
+    """Return whether kernels of `variant` also beat torch at prompts of this network: they do if its weights are
+    quantised, unless the variant is the portable one."""
     return network.is_quantized and variant != PORTABLE
 
 
@@ -47,8 +43,8 @@ class NativeDecoder:
     """Runs rows of several sequences through the model, from the values of the spans to logits."""
 
     def __init__(self, network: Network, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
-        """`variant` indexes `pool.library.variants`; None is the best. Raises NativeError for an unsupported
-        network or cache."""
+        """`variant` indexes `pool.library.variants`; None is the best. Raises NativeError for an unsupported network or
+        cache."""
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
@@ -58,8 +54,7 @@ class NativeDecoder:
         layers = [told.layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
         described = native.Model(
             layers=(native.Layer * len(layers))(*layers),
-            # The scale of the logits is folded into the weights of the final norm, whose output the head
-            # multiplies.
+            # The scale of the logits is folded into the weights of the final norm, whose output the head multiplies.
             final_norm=told.norm(spec.final_norm, network.final_norm, spec.logit_scale),
             embedding=told.matrix(network.embedding),
             learned=native.Matrix() if learned is None else told.matrix(Weight.plain(learned)),
@@ -103,11 +98,9 @@ class NativeDecoder:
         """Write K and V of all rows of `spans`; return the logits of the rows that want them: fp32 [wanted,
         vocab_size].
 
-        The bits of a row do not depend on the other rows, nor on how its sequence is split into spans: each
-        row is rounded to
-        int8 by itself and summed in a fixed order. Raises NativeError for values out of range and for a span
-        without tokens;
-        nothing is computed then.
+        The bits of a row do not depend on the other rows, nor on how its sequence is split into spans: each row is
+        rounded to int8 by itself and summed in a fixed order. Raises NativeError for values out of range and for a span
+        without tokens; nothing is computed then.
         """
         logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
         self._run(spans, logits)
@@ -124,12 +117,11 @@ class NativeDecoder:
         return self._rows[:wanted]
 
     def interleave(self, nbytes: int) -> int:
-        """Copy about `nbytes` more of the file-mapped weights into an order that is read faster, and release
-        the mapping.
+        """Copy about `nbytes` more of the file-mapped weights into an order that is read faster, and release the
+        mapping.
 
-        Return how many bytes are left. The bits of a row are the same before, during and after the copying.
-        Raises NativeError
-        if there is too little memory; weights that were not copied stay mapped.
+        Return how many bytes are left. The bits of a row are the same before, during and after the copying. Raises
+        NativeError if there is too little memory; weights that were not copied stay mapped.
         """
         with self._pool.held():
             left: int = self._functions.ct_decoder_interleave(self._handle, nbytes)

@@ -1,5 +1,4 @@
-"""How a model's weights are held here: as in their files or expanded; on a GPU, or partly in host memory
-beside it."""
+"""How a model's weights are held here: as in their files or expanded; on a GPU, or partly in host memory beside it."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -31,14 +30,11 @@ def read_model(
     """Read the weights; return the network and notes for people on how they are held. `quantize` is as in
     `models.load`.
 
-    `context` is how many tokens a text may have, if a person set it. Experts beyond `room` are held in host
-    memory; without
-    `room`, those beyond the memory of the GPU are. On a CPU all are. `rank` is as in `models.load`; a part of
-    a divided
-    model has no experts in host memory.
+    `context` is how many tokens a text may have, if a person set it. Experts beyond `room` are held in host memory;
+    without `room`, those beyond the memory of the GPU are. On a CPU all are. `rank` is as in `models.load`; a part of a
+    divided model has no experts in host memory.
 
-    Quantised weights are expanded if no kernels multiply them, unless `quantize` asks for them. Raises
-    ModelError.
+    Quantised weights are expanded if no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """
     told: list[str] = []
     if room is None and rank[1] == 1 and device.type == "cuda" and native.problem() is None:
@@ -70,8 +66,8 @@ def read_model(
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
-    """Return a test of whether the GPU kernels that read quantised weights in planes run a network; None if
-    none do here."""
+    """Return a test of whether the GPU kernels that read quantised weights in planes run a network; None if none do
+    here."""
     if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
         return None
     if torch.cuda.get_device_capability(device) < FULL_SPEED:

@@ -14,9 +14,8 @@ _CPU = torch.device("cpu")
 class Interleaving:
     """The copying of one decoder's weights.
 
-    It continues only while the free memory holds the KV cache and twice the bytes left to copy. Then the file
-    can stay in
-    the system's page cache too, and nothing is ever swapped out for a copy.
+    It continues only while the free memory holds the KV cache and twice the bytes left to copy. Then the file can stay
+    in the system's page cache too, and nothing is ever swapped out for a copy.
     """
 
     def __init__(self, decoder: NativeDecoder, kv_bytes: int) -> None:

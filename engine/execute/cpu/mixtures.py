@@ -1,8 +1,7 @@
 """Mixtures of experts on the native kernels, for a network whose other parts are computed elsewhere.
 
-The plain twin is the loop over experts in `models/reference/decoder.py`. Inputs of quantised experts are
-rounded to int8,
-in groups of 32 numbers with a common scale.
+The plain twin is the loop over experts in `models/reference/decoder.py`. Inputs of quantised experts are rounded to
+int8, in groups of 32 numbers with a common scale.
 """
 
 import ctypes
@@ -28,8 +27,7 @@ class NativeMixtures:
         pool: Pool,
         variant: int | None = None,
     ) -> None:
-        """`layers` maps layer numbers to experts; `variant` indexes `pool.library.variants`, None is the
-        best.
+        """`layers` maps layer numbers to experts; `variant` indexes `pool.library.variants`, None is the best.
 
         Raises NativeError for experts of inconsistent shapes and for weights without kernels.
         """
@@ -54,18 +52,15 @@ class NativeMixtures:
 
     @property
     def function(self) -> int:
-        """The address of the C function that runs a job, for callers outside Python. Run one job at a time,
-        and nothing else
-        on this pool meanwhile."""
+        """The address of the C function that runs a job, for callers outside Python. Run one job at a time, and nothing
+        else on this pool meanwhile."""
         return ctypes.cast(self._functions.ct_mixtures_run, ctypes.c_void_p).value or 0
 
     def job(self, layer: int, x: Tensor, ids: Tensor, shares: Tensor, out: Tensor) -> native.MixtureJob:
-        """Describe the computation of a layer. The tensors are CPU memory that must stay in place until it
-        has run.
+        """Describe the computation of a layer. The tensors are CPU memory that must stay in place until it has run.
 
-        x [rows, hidden], ids int32 [rows, chosen], shares fp32 [rows, chosen] -> out fp32 [rows, hidden]. A
-        row whose first id
-        is -1 yields zeros.
+        x [rows, hidden], ids int32 [rows, chosen], shares fp32 [rows, chosen] -> out fp32 [rows, hidden]. A row whose
+        first id is -1 yields zeros.
         """
         assert all(tensor.is_contiguous() for tensor in (x, ids, shares, out))
         return native.MixtureJob(

@@ -1,8 +1,7 @@
 """Products with quantised weights on the native kernels, for networks they cannot run as a whole.
 
-The plain twin is `models.reference.tiled.TiledProduct`. Inputs are rounded to int8, in groups of 32 numbers
-with a common
-scale.
+The plain twin is `models.reference.tiled.TiledProduct`. Inputs are rounded to int8, in groups of 32 numbers with a
+common scale.
 """
 
 import weakref
@@ -18,13 +17,13 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight
 
 ROWS = 128
-"""Rows to multiply at once: with more, unpacking a weight costs no less per row, and the rows no longer fit
-the cache."""
+"""Rows to multiply at once: with more, unpacking a weight costs no less per row, and the rows no longer fit the
+cache."""
 
 
 def problem() -> str | None:
-    """Return why native kernels do not multiply quantised weights here, as the middle of a sentence; None if
-    they do."""
+    """Return why native kernels do not multiply quantised weights here, as the middle of a sentence; None if they
+    do."""
     if (missing := native.problem()) is not None:
         return missing
     return "this processor has no AVX2" if native.library().best == PORTABLE else None

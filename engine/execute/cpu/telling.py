@@ -20,8 +20,7 @@ from models.spec import Attention, Experts, FeedForward, Layer, Norm
 
 
 class Telling:
-    """Builds structs from weights. It owns the memory whose addresses it hands out, so it must outlive their
-    use by the
+    """Builds structs from weights. It owns the memory whose addresses it hands out, so it must outlive their use by the
     library."""
 
     def __init__(self) -> None:
@@ -137,8 +136,7 @@ class Telling:
 
 
 def matrix_of(weight: Weight) -> native.Matrix:
-    """Describe a weight, which must outlive the struct. Raises NativeError if it is on no CPU or not
-    contiguous."""
+    """Describe a weight, which must outlive the struct. Raises NativeError if it is on no CPU or not contiguous."""
     data = weight.data
     if data.device.type != "cpu" or not data.is_contiguous():
         raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")

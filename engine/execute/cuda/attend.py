@@ -90,14 +90,11 @@ def rotation(spec: Attention) -> dict[str, Any]:
 
 
 def choose_start(shape: AttentionShape, rows: int) -> str:
-    """Return when the kernel after the attention may start (see `attention_kernel`): the fastest choice on an
-    H200.
+    """Return when the kernel after the attention may start (see `attention_kernel`): the fastest choice on an H200.
 
-    Microseconds per step for "at once", "looked up" and "waited": one token of Qwen3-0.6B 564, 552, 550, in
-    Q4_0 538, 532,
-    486; eight tokens 731, 727, 735; one token of 8B 4,273, 4,251, 4,236, in Q4_0 2,254, 2,250, 2,264. With
-    heads of 64
-    (Llama-3.2-1B) the other choices are 1% slower than "at once".
+    Microseconds per step for "at once", "looked up" and "waited": one token of Qwen3-0.6B 564, 552, 550, in Q4_0 538,
+    532, 486; eight tokens 731, 727, 735; one token of 8B 4,273, 4,251, 4,236, in Q4_0 2,254, 2,250, 2,264. With heads
+    of 64 (Llama-3.2-1B) the other choices are 1% slower than "at once".
     """
     if shape.dim < 128:
         return "at once"
@@ -107,9 +104,8 @@ def choose_start(shape: AttentionShape, rows: int) -> str:
 def padded_parts(count: int, dim: int) -> int:
     """Return the power of two, at least `count`, of parts that kernels combine for heads of `dim` numbers.
 
-    It gives every thread two or more parts, however small `count` is. With a single part, a thread would
-    round a product and
-    the sum with another thread's in one operation, and the last bits would depend on how many parts other
+    It gives every thread two or more parts, however small `count` is. With a single part, a thread would round a
+    product and the sum with another thread's in one operation, and the last bits would depend on how many parts other
     sequences have.
     """
     return max(int(triton.next_power_of_2(count)), 1024 // dim)
@@ -125,10 +121,9 @@ def attend(
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
-    `cuts` comes from `choose_chunkings`; it has one entry if there are more than FEW rows. Without `out`,
-    only K and V are
-    written. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for
-    their kernels.
+    `cuts` comes from `choose_chunkings`; it has one entry if there are more than FEW rows. Without `out`, only K and V
+    are written. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for their
+    kernels.
     """
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)

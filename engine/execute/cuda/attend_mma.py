@@ -15,19 +15,15 @@ from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
 
 FEW_GROUP, MANY_GROUP = 8, 4
-"""Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`: for up to FEW
-sequences, and
-for more. Speed-up in whole steps on an H200: Qwen3-8B, which has four, 1.07 for 32 sequences of 500 rows but
-0.99 for one
-of 500 rows; Qwen3-30B-A3B, which has eight, 1.05 and 1.11 for 8 and 64 sequences of 512 rows."""
+"""Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`: for up to FEW sequences,
+and for more. Speed-up in whole steps on an H200: Qwen3-8B, which has four, 1.07 for 32 sequences of 500 rows but 0.99
+for one of 500 rows; Qwen3-30B-A3B, which has eight, 1.05 and 1.11 for 8 and 64 sequences of 512 rows."""
 OWN_ROWS = 512
 """Rows of the largest part of a sequence's unshared rows, in a step with sharing."""
 OWN_PROGRAMS = 128
-"""Programs for a long sequence alone, over all of its KV heads: about as many as there are
-multiprocessors."""
+"""Programs for a long sequence alone, over all of its KV heads: about as many as there are multiprocessors."""
 OWN_PROGRAMS_OF_BYTES = 384
-"""The same for quantised rows: they need as much computation for half the bytes, and three programs at once
-hide each
+"""The same for quantised rows: they need as much computation for half the bytes, and three programs at once hide each
 other's waiting."""
 
 
@@ -66,12 +62,10 @@ def can_use_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
 def choose_shared_cut(
     shape: AttentionShape, rows: int, sharing: Sharing, own: int, itemsize: int = 2
 ) -> PartsCut:
-    """Return the cut for sequences with up to `own` unshared rows: programs that all run at once and end
-    together.
+    """Return the cut for sequences with up to `own` unshared rows: programs that all run at once and end together.
 
-    Two or three of them fit on a multiprocessor. Shared rows are cut into two programs for each
-    multiprocessor, if there are
-    enough.
+    Two or three of them fit on a multiprocessor. Shared rows are cut into two programs for each multiprocessor, if
+    there are enough.
     """
     lanes, wide = sharing.members * shape.group, max(shape.dim // 128, 1)
     tile = 64 if shape.dim <= 64 else 32
@@ -85,9 +79,8 @@ def choose_shared_cut(
 def choose_own_cut(
     shape: AttentionShape, rows: int, limit: int, itemsize: int = 2, split: Split | None = None
 ) -> PartsCut:
-    """Return the cut for sequences of up to `limit` rows that share nothing. The cut of each of a few
-    sequences depends on
-    its own length, and on `split` if given."""
+    """Return the cut for sequences of up to `limit` rows that share nothing. The cut of each of a few sequences depends
+    on its own length, and on `split` if given."""
     tile = 64 if shape.dim <= 128 else 32
     stages = max(16 * 1024 // (tile * shape.dim), 2)  # with quantised rows, more take room for no gain
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
@@ -103,8 +96,7 @@ def choose_own_cut(
 
 
 def _told(given: AttentionInput) -> dict[str, Any]:
-    """Return the arguments for quantised rows, with views by which `parts_kernel` can read two bytes at a
-    time."""
+    """Return the arguments for quantised rows, with views by which `parts_kernel` can read two bytes at a time."""
     if not given.told:
         return {}
     return {**given.told, "k_pairs": given.k.view(torch.int16), "v_pairs": given.v.view(torch.int16)}
@@ -125,11 +117,9 @@ def attend_mma(
 
     For `out` None and for `overlaps`, see `attend`.
 
-    `shared` int32 [rows] and `members` int32 [tiles, members] on the device say which sequences read rows
-    together (`share`).
-    They may change from step to step; all 0 and all -1 mean no sharing. Without `sharing` they must be that,
-    with shapes
-    [rows] and [16]. The layer must have neither a window nor sinks.
+    `shared` int32 [rows] and `members` int32 [tiles, members] on the device say which sequences read rows together
+    (`share`). They may change from step to step; all 0 and all -1 mean no sharing. Without `sharing` they must be that,
+    with shapes [rows] and [16]. The layer must have neither a window nor sinks.
     """
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     together = sharing or Sharing(max(16 // shape.group, 1), 1)

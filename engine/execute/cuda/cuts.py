@@ -60,14 +60,12 @@ STARTS: Mapping[tuple[int, int], Start] = MappingProxyType(
         ),
     }
 )
-"""By compute capability. All have 65,536 registers per multiprocessor. Only (9, 0) was measured; the others
-start with
+"""By compute capability. All have 65,536 registers per multiprocessor. Only (9, 0) was measured; the others start with
 what was fastest there, within the shared memory that lets two programs run side by side."""
 
 
 def room_of(capability: tuple[int, int], shared_bytes: int) -> int:
-    """Return the bytes in which a program may hold weights; for an unlisted GPU, derive them from its shared
-    memory."""
+    """Return the bytes in which a program may hold weights; for an unlisted GPU, derive them from its shared memory."""
     known = STARTS.get(capability)
     return known.room if known is not None else shared_bytes // 2 - 2048
 
@@ -82,8 +80,7 @@ def table_cuts(device: torch.device) -> "Cuts":
 
 
 def fitted(tile: Tile, inputs: int, room: int) -> Tile:
-    """Return `tile` if it fits in `room`; otherwise reduce first the copies ahead, then the outputs, then the
-    warps."""
+    """Return `tile` if it fits in `room`; otherwise reduce first the copies ahead, then the outputs, then the warps."""
     while tile.shared(inputs) > room:
         if tile.ahead > 2:
             tile = replace(tile, ahead=tile.ahead - 1)
@@ -118,8 +115,7 @@ class Cuts:
     def __init__(
         self, room: int = 227 << 10, chosen: Chosen = MappingProxyType({}), most: int = 227 << 10
     ) -> None:
-        """`room` is as in `room_of`; `most` is the most shared memory in bytes that a program may have at
-        all."""
+        """`room` is as in `room_of`; `most` is the most shared memory in bytes that a program may have at all."""
         self.room = room
         self._most = most
         self._chosen = chosen
@@ -134,8 +130,8 @@ class Cuts:
     def product(
         self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
     ) -> Tile | PackedTile:
-        """Return the cut of a product, of `kind` if quantised, for `rows` rows. All counts up to FEW have the
-        same cut."""
+        """Return the cut of a product, of `kind` if quantised, for `rows` rows. All counts up to FEW have the same
+        cut."""
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         if kind is None:
             few = rows <= FEW
@@ -150,9 +146,8 @@ class Cuts:
     def split(self, rows: int, spec: Attention, dim: int, tensor_cores: bool, possible: bool) -> Split | None:
         """Return the cut of the attention of up to FEW sequences; None means by the tables.
 
-        `dim` is the head size rounded up to a power of two; `tensor_cores` says whether the tables use tensor
-        cores here,
-        `possible` whether they can be used.
+        `dim` is the head size rounded up to a power of two; `tensor_cores` says whether the tables use tensor cores
+        here, `possible` whether they can be used.
         """
         if rows > FEW:
             return None
@@ -164,8 +159,7 @@ class Cuts:
         return found if found != self.candidates[name][0] else None
 
     def prompt(self, spec: Attention, itemsize: int, shared: int) -> "PromptTile":
-        """Return the tile of `ragged_attention` for prompts; `shared` is the bytes of shared memory for a
-        program."""
+        """Return the tile of `ragged_attention` for prompts; `shared` is the bytes of shared memory for a program."""
         from engine.kernels.triton.prompt_attention import MEASURED, Tile, choose_tile
 
         head_bytes = max(16, 1 << (spec.head_dim - 1).bit_length()) * itemsize
@@ -223,8 +217,7 @@ def _tiles(outputs: int, inputs: int, gated: bool, few: bool, room: int, most: i
 
 
 def _works_as(tile: Tile, inputs: int) -> Tile:
-    """Return the same tile for all that compile to the same kernel: no more can be copied ahead than there
-    is."""
+    """Return the same tile for all that compile to the same kernel: no more can be copied ahead than there is."""
     return replace(tile, ahead=min(tile.ahead, -(-inputs // (128 * tile.warps * tile.folds))))
 
 

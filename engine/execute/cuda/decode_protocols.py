@@ -20,17 +20,15 @@ class DecodeProgram(Protocol):
 
     @property
     def kv(self) -> KVShape | None:
-        """The KV layout needed for sharing; None if the program cannot read a prefix once for several
-        sequences."""
+        """The KV layout needed for sharing; None if the program cannot read a prefix once for several sequences."""
         ...
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows, whose tokens lie in sequence rows below `limit`; return
-        logits [rows, vocab].
+        """Enqueue a step of the first `rows` rows, whose tokens lie in sequence rows below `limit`; return logits
+        [rows, vocab].
 
-        With `own`, `shared` and `members` of the `StepInput` say which sequences read rows together, and each
-        sequence has less
-        than `own` unshared rows before that of its newest token.
+        With `own`, `shared` and `members` of the `StepInput` say which sequences read rows together, and each sequence
+        has less than `own` unshared rows before that of its newest token.
         """
         ...
 
@@ -57,11 +55,10 @@ class Decoded(Protocol):
     seed: int
 
     def allow(self, words: NDArray[np.int32], drawn: int | None = None) -> None:
-        """Write the mask of tokens allowed after the newest token; if `drawn` is given, it becomes the newest
-        token first."""
+        """Write the mask of tokens allowed after the newest token; if `drawn` is given, it becomes the newest token
+        first."""
         ...
 
     def allow_each(self, words: Items[NDArray[np.int32]], guesses: Items[int]) -> None:
-        """Write the masks of tokens allowed after the newest token and after each of the guesses that follow
-        it."""
+        """Write the masks of tokens allowed after the newest token and after each of the guesses that follow it."""
         ...

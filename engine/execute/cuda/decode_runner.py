@@ -3,13 +3,10 @@
     device   | step i: tokens i-1 -> tokens i | step i+1: tokens i -> tokens i+1 | ...
     host     | launch i+1, wait for tokens i  | their text, their events; launch i+2 ...
 
-Each sequence has a slot. Its token, row, position, block table, sampling settings and random numbers live in
-device memory
-by slot, so the host never waits for a token before it launches the next step. A step names its slots: one
-recorded graph
-serves any sequences of the same number of rows and context limit. If a token turns out to be the last of its
-sequence,
-the token after it is discarded.
+Each sequence has a slot. Its token, row, position, block table, sampling settings and random numbers live in device
+memory by slot, so the host never waits for a token before it launches the next step. A step names its slots: one
+recorded graph serves any sequences of the same number of rows and context limit. If a token turns out to be the last of
+its sequence, the token after it is discarded.
 """
 
 from collections import deque
@@ -93,9 +90,8 @@ class DecodeRunner(Generic[S]):
         event: Callable[[], Event],
         several: SeveralRows | None = None,
     ) -> None:
-        """`rows` is the most that a sequence holds. Without `graphs` every step runs kernel by kernel;
-        without `several`, no step
-        has more than one row of a sequence."""
+        """`rows` is the most that a sequence holds. Without `graphs` every step runs kernel by kernel; without
+        `several`, no step has more than one row of a sequence."""
         self.program = program
         self.sampler = sampler
         self.slots = slots
@@ -116,13 +112,11 @@ class DecodeRunner(Generic[S]):
         self._seats: dict[S, Seat[S]] = {}
         self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
         self._unread: deque[tuple[Event, list[tuple[Seat[S], int]]]] = deque()
-        """One entry for each unread `join` and `launch`: the event at its end, and each sequence's token
-        index."""
+        """One entry for each unread `join` and `launch`: the event at its end, and each sequence's token index."""
         self._events: list[Event] = []
         self._held: Held[S] | None = None
         self._logits: dict[tuple[int, int, int], Tensor] = {}
-        """The logits of steps that only compute them, by step size: a graph always writes to the same
-        memory."""
+        """The logits of steps that only compute them, by step size: a graph always writes to the same memory."""
         self._together: list[Seat[S]] = []
         """The seats of the step that `_shared` was computed for."""
         self._shared: list[int] = []
@@ -137,9 +131,8 @@ class DecodeRunner(Generic[S]):
     def join(self, sequence: S, logits: Tensor | None) -> None:
         """Give `sequence` a free slot and draw its next token from logits [vocab]. Never waits.
 
-        Without logits, its newest token was already drawn and the row of that token is computed next; there
-        is nothing to read.
-        Raises EngineError, without taking a slot, if the sequence's constraint cannot be followed.
+        Without logits, its newest token was already drawn and the row of that token is computed next; there is nothing
+        to read. Raises EngineError, without taking a slot, if the sequence's constraint cannot be followed.
         """
         assert sequence.params is not None
         rows, drawn, params, slot = sequence.rows, sequence.generated, sequence.params, self._free[-1]
@@ -162,12 +155,10 @@ class DecodeRunner(Generic[S]):
             self._note([seat])
 
     def launch(self, sequences: list[S]) -> bool:
-        """Enqueue a step of these sequences. Their block tables have room for the row of the newest token,
-        read or not.
+        """Enqueue a step of these sequences. Their block tables have room for the row of the newest token, read or not.
 
-        Return True if any sequence is constrained: then only logits are computed, and `draw` must enqueue the
-        rest once the masks
-        are known, that is, after the tokens of the previous step were read and passed to `guide`.
+        Return True if any sequence is constrained: then only logits are computed, and `draw` must enqueue the rest once
+        the masks are known, that is, after the tokens of the previous step were read and passed to `guide`.
         """
         seats = [self._seats[sequence] for sequence in sequences]
         taken = [seat.slot for seat in seats]
@@ -204,12 +195,10 @@ class DecodeRunner(Generic[S]):
     ) -> list[tuple[S, list[Drawn]]]:
         """Run a step of each sequence's newest token and the guesses after it, and wait for it.
 
-        Return each sequence's new tokens: one, and one more for each guess that held together with all
-        guesses before it. There
-        are FEW rows at most, each block table has room for them, and all earlier tokens have been read.
-        Constraints are evaluated
-        while the logits are computed. `failed` receives any sequence whose constraint fails, and must make it
-        leave.
+        Return each sequence's new tokens: one, and one more for each guess that held together with all guesses before
+        it. There are FEW rows at most, each block table has room for them, and all earlier tokens have been read.
+        Constraints are evaluated while the logits are computed. `failed` receives any sequence whose constraint fails,
+        and must make it leave.
         """
         checking = self._several
         assert isinstance(checking, Checking)
@@ -247,8 +236,8 @@ class DecodeRunner(Generic[S]):
                     failed(seat.sequence, error)
 
     def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
-        """Return the tokens drawn after the newest token of `seat` and after its guesses, up to the first
-        wrong guess."""
+        """Return the tokens drawn after the newest token of `seat` and after its guesses, up to the first wrong
+        guess."""
         places = [(seat.slot, seat.token + 1 + place, seat.logprobs) for place in range(1 + len(guesses))]
         drawn = self.sampler.drawn(places)
         held = 0
@@ -259,8 +248,8 @@ class DecodeRunner(Generic[S]):
         return drawn[: 1 + held]
 
     def while_idle(self) -> bool:
-        """Compile or record one step of several rows. Return whether more are left. Does nothing while any
-        slot is taken."""
+        """Compile or record one step of several rows. Return whether more are left. Does nothing while any slot is
+        taken."""
         if self._ahead and self._several is not None and not self._seats:
             self._several.plan_nothing()
             self._run_several(self._several, *self._ahead.pop())
@@ -294,9 +283,8 @@ class DecodeRunner(Generic[S]):
             self._graphs.run(key, step)
 
     def guide(self, sequence: S, drawn: int | None) -> None:
-        """Pass the newest token of `sequence` to its constraint before `draw`; None if all its tokens are
-        known to it. Raises
-        EngineError if the constraint fails."""
+        """Pass the newest token of `sequence` to its constraint before `draw`; None if all its tokens are known to it.
+        Raises EngineError if the constraint fails."""
         seat = self._seats[sequence]
         if seat.guided and (drawn is None or drawn >= 0):
             sequence.allow(self.sampler.words(seat.slot), drawn)
@@ -332,11 +320,10 @@ class DecodeRunner(Generic[S]):
         self._free.append(seat.slot)
 
     def step(self, slots: Items[int], row: int, own: int | None = None) -> None:
-        """Enqueue a step of these slots and any pending changes in `slots`, nothing else. No slot's token
-        lies beyond `row`.
+        """Enqueue a step of these slots and any pending changes in `slots`, nothing else. No slot's token lies beyond
+        `row`.
 
-        With `own`, the sequences share rows as `slots` was told to, and none has more than `own` rows
-        besides.
+        With `own`, the sequences share rows as `slots` was told to, and none has more than `own` rows besides.
         """
         rows = self._activate(slots)
         self._step(
@@ -345,8 +332,7 @@ class DecodeRunner(Generic[S]):
 
     @torch.inference_mode()
     def logits(self, slots: Items[int], row: int) -> Tensor:
-        """Return the logits [len(slots), vocab] that `step` would compute for these slots; nothing is
-        sampled."""
+        """Return the logits [len(slots), vocab] that `step` would compute for these slots; nothing is sampled."""
         rows = self._activate(slots)
         return self.program.run(rows, context_limit(row))[: len(slots)].clone()
 
@@ -366,9 +352,8 @@ class DecodeRunner(Generic[S]):
     def prepare(self, streams: int = 1) -> None:
         """Compile and record the steps of up to `streams` sequences. No slot may be taken yet.
 
-        Steps of up to 8 rows are recorded for every context, larger ones for the usual contexts. Kernels for
-        shared prefixes are
-        only compiled, and recorded at their first use.
+        Steps of up to 8 rows are recorded for every context, larger ones for the usual contexts. Kernels for shared
+        prefixes are only compiled, and recorded at their first use.
         """
         vocab, given = self.sampler.vocab_size, self.slots.given
         logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
@@ -412,8 +397,8 @@ class DecodeRunner(Generic[S]):
                 self.program.run(rows, limit, SMALLEST)
 
     def _own_rows(self, seats: list[Seat[S]]) -> int | None:
-        """Decide who shares rows, if the sequences differ from the last step's; return the most rows that one
-        reads alone.
+        """Decide who shares rows, if the sequences differ from the last step's; return the most rows that one reads
+        alone.
 
         Return None if nobody shares.
         """
@@ -474,12 +459,10 @@ def make_decode_runner(
     on_host: HostExperts | None = None,
     cuts: Cuts | None = None,
 ) -> DecodeRunner[S]:
-    """Make a runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows`
-    rows.
+    """Make a runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
-    `attention` names the backend; `on_host` computes the experts in host memory; `cuts` says how the fused
-    kernels are cut
-    (None: by the tables). Raises ImportError if triton is not installed.
+    `attention` names the backend; `on_host` computes the experts in host memory; `cuts` says how the fused kernels are
+    cut (None: by the tables). Raises ImportError if triton is not installed.
     """
     from engine.execute.cuda.fused_program import FusedDecoder, unsupported
     from engine.execute.cuda.plain_program import PlainDecoder

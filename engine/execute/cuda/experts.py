@@ -10,10 +10,8 @@ The host knows neither which experts are chosen nor how often, and never waits t
         (shared down, residual)       linear_kernel   inner, x -> x
     many tokens: see `engine/kernels/triton/groups.py`
 
-The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer are views of one
-tensor
-(`ExpertWeights`), so the address of the first is the address of all. The same holds for the planes of packed
-experts.
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer are views of one tensor
+(`ExpertWeights`), so the address of the first is the address of all. The same holds for the planes of packed experts.
 """
 
 from dataclasses import dataclass
@@ -45,8 +43,7 @@ MOST_TOKENS = 4096
 
 
 def apart(network: Network) -> bool:
-    """Return whether the experts of any layer do not lie one after another in one tensor, as the kernels
-    expect."""
+    """Return whether the experts of any layer do not lie one after another in one tensor, as the kernels expect."""
     feeds = (layer.feed_forward for layer in network.layers)
     return any(
         tensor.data_ptr() != tensors[0].data_ptr() + number * tensors[0].nbytes or not tensor.is_contiguous()
@@ -115,8 +112,7 @@ class ExpertStep:
         x: Tensor,
         rows: int,
     ) -> None:
-        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active`
-        get none."""
+        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active` get none."""
         router, bias = weights.router.weight, weights.router.bias
         hidden = x.shape[1]
         kernel = router_kernel[(triton.cdiv(spec.count, PER), rows)](
@@ -146,8 +142,7 @@ class ExpertStep:
         split_alike(kernel)
 
     def chosen(self, rows: int, chosen: int) -> tuple[Tensor, Tensor]:
-        """Return what `route` wrote: ids int32 [rows, chosen], -1 for rows that are not active, and shares
-        fp32."""
+        """Return what `route` wrote: ids int32 [rows, chosen], -1 for rows that are not active, and shares fp32."""
         ids, shares = (words.view(-1)[: rows * chosen] for words in (self._ids, self._shares))
         return ids.view(rows, chosen), shares.view(rows, chosen)
 
@@ -232,14 +227,12 @@ class GroupTile:
     warps: int
 
     def stages(self, gated: bool, shared_bytes: int) -> int:
-        """Return how many steps along the columns are loaded ahead, in bf16, in `shared_bytes` of shared
-        memory."""
+        """Return how many steps along the columns are loaded ahead, in bf16, in `shared_bytes` of shared memory."""
         return max(1, min(4, shared_bytes // (2 * self.depth * (self.height + self.width * (1 + gated)))))
 
 
 def choose_group_tile(pairs: int, experts: int) -> GroupTile:
-    """Return a tile about as high as an expert has tokens, given the pairs of tokens and choices. Not yet
-    measured."""
+    """Return a tile about as high as an expert has tokens, given the pairs of tokens and choices. Not yet measured."""
     if pairs <= 16 * experts:
         return GroupTile(16, 64, 128, 4)
     if pairs <= 64 * experts:
@@ -248,8 +241,7 @@ def choose_group_tile(pairs: int, experts: int) -> GroupTile:
 
 
 def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the experts of normed x [T, hidden]; return ids int32 [T, chosen] and shares fp32 [T,
-    chosen]."""
+    """Choose the experts of normed x [T, hidden]; return ids int32 [T, chosen] and shares fp32 [T, chosen]."""
     tokens = len(x)
     ids = torch.empty(tokens, spec.chosen, dtype=torch.int32, device=x.device)
     shares = torch.empty(tokens, spec.chosen, dtype=torch.float32, device=x.device)

@@ -3,8 +3,7 @@
     copies    | layer 0 | layer 1 |  . . .  | layer 2 |  . . .  | layer 3 | ...
     compute   |   ...   | layer 0 |   ...   | layer 1 |   ...   | layer 2 | ...
 
-The GPU has room for two layers in the format of host memory. Quantised experts are expanded there into one
-more buffer.
+The GPU has room for two layers in the format of host memory. Quantised experts are expanded there into one more buffer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,7 @@ _ALIGNED = 256
 
 
 def stacked(weights: Sequence[Weight]) -> Tensor:
-    """Return the tensor [experts, ...] of which the weights of a layer's experts are views; see
-    `ExpertWeights`."""
+    """Return the tensor [experts, ...] of which the weights of a layer's experts are views; see `ExpertWeights`."""
     first = weights[0].data
     return first.as_strided((len(weights), *first.shape), (first.numel(), *first.stride()))
 
@@ -120,8 +118,7 @@ class FetchedExperts:
         return replace(weights, experts=(FeedForwardWeights(gate_up, down),), on_host=False)
 
     def give_back(self, layer: int) -> None:
-        """Release the layer once its computation is enqueued, so that the layer after the next can take its
-        place."""
+        """Release the layer once its computation is enqueued, so that the layer after the next can take its place."""
         slot = self._slots[self._order.index(layer) % 2]
         if self._copies is not None and slot.free is not None:
             slot.free.record()

@@ -1,7 +1,6 @@
 """The decode step in fused GPU kernels, for one token of each of several sequences.
 
-Up to eight rows, a layer takes six launches, weights are read once, and every row has the bits that it has
-alone:
+Up to eight rows, a layer takes six launches, weights are read once, and every row has the bits that it has alone:
 
     norm, q, k and v        linear_kernel     x -> heads
     position, cache, attend attention_kernel  heads -> partial, lse
@@ -12,23 +11,17 @@ alone:
 
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
-In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no
-experts.
+In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 
-With many query heads per KV head, tensor cores compute the attention (`attention_mma.py`). With more rows,
-rows that
-several sequences share are attended to once, besides those that each has alone. From 17 rows on (nine with
-experts or
-large products) the layers run like those of a prompt, with its kernels between products; small products use
-`wide.py`.
+With many query heads per KV head, tensor cores compute the attention (`attention_mma.py`). With more rows, rows that
+several sequences share are attended to once, besides those that each has alone. From 17 rows on (nine with experts or
+large products) the layers run like those of a prompt, with its kernels between products; small products use `wide.py`.
 
-In a divided network, o and down compute partial sums. `Exchange` adds those of all ranks before the residual
-is added, in
-a launch of its own; the embedding and the logits are exchanged the same way.
+In a divided network, o and down compute partial sums. `Exchange` adds those of all ranks before the residual is added,
+in a launch of its own; the embedding and the logits are exchanged the same way.
 
-The plain twin is `engine/execute/cuda/plain_program.py`, which runs `models/reference/decoder.py`. It writes
-the same KV
-cache.
+The plain twin is `engine/execute/cuda/plain_program.py`, which runs `models/reference/decoder.py`. It writes the same
+KV cache.
 """
 
 from dataclasses import replace
@@ -115,11 +108,9 @@ class FusedDecoder:
         cuts: Cuts | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        """`pdl` turns on programmatic dependent launch (sm_90 and later). With `deterministic`, many rows run
-        as steps of FEW,
-        so each row has the bits that it has alone. `on_host` computes the experts in host memory; `cuts` says
-        how kernels are
-        cut (None: by the tables); `exchange` connects the other ranks of a divided network."""
+        """`pdl` turns on programmatic dependent launch (sm_90 and later). With `deterministic`, many rows run as steps
+        of FEW, so each row has the bits that it has alone. `on_host` computes the experts in host memory; `cuts` says
+        how kernels are cut (None: by the tables); `exchange` connects the other ranks of a divided network."""
         spec, heads = network.spec, network.spec.attention
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
@@ -143,8 +134,8 @@ class FusedDecoder:
         self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
         most = max(given.active.shape[0], FEW)  # a single sequence has several rows when guesses are checked
-        # Each of a few rows computes its own experts; with many rows the experts are shared, and products are
-        # grouped by expert.
+        # Each of a few rows computes its own experts; with many rows the experts are shared, and products are grouped
+        # by expert.
         packed = any(weight.planes is not None for weight in network.parts(Weight))
         self._small = _largest(spec) * 2 * size <= FUSED_MOST
         alike = packed or self._small
@@ -171,14 +162,12 @@ class FusedDecoder:
         self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows (the size of a graph, not the number of sequences); return
-        logits [rows, vocab].
+        """Enqueue a step of the first `rows` rows (the size of a graph, not the number of sequences); return logits
+        [rows, vocab].
 
-        The logits have the model's dtype. They are meaningless for rows without a slot, and on every rank
-        after the first. Every
-        token lies in a row of its sequence below `limit`. With `own`, sequences read the rows together that
-        `StepInput` says they
-        share, and have less than `own` other rows before that of their newest token.
+        The logits have the model's dtype. They are meaningless for rows without a slot, and on every rank after the
+        first. Every token lies in a row of its sequence below `limit`. With `own`, sequences read the rows together
+        that `StepInput` says they share, and have less than `own` other rows before that of their newest token.
         """
         given = self._given
         self._embed(given, rows)
@@ -207,8 +196,7 @@ class FusedDecoder:
         if exchange is None or share is None:
             self._look_up(given.active, given.token, rows)
             return
-        # Each rank has some rows of the embedding. Tokens of other ranks become zeros, and the ranks are
-        # summed.
+        # Each rank has some rows of the embedding. Tokens of other ranks become zeros, and the ranks are summed.
         active, token = exchange.begin(given, rows, share.vocab.start, share.vocab.stop)
         x = self._x[:rows].zero_()
         self._look_up(active, token, rows)
@@ -388,9 +376,8 @@ class FusedDecoder:
     ) -> None:
         """Attend: heads [rows, ...] -> `_mixed`. K and V of the new tokens go into the cache.
 
-        With `alone`, which presents each row as the only one in its block, K and V are written first, because
-        rows of the same
-        step read them.
+        With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
+        the same step read them.
         """
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 class Given:
     """Numbers on the device, sent together in one asynchronous copy.
 
-    Two copies may be under way. `begin` waits for the first one before it hands out a third buffer, so the
-    host gets at
+    Two copies may be under way. `begin` waits for the first one before it hands out a third buffer, so the host gets at
     most two steps ahead of the device. It belongs to the loop thread.
     """
 

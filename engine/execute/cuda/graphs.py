@@ -22,15 +22,13 @@ class Graphs:
         self.problem: str | None = None
         """Why recording failed. Once it is set, new keys are no longer recorded."""
         self.firsts = 0
-        """Number of steps that compiled their kernels or were recorded; later steps of the same key are
-        faster."""
+        """Number of steps that compiled their kernels or were recorded; later steps of the same key are faster."""
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
         """Run `step`: directly the first time, which compiles its kernels, and from a recording afterwards.
 
-        `step` must only enqueue work on the current stream, always on the same memory. Side effects on the
-        host are lost when
-        the recording is replayed.
+        `step` must only enqueue work on the current stream, always on the same memory. Side effects on the host are
+        lost when the recording is replayed.
         """
         graph = self._graphs.get(key)
         if key not in self._seen:

@@ -1,7 +1,6 @@
 """Calls of C functions in stream order: the host runs each once all work before it is done.
 
-A recording keeps them like kernels. The functions must not use CUDA, and no Python thread is needed to run
-them.
+A recording keeps them like kernels. The functions must not use CUDA, and no Python thread is needed to run them.
 """
 
 import ctypes
@@ -21,9 +20,8 @@ def problem() -> str | None:
 
 
 def enqueue_call(function: int, data: ctypes.Structure) -> None:
-    """Make the current stream call the C function at address `function` with the address of `data`. `data`
-    must stay in place
-    as long as a recording of the call may be replayed. Raises RuntimeError when the driver refuses."""
+    """Make the current stream call the C function at address `function` with the address of `data`. `data` must stay in
+    place as long as a recording of the call may be replayed. Raises RuntimeError when the driver refuses."""
     stream = torch.cuda.current_stream().cuda_stream
     failed = _driver().cuLaunchHostFunc(stream, function, ctypes.addressof(data))
     if failed:

@@ -1,21 +1,16 @@
 """Experts that do not fit on a GPU: they lie in pinned host memory, the rest of their layers on the GPU.
 
-**The rule.** In a decode step, the native kernels compute them on the CPU: the normed rows and their choices
-go to the
-host, some KB, and the sum comes back. Short prompt chunks do the same. For a chunk of `fetch_from` tokens or
-more, all
-experts of a layer are copied to the GPU and multiplied there, while the next layer is being copied.
-`fetch_from` is the
-smallest entry of MEASURED for which the CPU took longer than copying a layer; both are timed when the model
-is loaded.
+**The rule.** In a decode step, the native kernels compute them on the CPU: the normed rows and their choices go to the
+host, some KB, and the sum comes back. Short prompt chunks do the same. For a chunk of `fetch_from` tokens or more, all
+experts of a layer are copied to the GPU and multiplied there, while the next layer is being copied. `fetch_from` is the
+smallest entry of MEASURED for which the CPU took longer than copying a layer; both are timed when the model is loaded.
 It is a constant if sums must have one order, so that no measurement affects the bits.
 
     device  | norm, router, choice | copy |          wait           | copy | sum, next layer
     host    |                             | experts of these rows   |
 
-The host's part is a call in stream order (`host_call.py`): CUDA graphs keep it, and Python does not wait for
-it. On a CPU,
-for tests, everything happens at once.
+The host's part is a call in stream order (`host_call.py`): CUDA graphs keep it, and Python does not wait for it. On a
+CPU, for tests, everything happens at once.
 """
 
 import weakref
@@ -69,9 +64,8 @@ class HostExperts:
     """Computes experts in host memory, in the order of the current stream. It belongs to the loop thread."""
 
     def __init__(self, network: Network, pool: Pool) -> None:
-        """Nothing else may use `pool`. Raises NativeError for experts that cannot be computed here, and the
-        error of torch if
-        there is too little host memory."""
+        """Nothing else may use `pool`. Raises NativeError for experts that cannot be computed here, and the error of
+        torch if there is too little host memory."""
         is_cuda = network.device.type == "cuda"
         if (reason := not_on_host(network.spec) or (host_call.problem() if is_cuda else None)) is not None:
             raise NativeError(reason)
@@ -101,8 +95,8 @@ class HostExperts:
         """Why they are not fetched, as the middle of a sentence."""
 
     def prepare(self, fetches: bool, fixed: bool) -> None:
-        """Pin the experts' memory, allocate what fetching needs, and measure. With `fixed`, `fetch_from` is
-        not measured.
+        """Pin the experts' memory, allocate what fetching needs, and measure. With `fixed`, `fetch_from` is not
+        measured.
 
         Nothing is ever fetched without `fetches`, or if the system refuses to pin so much memory.
         """
@@ -125,9 +119,8 @@ class HostExperts:
             self.fetch_from = FEW + 1 if fixed else self.costs.fetch_from()
 
     def mix(self, layer: int, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-        """Enqueue the experts of normed rows x [T, hidden], with ids int32 [T, chosen], -1 for none, and
-        shares fp32; return
-        their output, fp32 [T, hidden]."""
+        """Enqueue the experts of normed rows x [T, hidden], with ids int32 [T, chosen], -1 for none, and shares fp32;
+        return their output, fp32 [T, hidden]."""
         found = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for start in range(0, len(x), MOST_ROWS):
             part = slice(start, start + MOST_ROWS)
@@ -161,9 +154,8 @@ class HostExperts:
             self._mixtures.run(job)
 
     def fetches(self, tokens: int) -> bool:
-        """Return whether a chunk of `tokens` tokens fetches its experts. If so, call `fetched.begin` before
-        its first layer, and
-        `take` and `give_back` around each of the layers, in order."""
+        """Return whether a chunk of `tokens` tokens fetches its experts. If so, call `fetched.begin` before its first
+        layer, and `take` and `give_back` around each of the layers, in order."""
         return self.fetch_from is not None and tokens >= self.fetch_from
 
     @property
@@ -227,8 +219,7 @@ class HostExperts:
             torch.cuda.synchronize(self._device)
 
     def told(self, layers: int) -> str:
-        """Describe for people how many of the network's `layers` have experts here, and what is done with
-        them."""
+        """Describe for people how many of the network's `layers` have experts here, and what is done with them."""
         line = (
             f"The experts of {len(self._layers)} of {layers} layers are in host memory ({bytes_text(self.nbytes)}), "
             "because the GPU has no room for them; they are computed on the CPU"
@@ -274,6 +265,5 @@ def without_experts(layer: int, x: Tensor, ids: Tensor, shares: Tensor) -> Tenso
 
 
 def not_for_padding(active: Tensor, ids: Tensor) -> Tensor:
-    """Return ids int32 [T, chosen] with -1 where active [T or more] is negative: padding rows choose no
-    experts."""
+    """Return ids int32 [T, chosen] with -1 where active [T or more] is negative: padding rows choose no experts."""
     return ids.masked_fill(active[: len(ids), None] < 0, -1)

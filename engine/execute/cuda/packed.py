@@ -1,5 +1,4 @@
-"""Uses of weights in planes on a GPU: products of many rows, embeddings, and the kernel arguments that
-describe planes.
+"""Uses of weights in planes on a GPU: products of many rows, embeddings, and the kernel arguments that describe planes.
 
 The plain twins are in `models/reference/tiled.py`.
 """
@@ -17,8 +16,7 @@ from models.network import Weight
 from models.weights.packing import COLUMNS, PACKINGS, tiles
 
 SCRATCH = 1 << 26
-"""Numbers of a matrix to expand at once: 128 MB in bf16. They are multiplied before the next ones are
-expanded."""
+"""Numbers of a matrix to expand at once: 128 MB in bf16. They are multiplied before the next ones are expanded."""
 _HEIGHT = 32
 """Rows that a program unpacks, of one tile of columns."""
 
@@ -44,8 +42,7 @@ def planes_of(weight: Weight) -> dict[str, Any]:
 
 
 def matrices_of(weight: Weight) -> dict[str, Any]:
-    """Return arguments for kernels that also accept plain weights: `weight` is the codes or the plain
-    numbers."""
+    """Return arguments for kernels that also accept plain weights: `weight` is the codes or the plain numbers."""
     if weight.planes is None:
         return {"weight": weight.data}
     planes = planes_of(weight)

@@ -1,10 +1,8 @@
 """Prompts as CUDA graphs: one launch instead of hundreds.
 
-A chunk of 16 tokens keeps a GPU busy for 1 ms and the host for 20 ms, so the user would wait for the host. A
-graph has a
-fixed number of tokens; some are padding, which writes nothing and which nothing attends to. The tokens of one
-sequence
-lie at the end, those of several at the beginning:
+A chunk of 16 tokens keeps a GPU busy for 1 ms and the host for 20 ms, so the user would wait for the host. A graph has
+a fixed number of tokens; some are padding, which writes nothing and which nothing attends to. The tokens of one
+sequence lie at the end, those of several at the beginning:
 
     alone    | . . . . . . a b c d e |    . padding
     together | a b c d p q r x y . . |
@@ -12,13 +10,10 @@ lie at the end, those of several at the beginning:
 
 Sequences or tokens beyond the room of a step run as further steps, one after another.
 
-Deterministic steps are the slabs of a sequence, of SLAB rows each. Every token lies at the place of its row
-in the slab,
-however the prompt is cut. So a product always has the same shape and a token the same place in it, which
-fixes the order
-of its sums, whatever the library does. Norms, positions and our attention compute each token by itself, and
-the head
-takes one token:
+Deterministic steps are the slabs of a sequence, of SLAB rows each. Every token lies at the place of its row in the
+slab, however the prompt is cut. So a product always has the same shape and a token the same place in it, which fixes
+the order of its sums, whatever the library does. Norms, positions and our attention compute each token by itself, and
+the head takes one token:
 
     slab     | . . a b c d e . . . . |
 
@@ -54,8 +49,7 @@ TOGETHER = (128, 256, 512, 1024, 2048)
 SPANS = (8, 32)
 """Sequences in such a step: its attention has programs for this many."""
 LONGEST = (512, 2048)
-"""Tokens per sequence that its attention has programs for. Programs without a token end at once, but
-thousands of them
+"""Tokens per sequence that its attention has programs for. Programs without a token end at once, but thousands of them
 add up."""
 
 
@@ -85,8 +79,7 @@ class PaddedPrefill:
         graphs: Graphs | None,
         on_host: HostExperts | None = None,
     ) -> None:
-        """`rows` is the most that a sequence holds; `backend` computes attention, None for deterministic
-        steps.
+        """`rows` is the most that a sequence holds; `backend` computes attention, None for deterministic steps.
 
         Without `graphs` every step runs kernel by kernel. Raises ImportError if triton is not installed.
         """
@@ -125,8 +118,8 @@ class PaddedPrefill:
         return self._graphs.firsts if self._graphs is not None else 0
 
     def takes(self, spans: tuple[Span, ...]) -> bool:
-        """Return whether a step of these spans runs here: one for which launching takes the host longer than
-        the GPU."""
+        """Return whether a step of these spans runs here: one for which launching takes the host longer than the
+        GPU."""
         return self.deterministic or len(spans) > 1 or spans[0].count <= ALONE[-1]
 
     def run(self, spans: tuple[Span, ...]) -> list[Tensor]:
@@ -146,8 +139,8 @@ class PaddedPrefill:
         return found
 
     def prepare(self) -> None:
-        """Compile every kernel and record the steps of one sequence; other steps are recorded the second time
-        they occur.
+        """Compile every kernel and record the steps of one sequence; other steps are recorded the second time they
+        occur.
 
         The cache must be empty: the first row of its first block is written to.
         """

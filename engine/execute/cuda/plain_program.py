@@ -1,8 +1,7 @@
 """The decode step by the plain modules, with everything that changes between steps read from the device.
 
-It is the reference of `engine/execute/cuda/fused_program.py`, and the program for models which that does not
-support, if
-their attention is a plain softmax over all preceding rows.
+It is the reference of `engine/execute/cuda/fused_program.py`, and the program for models which that does not support,
+if their attention is a plain softmax over all preceding rows.
 """
 
 import torch
@@ -29,9 +28,8 @@ class PlainDecoder:
         attention: str,
         on_host: HostExperts | None = None,
     ) -> None:
-        """`attention` names the backend whose kernel attends: "flash", or else Triton's. `on_host` computes
-        the experts in
-        host memory."""
+        """`attention` names the backend whose kernel attends: "flash", or else Triton's. `on_host` computes the experts
+        in host memory."""
         self._model = Decoder(network, on_host=None if on_host is None else on_host.mix)
         self._cache = cache
         self._given = given

@@ -1,7 +1,7 @@
 """Runs many rows through the layers with the library's products, and one kernel between each two of them.
 
-The plain twin is `models/reference/decoder.py`. Prompts and decode steps of more than 16 rows
-(`fused_program.py`) use it.
+The plain twin is `models/reference/decoder.py`. Prompts and decode steps of more than 16 rows (`fused_program.py`) use
+it.
 """
 
 from collections.abc import Callable
@@ -64,8 +64,8 @@ class Products(Protocol):
         ...
 
     def parts(self, linear: Linear, x: Tensor) -> Tensor:
-        """Multiply as `product` does, or return fp32 [parts, T, rows] whose sum is the product; `add_norm`
-        accepts both."""
+        """Multiply as `product` does, or return fp32 [parts, T, rows] whose sum is the product; `add_norm` accepts
+        both."""
         ...
 
 
@@ -100,8 +100,8 @@ def run_layers(
     by: Products = LIBRARY,
     peers: Peers | None = None,
 ) -> Tensor:
-    """Run all layers: embedded tokens [T, hidden] -> the same shape after the final norm. `peers` add the
-    other ranks' sums."""
+    """Run all layers: embedded tokens [T, hidden] -> the same shape after the final norm. `peers` add the other ranks'
+    sums."""
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
@@ -128,8 +128,7 @@ def _together(x: Tensor, peers: Peers | None) -> Tensor:
 
 
 class FusedPrefill:
-    """Implements `engine.execute.runner.Decoder` for the networks that `engine.execute.cuda.fused_program`
-    supports."""
+    """Implements `engine.execute.runner.Decoder` for the networks that `engine.execute.cuda.fused_program` supports."""
 
     def __init__(
         self, network: Network, on_host: HostExperts | None = None, peers: Peers | None = None
@@ -148,8 +147,8 @@ class FusedPrefill:
         active: Tensor | None = None,
         real: int | None = None,
     ) -> Tensor:
-        """Run as `Decoder.forward` does. Tokens with a negative `active` are padding; `real` is the number of
-        the others."""
+        """Run as `Decoder.forward` does. Tokens with a negative `active` are padding; `real` is the number of the
+        others."""
         on_host = None
         if self._on_host is not None:
             fetches = self._on_host.fetches(len(token_ids) if real is None else real)
@@ -270,8 +269,7 @@ def add_norm(
     total: Tensor,
     pdl: bool = False,
 ) -> Any:
-    """Write total [T, size] = residual + scale * `post` of x, and out = `norm` of total. Return the launched
-    kernel.
+    """Write total [T, size] = residual + scale * `post` of x, and out = `norm` of total. Return the launched kernel.
 
     x is [T, size], or a result of `Products.parts`. `out` determines T.
     """

@@ -1,5 +1,4 @@
-"""Chooses the sequences of a decode step that read a common prefix together
-(`engine/kernels/triton/attention_mma.py`).
+"""Chooses the sequences of a decode step that read a common prefix together (`engine/kernels/triton/attention_mma.py`).
 
 Steps of up to FEW rows share nothing: with kernels that keep the bits of a row alone, the gain was small.
 """
@@ -17,10 +16,8 @@ WORTH = 8 << 20
 DEPTH = 3
 """How often a group may be divided into groups with more in common; it bounds the time of the search."""
 QUERIES = 32
-"""Query heads per KV head that a program of `parts_kernel` takes at once, from at least two sequences. With
-64, shared
-rows are read half as often, but fewer programs fit on a multiprocessor: it took 9 to 30% longer on an
-H200."""
+"""Query heads per KV head that a program of `parts_kernel` takes at once, from at least two sequences. With 64, shared
+rows are read half as often, but fewer programs fit on a multiprocessor: it took 9 to 30% longer on an H200."""
 MOST_QUERIES = 64
 """The most query heads that a program can take."""
 
@@ -46,8 +43,7 @@ class Sharing:
 
 
 def choose_sharing(rows: int, group: int) -> Sharing | None:
-    """Return the cut for steps of `rows` rows and `group` query heads per KV head; None if there is no kernel
-    for it.
+    """Return the cut for steps of `rows` rows and `group` query heads per KV head; None if there is no kernel for it.
 
     All its tiles together have at most `most_members(rows)` members.
     """
@@ -63,22 +59,18 @@ def most_members(rows: int) -> int:
 
 
 def pays(members: int, rows: int, row_bytes: int) -> bool:
-    """Return whether `members` sequences should read `rows` common rows together; `row_bytes` as in
-    `KVShape`."""
+    """Return whether `members` sequences should read `rows` common rows together; `row_bytes` as in `KVShape`."""
     return rows >= LEAST and (members - 1) * rows * row_bytes >= WORTH
 
 
 def share(
     tables: Sequence[list[int]], rows: Sequence[int], kv: KVShape, sharing: Sharing
 ) -> tuple[list[int], list[list[int]]]:
-    """Return `shared`, the number of rows each sequence shares, and `members`, the sequences of each tile, -1
-    for none.
+    """Return `shared`, the number of rows each sequence shares, and `members`, the sequences of each tile, -1 for none.
 
-    tables: the blocks of each sequence; rows: its number of final rows, i.e. those before its newest token's.
-    A sequence that
-    shares is in exactly one tile, and all members of a tile share the same rows. The result holds as long as
-    the same
-    sequences decode, because full blocks that several sequences hold do not move.
+    tables: the blocks of each sequence; rows: its number of final rows, i.e. those before its newest token's. A
+    sequence that shares is in exactly one tile, and all members of a tile share the same rows. The result holds as long
+    as the same sequences decode, because full blocks that several sequences hold do not move.
     """
     shared = [0] * len(tables)
     members: list[list[int]] = []
@@ -105,9 +97,8 @@ def share(
 def _split(
     group: list[int], tables: Sequence[list[int]], rows: Sequence[int], block_size: int, depth: int = DEPTH
 ) -> list[tuple[list[int], int]]:
-    """Return the groups of `group`, whose members begin alike, that should read together, and their number of
-    common rows:
-    all members as one group, or smaller groups that share more."""
+    """Return the groups of `group`, whose members begin alike, that should read together, and their number of common
+    rows: all members as one group, or smaller groups that share more."""
     if len(group) < 2:
         return []
     low, high = (choose(tables[index] for index in group) for choose in (min, max))

@@ -1,5 +1,4 @@
-"""The device memory that a decode step reads about the sequences in its slots, and how the host changes
-it."""
+"""The device memory that a decode step reads about the sequences in its slots, and how the host changes it."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ class StepInput:
     tables: Tensor
     """int32 [slots, blocks]: the block tables."""
     shared: Tensor
-    """int32 [rows]: the number of sequence rows that a row of the step shares with others; read only by steps
-    with sharing."""
+    """int32 [rows]: the number of sequence rows that a row of the step shares with others; read only by steps with
+    sharing."""
     members: Tensor
     """int32 [most_members]: the step's rows in each tile (`Sharing`), tile after tile, -1 for none."""
 
@@ -40,8 +39,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class DividedStep:
-    """What other ranks must know about a step: the arguments of `DecodeProgram.run`, and the changes in
-    `Slots`."""
+    """What other ranks must know about a step: the arguments of `DecodeProgram.run`, and the changes in `Slots`."""
 
     changes: Changes
     rows: int
@@ -52,14 +50,13 @@ class DividedStep:
 class Slots:
     """The host's side of a `StepInput`: it knows what the device holds, and sends only what differs.
 
-    A change is enqueued, so it takes effect after the steps launched before it. All changes of a step are
-    sent in one copy
-    from pinned memory, which torch does not reuse before the copy is done.
+    A change is enqueued, so it takes effect after the steps launched before it. All changes of a step are sent in one
+    copy from pinned memory, which torch does not reuse before the copy is done.
     """
 
     def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
-        """For steps of up to `rows` rows and sequences of up to `blocks` blocks. `token` is int64 [slots] on
-        the device."""
+        """For steps of up to `rows` rows and sequences of up to `blocks` blocks. `token` is int64 [slots] on the
+        device."""
         together = -(-rows // 16) * 16
         tiles = together + -(-rows // 16) * 16
         start = tiles + -(-most_members(rows) // 16) * 16

@@ -1,8 +1,6 @@
-"""Times whole decode steps with different cuts of their kernels: a kernel timed alone says little about a
-whole step.
+"""Times whole decode steps with different cuts of their kernels: a kernel timed alone says little about a whole step.
 
-The weights are the model's, each read once per step, so as in use, they come from memory and not from L2,
-except in the
+The weights are the model's, each read once per step, so as in use, they come from memory and not from L2, except in the
 smallest models. The KV cache is a separate one, because steps write to it.
 """
 
@@ -33,8 +31,7 @@ T = TypeVar("T")
 ROW = 511
 """The row of a step's token: the context that the benchmarks use."""
 PROMPT, PROMPT_TOKENS, PROMPT_LAYERS = 0, 1024, 4
-"""A stand-in for a number of rows that means the attention of a prompt: of so many tokens, in so many
-layers."""
+"""A stand-in for a number of rows that means the attention of a prompt: of so many tokens, in so many layers."""
 SLICE_S = 0.015
 """The longest that steps run as one job, which another sequence's next token may have to wait for."""
 
@@ -89,8 +86,7 @@ class GraphStopwatch:
 
 
 class StepBench:
-    """Times steps of a network on a cache of its own. Call its methods from any thread but the computing
-    one."""
+    """Times steps of a network on a cache of its own. Call its methods from any thread but the computing one."""
 
     def __init__(
         self,
@@ -104,10 +100,8 @@ class StepBench:
         prompts: bool = False,
         used: Chosen = MappingProxyType({}),
     ) -> None:
-        """`like` is the cache of real sequences, `used` their cuts. `prompts` says whether our kernels
-        compute prompt attention,
-        too. Without `compilers`, kernels are compiled when they are first launched.
-        """
+        """`like` is the cache of real sequences, `used` their cuts. `prompts` says whether our kernels compute prompt
+        attention, too. Without `compilers`, kernels are compiled when they are first launched."""
         self._network, self._like, self._pdl = network, like, pdl
         self._cuts = cuts
         self._compute = compute
@@ -197,8 +191,7 @@ class StepBench:
         return found
 
     def _ready(self) -> FusedDecoder:
-        """Return the program, made on the computing thread. Raises RuntimeError if there is no memory for
-        it."""
+        """Return the program, made on the computing thread. Raises RuntimeError if there is no memory for it."""
         if self._program is None:
             spec, like = self._network.spec, self._like
             heads, device = spec.attention, like.kv.device

@@ -30,13 +30,11 @@ class Part:
     layer: int | None
     name: str
     seconds: float
-    """From the end of the previous kernel to its own end. Kernels overlap; so counted, the parts add up to
-    the step."""
+    """From the end of the previous kernel to its own end. Kernels overlap; so counted, the parts add up to the step."""
 
 
 def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
-    """Run a recorded step STEPS times and write a trace for Perfetto. Empty if the profiler may see
-    nothing."""
+    """Run a recorded step STEPS times and write a trace for Perfetto. Empty if the profiler may see nothing."""
     replay.replay()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as session:
@@ -49,8 +47,7 @@ def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
 
 
 def parts_of(ran: Iterable[Ran]) -> list[Part]:
-    """Return the median of each kernel over several runs of a step, in order. Empty if `ran` holds no such
-    steps."""
+    """Return the median of each kernel over several runs of a step, in order. Empty if `ran` holds no such steps."""
     runs = list(_steps(sorted(ran, key=lambda one: one.start)))
     if not runs:
         return []

@@ -8,16 +8,14 @@ from models.weights.block_formats import Kind
 from models.weights.packing import PACKINGS
 
 HELD = 80 * 1024
-"""The most bytes of weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB for
-it."""
+"""The most bytes of weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB for it."""
 FEW = 8
 """Up to this many rows, a step reads each weight once and gives each row the bits that it has alone."""
 FUSED = 16
-"""Up to this many rows, products are fused with the operations before and after them, if the network is
-small."""
+"""Up to this many rows, products are fused with the operations before and after them, if the network is small."""
 FUSED_MOST = 8 << 20
-"""The most weights in a layer's largest product for a network to count as small; in larger ones only FEW rows
-are fused."""
+"""The most weights in a layer's largest product for a network to count as small; in larger ones only FEW rows are
+fused."""
 WIDE_MOST = {16: 128 << 20, 32: 32 << 20, 64: 8 << 20}
 """The largest products, in weights, that are faster than the library's, by number of rows."""
 WIDE_LINES = 1 << 15
@@ -25,8 +23,7 @@ WIDE_LINES = 1 << 15
 MOST_CHUNKS = 80
 """The most partial results per sequence that the attention leaves; combining them stays cheap."""
 SMALLEST = 640
-"""Rows of the smallest context that steps are made for; each further context is twice as long. It leaves a
-prompt whose
+"""Rows of the smallest context that steps are made for; each further context is twice as long. It leaves a prompt whose
 length is a power of two room to go on."""
 
 
@@ -80,18 +77,15 @@ FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
         (8192, 2048, True): Tile(1, 2, 4, 2),
     }
 )
-"""Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B and of Llama-3.2-1B, for up
-to FEW
+"""Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B and of Llama-3.2-1B, for up to FEW
 rows. Their gain in whole steps is in docs/decode-speed.md."""
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Tile:
-    """Return the tile that was fastest on an H200 for `outputs` rows (pairs of rows if gated) of `inputs`
-    columns.
+    """Return the tile that was fastest on an H200 for `outputs` rows (pairs of rows if gated) of `inputs` columns.
 
-    It was measured in whole steps of Qwen3-0.6B and 8B: timing a product alone says little about how it runs
-    between its
-    neighbours. `few` is for up to FEW rows of the batch.
+    It was measured in whole steps of Qwen3-0.6B and 8B: timing a product alone says little about how it runs between
+    its neighbours. `few` is for up to FEW rows of the batch.
     """
     if few:
         found = FEW_TILES.get((outputs, inputs, gated))
@@ -129,12 +123,10 @@ class WideTile:
 
 
 def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
-    """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and
-    inputs.
+    """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and inputs.
 
-    With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all
-    rows, so the more
-    rows there are, the fewer weights a product may have.
+    With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all rows, so the
+    more rows there are, the fewer weights a product may have.
     """
     lines = outputs * (2 if gated else 1)
     if lines > WIDE_LINES or lines * inputs > WIDE_MOST.get(rows, 0):
@@ -180,9 +172,8 @@ PACKED_TILES = (
 def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> PackedTile:
     """Return the tile that was fastest on an H200 for the products of Qwen3-8B in Q4_0, Q8_0 and Q4_K.
 
-    Programs compute many outputs from one read of the rows if that leaves more programs than multiprocessors.
-    If there are few
-    programs, more warps share the columns.
+    Programs compute many outputs from one read of the rows if that leaves more programs than multiprocessors. If there
+    are few programs, more warps share the columns.
     """
     programs = outputs // (8 if gated else 16)
     wide, nested = kind.block_bytes >= kind.block, kind.block > 32
@@ -196,8 +187,7 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
 
 
 def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
-    """Return how the expert products of a row are cut: gate and up of each expert, or down of all experts
-    side by side.
+    """Return how the expert products of a row are cut: gate and up of each expert, or down of all experts side by side.
 
     It was the fastest choice on an H200 for Qwen3-30B-A3B in Q4_0, Q4_K, Q8_0 and MXFP4, and for gpt-oss-20b.
     """
@@ -230,8 +220,7 @@ SPLITS = (
     *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
     *(Split(True, 64, tiles) for tiles in (1, 2, 4)),
 )
-"""The cuts worth measuring. A part has a power of two of rows, or the other sequences would change how one is
-cut."""
+"""The cuts worth measuring. A part has a power of two of rows, or the other sequences would change how one is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +245,8 @@ class Chunking:
 
 
 def context_limit(row: int) -> int:
-    """Return the smallest context that contains `row`. Steps exist for a few contexts only, and a sequence is
-    cut by its own."""
+    """Return the smallest context that contains `row`. Steps exist for a few contexts only, and a sequence is cut by
+    its own."""
     limit = SMALLEST
     while limit <= row:
         limit *= 2
@@ -265,12 +254,11 @@ def context_limit(row: int) -> int:
 
 
 def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunking:
-    """Return the fastest cut on an H200 for one sequence of up to `limit` rows with `heads` KV heads, or the
-    cut of `split`.
+    """Return the fastest cut on an H200 for one sequence of up to `limit` rows with `heads` KV heads, or the cut of
+    `split`.
 
-    Sequences with few heads are cut into shorter parts, or there would be too few programs. If that makes too
-    many parts, they
-    are cut like those with many heads.
+    Sequences with few heads are cut into shorter parts, or there would be too few programs. If that makes too many
+    parts, they are cut like those with many heads.
     """
     if split is not None:
         tiles = split.tiles
@@ -291,10 +279,9 @@ def choose_chunkings(
 
     `split` says how up to FEW sequences are cut; None is the fastest choice on an H200.
 
-    Each of a few sequences is cut as it is alone, by its length. Each of many is cut into few large parts.
-    With a window,
-    sequences are cut as if they were at most twice as long as the window, and only chunks within the window
-    are launched.
+    Each of a few sequences is cut as it is alone, by its length. Each of many is cut into few large parts. With a
+    window, sequences are cut as if they were at most twice as long as the window, and only chunks within the window are
+    launched.
     """
     if window is not None:
         *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)), heads, None, split)

@@ -1,8 +1,7 @@
 """Finds the fastest cuts of the kernels for a model on this GPU, and keeps them for the next start.
 
-It measures a few steps at a time while no request is running, or all at once if somebody waits for the
-result. A running
-engine keeps its cuts, because a row would get other bits with other cuts.
+It measures a few steps at a time while no request is running, or all at once if somebody waits for the result. A
+running engine keeps its cuts, because a row would get other bits with other cuts.
 """
 
 import os
@@ -39,8 +38,8 @@ IDLE_S = 4.0
 BUSY_S = 0.3
 """Seconds between checks whether a request is running."""
 SMALL_BYTES, SMALL_S, LARGE_S = 3 << 30, 10.0, 30.0
-"""The most bytes of a small model's weights; the seconds after which no measurement begins, for small and
-large models."""
+"""The most bytes of a small model's weights; the seconds after which no measurement begins, for small and large
+models."""
 SPARE_BYTES = 512 << 20
 """GPU memory that tuning needs besides the rows of its sequence; with less free it does not run."""
 MOST_PROCESSES, PROCESS_BYTES = 16, 1 << 30
@@ -63,8 +62,7 @@ class Bench(Protocol):
         ...
 
     def profile(self, trace: Path) -> list[Ran]:
-        """Run some steps of one row with the choices in use; write a trace and return the kernels that
-        ran."""
+        """Run some steps of one row with the choices in use; write a trace and return the kernels that ran."""
         ...
 
     def close(self) -> None:
@@ -79,8 +77,8 @@ class StoppedError(Exception):
 def tune(
     bench: Bench, model: str, in_time: Callable[[], bool], told: Callable[[str], None] = lambda _: None
 ) -> Tuning:
-    """Search the best cuts for steps of one and of FUSED rows and for prompts; those for one row must not
-    slow down FEW."""
+    """Search the best cuts for steps of one and of FUSED rows and for prompts; those for one row must not slow down
+    FEW."""
     chosen: dict[str, Numbers] = {}
     seconds: dict[str, tuple[float, float]] = {}
     known = {rows: bench.candidates(rows) for rows in (1, FUSED, PROMPT)}
@@ -98,8 +96,7 @@ def tune(
 
 
 def every(candidates: Mapping[str, Sequence[Numbers]]) -> list[Choice]:
-    """Return the fewest choices that cover every candidate: the n-th choice takes the n-th candidate of each
-    thing."""
+    """Return the fewest choices that cover every candidate: the n-th choice takes the n-th candidate of each thing."""
     most = max(map(len, candidates.values()), default=0)
     return [
         {name: found[min(at, len(found) - 1)] for name, found in candidates.items()} for at in range(most)
@@ -159,10 +156,9 @@ class Tuner:
         is_busy: Callable[[], bool],
         seconds: float,
     ) -> None:
-        """`make_bench` receives a function that runs a job on the computing thread. `call` runs a function
-        there at once;
-        `is_busy`, called on that thread, returns whether a request is waiting. After `seconds`, nothing more
-        is tried."""
+        """`make_bench` receives a function that runs a job on the computing thread. `call` runs a function there at
+        once; `is_busy`, called on that thread, returns whether a request is waiting. After `seconds`, nothing more is
+        tried."""
         self._make_bench = make_bench
         self._identity = identity
         self._model = model
@@ -186,8 +182,8 @@ class Tuner:
         call: Callable[[Callable[[], object]], object],
         is_busy: Callable[[], bool],
     ) -> "Tuner":
-        """Make a tuner for a network on a GPU with this cache; `prompts` says whether our kernels compute
-        prompt attention.
+        """Make a tuner for a network on a GPU with this cache; `prompts` says whether our kernels compute prompt
+        attention.
 
         Raises EngineError if there is nothing to tune.
         """
@@ -253,8 +249,7 @@ class Tuner:
         return found
 
     def profile(self, trace: Path) -> list[Part]:
-        """Return where a step of one token spends its time; write a trace for Perfetto. Raises
-        EngineError."""
+        """Return where a step of one token spends its time; write a trace for Perfetto. Raises EngineError."""
         bench = self._make_bench(self._compute)
         try:
             parts = parts_of(bench.profile(trace))

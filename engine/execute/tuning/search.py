@@ -1,5 +1,4 @@
-"""The search for the fastest choices, one thing after another, timed by whole steps. It knows nothing about
-GPUs."""
+"""The search for the fastest choices, one thing after another, timed by whole steps. It knows nothing about GPUs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ Numbers = tuple[int, ...]
 Choice = Mapping[str, Numbers]
 """The value chosen for each thing; a thing that is not named keeps its default."""
 MARGIN = 0.005
-"""The least share of a whole step that a choice must save. A product is a tenth to a quarter of a step, so
-this is 2 to
+"""The least share of a whole step that a choice must save. A product is a tenth to a quarter of a step, so this is 2 to
 5% of the product. The medians of identical choices differ by less."""
 SCREEN, CONFIRM = 8, 32
 """Rounds for all candidates of a thing, and for the best one against the current choice."""
@@ -21,8 +19,8 @@ class Measure(Protocol):
     """Times steps under several choices."""
 
     def __call__(self, choices: Sequence[Choice], rounds: int) -> Sequence[Sequence[float]]:
-        """Return `rounds` times of a step in seconds for each choice, measured in turn; empty for a choice
-        that fails."""
+        """Return `rounds` times of a step in seconds for each choice, measured in turn; empty for a choice that
+        fails."""
         ...
 
 
@@ -42,11 +40,9 @@ def search(
     guard: Measure | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Find the best of `candidates`, whose first is the default. Things reached after time is up keep their
-    default.
+    """Find the best of `candidates`, whose first is the default. Things reached after time is up keep their default.
 
-    The result stands only if all choices together are faster at the end and do not slow down the steps that
-    `guard`
+    The result stands only if all choices together are faster at the end and do not slow down the steps that `guard`
     measures. `told` receives the name of each thing before it is tried.
     """
     chosen: dict[str, Numbers] = {}
@@ -71,8 +67,7 @@ def search(
 
 
 def _guarded(chosen: dict[str, Numbers], guard: Measure) -> dict[str, Numbers]:
-    """Drop choices one by one, the most harmful first, until the guarded steps are as fast as with the
-    defaults."""
+    """Drop choices one by one, the most harmful first, until the guarded steps are as fast as with the defaults."""
     while chosen:
         fewer = [{name: chosen[name] for name in chosen if name != left_out} for left_out in chosen]
         usual, now, *rest = map(_middle, guard([{}, chosen, *fewer], SCREEN))

@@ -88,8 +88,7 @@ def _read(path: Path) -> tuple[dict[str, str], Tuning] | None:
 
 
 def _checked(content: Any) -> tuple[dict[str, str], Tuning] | None:
-    """Return the identity and tuning of a file; None for another version. Raises ValueError for invalid
-    content."""
+    """Return the identity and tuning of a file; None for another version. Raises ValueError for invalid content."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         return None
     identity, chosen, seconds = (_entries(content.get(name)) for name in ("for", "chosen", "seconds"))
