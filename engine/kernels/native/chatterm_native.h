@@ -174,12 +174,15 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
 void ct_decoder_destroy(ct_decoder* decoder);
 
 // Computes `count` spans of a batch: writes K and V of their rows, and fp32 [wanted rows, vocabulary] to `logits`.
-// Returns null, or what is wrong with the spans (a static string). One call at a time per pool. A span is `tokens`
-// tokens of one sequence, each with a position, in its rows from `row` on; the logits of the last `wanted` rows are
-// returned. It is given as the numbers blocks, row, tokens, wanted, then table[blocks], token[tokens],
-// position[tokens]; the next span follows. Row r of the sequence lies in slot table[r / block_size] * block_size + r %
-// block_size. Inputs of products with quantised weights are rounded to int8 in groups of 32 numbers. A row's K, V and
-// logits are the same to the bit however a sequence is split into spans, and whatever other rows are computed.
+// Returns null, or what is wrong with the spans (a static string). One call at a time per pool.
+//
+// A span is `tokens` tokens of one sequence, each with a position, in its rows from `row` on; the logits of the last
+// `wanted` rows are returned. It is given as the numbers blocks, row, tokens, wanted, then table[blocks],
+// token[tokens], position[tokens]; the next span follows. Row r of the sequence lies in slot
+// table[r / block_size] * block_size + r % block_size.
+//
+// Inputs of products with quantised weights are rounded to int8 in groups of 32 numbers. A row's K, V and logits are
+// the same to the bit however a sequence is split into spans, and whatever other rows are computed.
 const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t count, float* logits);
 
 // Copies about `bytes` more of the weights in mapped files, with their rows interleaved: this layout is read faster and
