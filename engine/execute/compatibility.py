@@ -63,7 +63,7 @@ PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.S
 
 
 def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
-    """Return the features of `spec` missing from `supported`, as the object of a sentence: "a sliding window and capped
+    """Return the features of `spec` not in `supported`, as the object of a sentence: "attention sinks and capped
     logits".
 
     Return None if nothing is missing.
@@ -99,8 +99,7 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 
 def not_divided(spec: ModelSpec) -> str | None:
-    """Return why the fused kernels cannot divide the network among GPUs, beyond the reasons of `not_fused`; else
-    None."""
+    """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
     if has_experts(spec):
         return f"the fused kernels do not know experts {DIVIDED}"
     if any(layer.attention.norms_all_heads for layer in spec.layers):
@@ -114,8 +113,7 @@ def has_experts(spec: ModelSpec) -> bool:
 
 
 def not_on_host(spec: ModelSpec) -> str | None:
-    """Return why the native kernels cannot compute experts in host memory while a GPU computes the rest; None if they
-    can."""
+    """Return why native kernels cannot compute experts in host memory beside a GPU; None if they can."""
     feeds = {layer.feed_forward for layer in spec.layers}
     asked = {
         feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
@@ -138,8 +136,7 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:
-    """Say that PyTorch computes the network, because of `reason`. With `multiplies`, native kernels compute the
-    products."""
+    """Say that PyTorch computes the network, because of `reason`; with `multiplies`, all but its products."""
     if multiplies:
         return f"native kernels for products and PyTorch for the rest: {reason}"
     return f"plain PyTorch, which is slower: {reason}"

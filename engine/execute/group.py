@@ -23,8 +23,7 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of one model (see `models.reference.peers.Peers`). Not torch's default group, so there may be
-    several."""
+    """All ranks of one model (see `models.reference.peers.Peers`). Not torch's default group: there may be more."""
 
     group: Any
     """The torch process group."""
@@ -40,8 +39,7 @@ class Group:
 
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
-        """Meet the other ranks in the new file `meeting`, the same path for all. Raises EngineError if they do not
-        come."""
+        """Meet the other ranks in the new file `meeting`, the same for all. Raises EngineError if they do not come."""
         try:
             store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
             store.set_timeout(PATIENCE)
@@ -72,8 +70,7 @@ class Group:
         return torch.cat(found, -1)
 
     def swap(self, what: str, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank in rank order; use each key `what` only once. Raises EngineError when a rank
-        is lost."""
+        """Return the `data` of all ranks in order; use each `what` only once. Raises EngineError if a rank is lost."""
         try:
             self.store.set(f"{what}/{self.rank}", data)
             return [bytes(self.store.get(f"{what}/{rank}")) for rank in range(self.ranks)]

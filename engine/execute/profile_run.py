@@ -14,8 +14,7 @@ FEWEST = 16
 
 
 def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.device) -> int:
-    """Return the bytes of GPU memory that a chunk of `rows` rows takes, including logits [samples, vocab] and sampling
-    a token.
+    """Return the bytes of GPU memory for a chunk of `rows` rows, including logits [samples, vocab] and sampling.
 
     Attention is left out: it holds less than the layers around it. Memory that stays allocated after a first run, such
     as library workspaces, is not counted, because it is no longer free. Raises any error of the chunk other than a lack

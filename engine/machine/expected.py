@@ -128,8 +128,7 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
-    """Return the speed of a model of this shape; `blocks` is the bytes of its quantised weights, None if they are
-    not."""
+    """Return the speed of a model of this shape; `blocks` is the bytes of its weights if they are quantised."""
     here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if (split := _split(spec, here, blocks)) is not None:
@@ -176,8 +175,7 @@ def not_chosen(spec: ModelSpec) -> int:
 
 
 def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:
-    """Return the speed of a model of this shape; `stored` is the bytes of weights kept quantised, None if they are
-    not."""
+    """Return the speed of a model of this shape; `stored` is the bytes of its weights if they stay quantised."""
     count = parameters(spec)
     weights = stored or count * here.dtype.itemsize
     per_token = token_bytes(spec, here.dtype, here.kv_dtype)

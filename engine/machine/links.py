@@ -62,8 +62,7 @@ def kinds_of(topology: str, count: int) -> tuple[str, ...]:
 
 
 def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> Split | None:
-    """Estimate the speed on `count` GPUs like this one; None if it is unknown or the fused kernels cannot divide the
-    model."""
+    """Estimate the speed on `count` GPUs like this one; None if unknown, or if the kernels cannot divide the model."""
     if speed.tokens_per_s is None or not speed.fits or not_fused(spec) or not_divided(spec):
         return None
     layers, layer_s = len(spec.layers), suited(spec, here).program.layer_s

@@ -43,8 +43,7 @@ class NativeDecoder:
     """Runs rows of several sequences through the model, from the values of the spans to logits."""
 
     def __init__(self, network: Network, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
-        """`variant` indexes `pool.library.variants`; None is the best. Raises NativeError for an unsupported network or
-        cache."""
+        """`variant` indexes `pool.library.variants`; None is the best. Raises NativeError if it does not fit."""
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
@@ -95,8 +94,7 @@ class NativeDecoder:
         """Whether prompts are computed faster than by torch."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:
-        """Write K and V of all rows of `spans`; return the logits of the rows that want them: fp32 [wanted,
-        vocab_size].
+        """Write K and V of all rows of `spans`; return the logits of the wanted rows: fp32 [wanted, vocab_size].
 
         The bits of a row do not depend on the other rows, nor on how its sequence is split into spans: each row is
         rounded to int8 by itself and summed in a fixed order. Raises NativeError for values out of range and for a span
@@ -117,8 +115,7 @@ class NativeDecoder:
         return self._rows[:wanted]
 
     def interleave(self, nbytes: int) -> int:
-        """Copy about `nbytes` more of the file-mapped weights into an order that is read faster, and release the
-        mapping.
+        """Copy about `nbytes` more of the file-mapped weights into a layout that is read faster; give back their pages.
 
         Return how many bytes are left. The bits of a row are the same before, during and after the copying. Raises
         NativeError if there is too little memory; weights that were not copied stay mapped.

@@ -27,8 +27,7 @@ def read_model(
     room: Room | None = None,
     rank: tuple[int, int] = (0, 1),
 ) -> tuple[Network, tuple[str, ...]]:
-    """Read the weights; return the network and notes for people on how they are held. `quantize` is as in
-    `models.load`.
+    """Read the weights, with `quantize` as in `models.load`; return the network and notes on how they are held.
 
     `context` is how many tokens a text may have, if a person set it. Experts beyond `room` are held in host memory;
     without `room`, those beyond the memory of the GPU are. On a CPU all are. `rank` is as in `models.load`; a part of a
@@ -66,8 +65,7 @@ def read_model(
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
-    """Return a test of whether the GPU kernels that read quantised weights in planes run a network; None if none do
-    here."""
+    """Return a test of whether the GPU kernels for weights in planes run a network; None if they never do here."""
     if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
         return None
     if torch.cuda.get_device_capability(device) < FULL_SPEED:

@@ -17,13 +17,11 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight
 
 ROWS = 128
-"""Rows to multiply at once: with more, unpacking a weight costs no less per row, and the rows no longer fit the
-cache."""
+"""Rows to multiply at once: with more, unpacking costs no less per row, and the rows no longer fit the cache."""
 
 
 def problem() -> str | None:
-    """Return why native kernels do not multiply quantised weights here, as the middle of a sentence; None if they
-    do."""
+    """Return why native kernels cannot multiply here, as the middle of a sentence; None if they can."""
     if (missing := native.problem()) is not None:
         return missing
     return "this processor has no AVX2" if native.library().best == PORTABLE else None

@@ -20,8 +20,7 @@ from models.spec import Attention, Experts, FeedForward, Layer, Norm
 
 
 class Telling:
-    """Builds structs from weights. It owns the memory whose addresses it hands out, so it must outlive their use by the
-    library."""
+    """Builds structs from weights, and owns the memory they point to; it must outlive the library's use of them."""
 
     def __init__(self) -> None:
         self._alive: list[object] = []

@@ -23,8 +23,7 @@ OWN_ROWS = 512
 OWN_PROGRAMS = 128
 """Programs for a long sequence alone, over all of its KV heads: about as many as there are multiprocessors."""
 OWN_PROGRAMS_OF_BYTES = 384
-"""The same for quantised rows: they need as much computation for half the bytes, and three programs at once hide each
-other's waiting."""
+"""The same for quantised rows: more computation per byte, so three programs at once hide each other's waiting."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,8 +130,7 @@ class Cuts:
     def product(
         self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
     ) -> Tile | PackedTile:
-        """Return the cut of a product, of `kind` if quantised, for `rows` rows. All counts up to FEW have the same
-        cut."""
+        """Return the cut of a product for `rows` rows, of `kind` if quantised. Counts up to FEW have the same cut."""
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         if kind is None:
             few = rows <= FEW

@@ -24,8 +24,7 @@ class DecodeProgram(Protocol):
         ...
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows, whose tokens lie in sequence rows below `limit`; return logits
-        [rows, vocab].
+        """Enqueue a step of `rows` rows, with tokens in sequence rows below `limit`; return logits [rows, vocab].
 
         With `own`, `shared` and `members` of the `StepInput` say which sequences read rows together, and each sequence
         has less than `own` unshared rows before that of its newest token.
@@ -55,8 +54,7 @@ class Decoded(Protocol):
     seed: int
 
     def allow(self, words: NDArray[np.int32], drawn: int | None = None) -> None:
-        """Write the mask of tokens allowed after the newest token; if `drawn` is given, it becomes the newest token
-        first."""
+        """Write the mask of tokens allowed after the newest token, or after `drawn`, which was drawn since."""
         ...
 
     def allow_each(self, words: Items[NDArray[np.int32]], guesses: Items[int]) -> None:

@@ -103,8 +103,7 @@ class DecodeRunner(Generic[S]):
         self.tell: Callable[[DividedStep], None] = lambda step: None
         """Called before each step is enqueued, so that other ranks can `follow` it."""
         self.watch: Callable[[], None] = lambda: None
-        """Called when a step has ended. Raises EngineError if other ranks were lost, which makes its tokens
-        meaningless."""
+        """Called when a step has ended. Raises EngineError if other ranks were lost and its tokens mean nothing."""
         self._sent = Changes({}, {})
         self._ahead: list[tuple[int, int, Draw]] = []
         """Steps to compile and record in idle time, the next one last."""
@@ -236,8 +235,7 @@ class DecodeRunner(Generic[S]):
                     failed(seat.sequence, error)
 
     def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
-        """Return the tokens drawn after the newest token of `seat` and after its guesses, up to the first wrong
-        guess."""
+        """Return the tokens drawn after the newest token of `seat` and its guesses, up to the first wrong guess."""
         places = [(seat.slot, seat.token + 1 + place, seat.logprobs) for place in range(1 + len(guesses))]
         drawn = self.sampler.drawn(places)
         held = 0
@@ -248,8 +246,7 @@ class DecodeRunner(Generic[S]):
         return drawn[: 1 + held]
 
     def while_idle(self) -> bool:
-        """Compile or record one step of several rows. Return whether more are left. Does nothing while any slot is
-        taken."""
+        """Compile or record one step of several rows, unless any slot is taken. Return whether more are left."""
         if self._ahead and self._several is not None and not self._seats:
             self._several.plan_nothing()
             self._run_several(self._several, *self._ahead.pop())
@@ -320,8 +317,7 @@ class DecodeRunner(Generic[S]):
         self._free.append(seat.slot)
 
     def step(self, slots: Items[int], row: int, own: int | None = None) -> None:
-        """Enqueue a step of these slots and any pending changes in `slots`, nothing else. No slot's token lies beyond
-        `row`.
+        """Enqueue a step of these slots, with no token beyond `row`, and any pending changes in `slots`; nothing else.
 
         With `own`, the sequences share rows as `slots` was told to, and none has more than `own` rows besides.
         """
@@ -397,8 +393,7 @@ class DecodeRunner(Generic[S]):
                 self.program.run(rows, limit, SMALLEST)
 
     def _own_rows(self, seats: list[Seat[S]]) -> int | None:
-        """Decide who shares rows, if the sequences differ from the last step's; return the most rows that one reads
-        alone.
+        """Decide who shares rows, if the sequences changed since the last step; return the most unshared rows.
 
         Return None if nobody shares.
         """

@@ -151,8 +151,7 @@ def _views(memory: Tensor, sources: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _expand(blocks: Sequence[Tensor], linear: Linear, out: Tensor) -> None:
-    """Expand blocks uint8 [experts, rows, bytes a row] of each part of a layer into out [experts, all rows,
-    columns]."""
+    """Expand each part's blocks, uint8 [experts, rows, bytes a row], into out [experts, all rows, columns]."""
     first = 0
     for part, data in zip(linear.parts, blocks, strict=True):
         some = max(1, EXPANDED // (part.rows * part.columns))

@@ -162,8 +162,7 @@ class FusedDecoder:
         self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows (the size of a graph, not the number of sequences); return logits
-        [rows, vocab].
+        """Enqueue a step of `rows` rows, the size of a graph, not the number of sequences; return logits [rows, vocab].
 
         The logits have the model's dtype. They are meaningless for rows without a slot, and on every rank after the
         first. Every token lies in a row of its sequence below `limit`. With `own`, sequences read the rows together

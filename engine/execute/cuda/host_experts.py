@@ -95,8 +95,7 @@ class HostExperts:
         """Why they are not fetched, as the middle of a sentence."""
 
     def prepare(self, fetches: bool, fixed: bool) -> None:
-        """Pin the experts' memory, allocate what fetching needs, and measure. With `fixed`, `fetch_from` is not
-        measured.
+        """Pin the experts' memory, allocate what fetching needs, and measure. With `fixed`, `fetch_from` is a constant.
 
         Nothing is ever fetched without `fetches`, or if the system refuses to pin so much memory.
         """

@@ -49,8 +49,7 @@ TOGETHER = (128, 256, 512, 1024, 2048)
 SPANS = (8, 32)
 """Sequences in such a step: its attention has programs for this many."""
 LONGEST = (512, 2048)
-"""Tokens per sequence that its attention has programs for. Programs without a token end at once, but thousands of them
-add up."""
+"""Tokens per sequence that its attention has programs for. Thousands of programs without a token take their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,7 @@ class PaddedPrefill:
         return self._graphs.firsts if self._graphs is not None else 0
 
     def takes(self, spans: tuple[Span, ...]) -> bool:
-        """Return whether a step of these spans runs here: one for which launching takes the host longer than the
-        GPU."""
+        """Return whether a step of these spans runs here: launching it would take the host longer than the GPU."""
         return self.deterministic or len(spans) > 1 or spans[0].count <= ALONE[-1]
 
     def run(self, spans: tuple[Span, ...]) -> list[Tensor]:
@@ -139,8 +137,7 @@ class PaddedPrefill:
         return found
 
     def prepare(self) -> None:
-        """Compile every kernel and record the steps of one sequence; other steps are recorded the second time they
-        occur.
+        """Compile every kernel and record the steps of one sequence; other steps are recorded when they occur again.
 
         The cache must be empty: the first row of its first block is written to.
         """

@@ -64,8 +64,7 @@ class Products(Protocol):
         ...
 
     def parts(self, linear: Linear, x: Tensor) -> Tensor:
-        """Multiply as `product` does, or return fp32 [parts, T, rows] whose sum is the product; `add_norm` accepts
-        both."""
+        """Multiply as `product` does, or return its summands fp32 [parts, T, rows]; `add_norm` takes both."""
         ...
 
 
@@ -100,8 +99,7 @@ def run_layers(
     by: Products = LIBRARY,
     peers: Peers | None = None,
 ) -> Tensor:
-    """Run all layers: embedded tokens [T, hidden] -> the same shape after the final norm. `peers` add the other ranks'
-    sums."""
+    """Run all layers: embedded tokens [T, hidden] -> the same shape, after the final norm. `peers` sum over ranks."""
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
@@ -147,8 +145,7 @@ class FusedPrefill:
         active: Tensor | None = None,
         real: int | None = None,
     ) -> Tensor:
-        """Run as `Decoder.forward` does. Tokens with a negative `active` are padding; `real` is the number of the
-        others."""
+        """Run as `Decoder.forward` does. Tokens with a negative `active` are padding; `real` counts the others."""
         on_host = None
         if self._on_host is not None:
             fetches = self._on_host.fetches(len(token_ids) if real is None else real)
@@ -247,8 +244,7 @@ def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
 def _add_norm(
     x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None, pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (`norm` of the sum, the sum), where the sum is residual [T, size] + scale * `post` of x
-    (`Products.parts`)."""
+    """Return (`norm` of the sum, the sum) for residual [T, size] + scale * `post` of x (`Products.parts`)."""
     if residual is None and norm is None:
         return x, x
     total = x if residual is None else torch.empty_like(residual)

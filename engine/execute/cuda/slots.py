@@ -23,8 +23,7 @@ class StepInput:
     tables: Tensor
     """int32 [slots, blocks]: the block tables."""
     shared: Tensor
-    """int32 [rows]: the number of sequence rows that a row of the step shares with others; read only by steps with
-    sharing."""
+    """int32 [rows]: how many sequence rows a row of the step shares with others; read only by steps with sharing."""
     members: Tensor
     """int32 [most_members]: the step's rows in each tile (`Sharing`), tile after tile, -1 for none."""
 
@@ -55,8 +54,7 @@ class Slots:
     """
 
     def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
-        """For steps of up to `rows` rows and sequences of up to `blocks` blocks. `token` is int64 [slots] on the
-        device."""
+        """For steps of up to `rows` rows and sequences of up to `blocks` blocks; token int64 [slots], on the device."""
         together = -(-rows // 16) * 16
         tiles = together + -(-rows // 16) * 16
         start = tiles + -(-most_members(rows) // 16) * 16

@@ -12,10 +12,9 @@ HELD = 80 * 1024
 FEW = 8
 """Up to this many rows, a step reads each weight once and gives each row the bits that it has alone."""
 FUSED = 16
-"""Up to this many rows, products are fused with the operations before and after them, if the network is small."""
+"""Up to this many rows, products of a small or quantised network are fused with the operations around them."""
 FUSED_MOST = 8 << 20
-"""The most weights in a layer's largest product for a network to count as small; in larger ones only FEW rows are
-fused."""
+"""The most weights in a layer's largest product of a small network; in larger ones only FEW rows are fused."""
 WIDE_MOST = {16: 128 << 20, 32: 32 << 20, 64: 8 << 20}
 """The largest products, in weights, that are faster than the library's, by number of rows."""
 WIDE_LINES = 1 << 15
@@ -245,8 +244,7 @@ class Chunking:
 
 
 def context_limit(row: int) -> int:
-    """Return the smallest context that contains `row`. Steps exist for a few contexts only, and a sequence is cut by
-    its own."""
+    """Return the smallest context limit above `row`. Steps exist for few limits; a sequence is cut by its own limit."""
     limit = SMALLEST
     while limit <= row:
         limit *= 2
@@ -254,8 +252,7 @@ def context_limit(row: int) -> int:
 
 
 def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunking:
-    """Return the fastest cut on an H200 for one sequence of up to `limit` rows with `heads` KV heads, or the cut of
-    `split`.
+    """Return the fastest cut on an H200 for a sequence of up to `limit` rows with `heads` KV heads, or that of `split`.
 
     Sequences with few heads are cut into shorter parts, or there would be too few programs. If that makes too many
     parts, they are cut like those with many heads.

@@ -38,8 +38,7 @@ IDLE_S = 4.0
 BUSY_S = 0.3
 """Seconds between checks whether a request is running."""
 SMALL_BYTES, SMALL_S, LARGE_S = 3 << 30, 10.0, 30.0
-"""The most bytes of a small model's weights; the seconds after which no measurement begins, for small and large
-models."""
+"""The most bytes of a small model's weights; seconds after which no measurement begins, for small and large models."""
 SPARE_BYTES = 512 << 20
 """GPU memory that tuning needs besides the rows of its sequence; with less free it does not run."""
 MOST_PROCESSES, PROCESS_BYTES = 16, 1 << 30
@@ -77,8 +76,7 @@ class StoppedError(Exception):
 def tune(
     bench: Bench, model: str, in_time: Callable[[], bool], told: Callable[[str], None] = lambda _: None
 ) -> Tuning:
-    """Search the best cuts for steps of one and of FUSED rows and for prompts; those for one row must not slow down
-    FEW."""
+    """Search the best cuts for steps of one and FUSED rows and for prompts; none for one row may slow down FEW."""
     chosen: dict[str, Numbers] = {}
     seconds: dict[str, tuple[float, float]] = {}
     known = {rows: bench.candidates(rows) for rows in (1, FUSED, PROMPT)}
@@ -182,8 +180,7 @@ class Tuner:
         call: Callable[[Callable[[], object]], object],
         is_busy: Callable[[], bool],
     ) -> "Tuner":
-        """Make a tuner for a network on a GPU with this cache; `prompts` says whether our kernels compute prompt
-        attention.
+        """Make a tuner for a network on a GPU with this cache; `prompts` says whether our kernels attend for prompts.
 
         Raises EngineError if there is nothing to tune.
         """

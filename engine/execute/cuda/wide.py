@@ -14,8 +14,7 @@ from models.spec import FeedForward
 
 
 class WideProducts:
-    """Implements `Products`, with `wide_linear_kernel` for small ones: each of the library's would start with a
-    wait."""
+    """Implements `Products`, with `wide_linear_kernel` for small ones: those of the library start late."""
 
     def __init__(self, pdl: bool) -> None:
         """`pdl` turns on programmatic dependent launch (sm_90 and later)."""
@@ -47,8 +46,7 @@ class WideProducts:
 
 
 def wide_product(linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile, pdl: bool) -> Tensor:
-    """Multiply: [T, columns] -> [T, rows], half as many if gated; fp32 [tile.split, T, rows] if the columns are
-    split."""
+    """Multiply: [T, columns] -> [T, rows], half as many if gated; fp32 [tile.split, T, rows] if columns are split."""
     lines, inputs = linear.weight.shape
     outputs, pair = (lines, 1) if gate is None else (lines // 2, 2)
     count = x.shape[0]

@@ -19,8 +19,7 @@ class Measure(Protocol):
     """Times steps under several choices."""
 
     def __call__(self, choices: Sequence[Choice], rounds: int) -> Sequence[Sequence[float]]:
-        """Return `rounds` times of a step in seconds for each choice, measured in turn; empty for a choice that
-        fails."""
+        """Return the seconds of `rounds` steps with each choice, measured in turn; empty for a choice that fails."""
         ...
 
 

@@ -178,8 +178,8 @@ void ct_decoder_destroy(ct_decoder* decoder);
 //
 // A span is `tokens` tokens of one sequence, each with a position, in its rows from `row` on; the logits of the last
 // `wanted` rows are returned. It is given as the numbers blocks, row, tokens, wanted, then table[blocks],
-// token[tokens], position[tokens]; the next span follows. Row r of the sequence lies in slot
-// table[r / block_size] * block_size + r % block_size.
+// token[tokens], position[tokens]; the next span follows. Row r of the sequence lies in slot table[r / block_size] *
+// block_size + r % block_size.
 //
 // Inputs of products with quantised weights are rounded to int8 in groups of 32 numbers. A row's K, V and logits are
 // the same to the bit however a sequence is split into spans, and whatever other rows are computed.

@@ -32,8 +32,7 @@ VARIANTS = {
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
 }
-"""Compiler flags of each variant of the kernels. Variants that the compiler does not support are left out, except the
-first."""
+"""Compiler flags of each kernel variant. Variants unknown to the compiler are left out, except the first."""
 
 
 class CompileError(Exception):
@@ -64,8 +63,7 @@ def find_compiler() -> str:
 
 
 def compile_library(out: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
-    """Compile everything to `out` (default: beside the sources) with `extra` flags, and return its path. Raises
-    CompileError."""
+    """Compile everything to `out` (default: beside the sources) with `extra` flags; return it. Raises CompileError."""
     target = out or FOLDER / library_name()
     compiler = find_compiler().split()
     x86 = platform.machine().lower() in ("x86_64", "amd64")

@@ -288,8 +288,7 @@ class Pool:
 
     @contextmanager
     def held(self) -> Iterator[int]:
-        """Yield the handle, to one caller at a time. Raises NativeError in a forked process, which lacks the
-        threads."""
+        """Yield the handle, to one caller at a time. Raises NativeError in a forked process: it lacks the threads."""
         if os.getpid() != self._process:
             raise NativeError("the threads of the native kernels did not come along into the forked process")
         with self._lock:

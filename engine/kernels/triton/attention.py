@@ -141,8 +141,7 @@ def _attend(
     scales,
     FP8: tl.constexpr,
 ):
-    """Run one step of the online softmax: each query head [W, D] against R times W rows of K and V, of which `left`
-    exist.
+    """Run a step of the online softmax: each query head [W, D] with R times W rows of K and V, of which `left` exist.
 
     The first `before` of them are masked, unless it is None. The state of each query head is the highest score and the
     sum of the weights, [W] each, and the sum of the weighted values [W, D].

@@ -63,8 +63,7 @@ def _queries(
     EPS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
     TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return normed and rotated heads [lanes, D], zeros where not `real`. Loads before the wait read no output of this
-    step.
+    """Return normed and rotated heads [lanes, D], zeros where not `real`. Before the wait only older data is read.
 
     For each lane [lanes, 1]: its row of the batch, its head (key heads count from HQ on), its position.
     """

@@ -113,8 +113,7 @@ def combine_parts_kernel(
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Combine the parts of `parts_kernel` into out [rows, HQ, DIM]; PADDED is the parts of a row, rounded up to a power
-    of two.
+    """Combine the parts of `parts_kernel` into out [rows, HQ, DIM]; PADDED is a power of two, at least a row's parts.
 
     Missing parts of a sequence add exact zeros. The grid is [HQ, rows].
     """

@@ -78,8 +78,7 @@ def chances_kernel(
     logits, stride, active, settings, peaks, sums, values, names,
     VOCAB: tl.constexpr, PITCH: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Find for each block of a row's logits the largest one, the sum of exponentials relative to it, and the likeliest
-    tokens.
+    """Find each block's largest logit, the sum of exponentials relative to it, and the likeliest tokens.
 
     Scratch by row: peaks and sums fp32 [BLOCKS], values fp32 and names int32 [BLOCKS, MOST].
     """
@@ -115,8 +114,7 @@ def tell_kernel(
     PITCH: tl.constexpr, NUMBERS: tl.constexpr, SLOTS: tl.constexpr, BLOCKS: tl.constexpr, ROOM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write the log-probabilities of each row's newest token and of the likeliest ones, from what `chances_kernel`
-    stored.
+    """Write the log-probabilities of each row's newest and likeliest tokens, from the results of `chances_kernel`.
 
     By slot: token int64; chances fp32 and others int32 [SLOTS, PLACES], at the index of the token in its answer: first
     the token's own, then the alternatives, likeliest first. Writes nothing where there is no token. ROOM is a power of

@@ -12,8 +12,7 @@ import triton.language as tl
 def embedding_kernel(
     active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr = 1.0
 ):
-    """Write out [rows, SIZE]: for each row SCALE times the embedding of token[slot] (int64 [slots]) in weight [vocab,
-    SIZE].
+    """Write out [rows, SIZE]: SCALE times the embedding of token[slot], int64 [slots], in weight [vocab, SIZE].
 
     active int32 [rows]: the slot of each row, -1 for none. The kernel never starts before the previous kernel has
     ended, so that nothing of a step overtakes the step before. The grid is [cdiv(SIZE, BLOCK), rows].

@@ -259,8 +259,7 @@ def down_kernel(
     bias=None,
     SCALE: tl.constexpr = 1.0,
 ):
-    """Write out [rows, N] = residual [rows, N] + SCALE * (the sum of share * (inner @ down transposed + bias) over the
-    experts).
+    """Write out [rows, N] = residual + SCALE * the experts' sum of share * (inner @ down transposed + bias).
 
     bias [experts, N] is optional. inner [rows, CHOSEN, K]; ids int32 and shares fp32 [rows, CHOSEN], with ids -1 for a
     row without a sequence, for which nothing is written; weight [experts, N, K]; residual may be `out` itself. The grid

@@ -58,8 +58,7 @@ def own_layout(warps):
 
 @gluon.constexpr_function
 def row_layout(warps, count):
-    """Return the layout for values [warps, 16, count] of a tile's rows: a thread has those of the rows whose sums it
-    has."""
+    """Return the layout of values [warps, 16, count] of a tile's rows: a thread has them for the rows that it sums."""
     warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
     values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]

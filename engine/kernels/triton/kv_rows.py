@@ -21,8 +21,7 @@ NUMBERS = 8192
 
 @triton.jit
 def scale_of(most, FP8: tl.constexpr):
-    """Return the scale, fp32, of numbers whose largest magnitude is `most`, and the factor that numbers are multiplied
-    by."""
+    """Return the scale, fp32, of numbers whose largest magnitude is `most`, and the factor that encodes them."""
     if FP8:
         exponent = (most.to(tl.int32, bitcast=True) >> 23) - 7
         scale = tl.where(exponent > 0, exponent << 23, 0).to(tl.float32, bitcast=True)

@@ -88,8 +88,7 @@ def copy_codes(
     held, plane, first, i, experts, BITS: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Start copying the words of a plane: 16 bytes per thread, or all of a thread's words of two-bit and one-bit
-    planes."""
+    """Start copying the words of a plane: 16 bytes per thread, or fewer for planes of two bits or one."""
     L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
     _copy(held, plane, first, i, experts, L, WARPS, 2, 32 * BITS, 1, ACROSS, CHOSEN, UP, LAST, MASKED)
 

@@ -55,8 +55,7 @@ def capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def unit(x, scale, dtype: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr):
-    """Return x * scale, both fp32: what a norm multiplies by its weight. It is rounded to `dtype` unless ONCE or with
-    an OFFSET."""
+    """Return x * scale, both fp32, which a norm then weighs; rounded to `dtype` unless ONCE or with an OFFSET."""
     x *= scale
     if not ONCE and OFFSET == 0.0:
         x = x.to(dtype).to(tl.float32)
@@ -80,8 +79,7 @@ def weighed(x, scale, weight, OFFSET: tl.constexpr, ONCE: tl.constexpr):
 
 @triton.jit
 def partners(columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """Return the column that each of a head's DIM columns is rotated with; columns from ROTATED on are their own
-    partners.
+    """Return the column that each of a head's columns is rotated with; from ROTATED on, each is its own partner.
 
     With PAIRS, neighbours are rotated together, instead of the two halves.
     """
@@ -98,8 +96,7 @@ def partners(columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.conste
 
 @triton.jit
 def angles(rotary, columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """Return cos and signed sin for each column of a head; `rotary` points to a row of ROTATED numbers: cos beside
-    sin."""
+    """Return cos and signed sin for each column of a head; `rotary` is a row of ROTATED numbers: cos beside sin."""
     at = columns // 2 if PAIRS else columns % (ROTATED // 2)
     if ROTATED == DIM and not PAIRS:
         cosine = tl.load(rotary + at).to(tl.float32)

@@ -58,8 +58,7 @@ MEASURED = (
 
 @cache
 def choose_tile(head_bytes: int, shared: int) -> Tile:
-    """Return the best tile for heads of `head_bytes` (a power of two), with `shared` bytes of shared memory per
-    program."""
+    """Return the best tile for heads of `head_bytes`, a power of two, and `shared` bytes of memory per program."""
     return next((tile for tile in TILES if tile.shared(head_bytes) <= shared), TILES[-1])
 
 
@@ -185,8 +184,7 @@ def ragged_attention(
     tile: Tile | None = None,
     **asked: Any,
 ) -> Tensor:
-    """Compute the same for spans of any numbers of tokens, each over its own block table; tokens of no span are left
-    unset.
+    """Compute the same for spans of any lengths, each over its own block table; tokens of no span are left unset.
 
     The tokens of span i are those of q [T, Hq, D] from q_ends[i] to q_ends[i + 1], at most `most_tokens`; the last one
     sees k_ends[i + 1] - k_ends[i] rows. An empty span has neither tokens nor rows. q_ends and k_ends int32 [spans + 1],

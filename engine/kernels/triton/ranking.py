@@ -83,8 +83,7 @@ def store_groups(
     logits, marks, settings, peaks, masses, block, wide,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the maxima of the groups of a block; if `wide`, also the sum of its chances, relative to its likeliest
-    token."""
+    """Store the maxima of a block's groups; if `wide`, also the sum of its chances relative to its likeliest token."""
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = penalised(logits, marks, settings, ids, VOCAB)
@@ -105,8 +104,7 @@ def draw_from_groups(
     logits, marks, settings, numbers, peaks, values, names, masses, wide,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Draw a token after top-k, top-p and min-p from the results of `store_groups` for all blocks; also return the
-    largest logit.
+    """Draw a token after top-k, top-p and min-p from what `store_groups` stored; return the largest logit, too.
 
     The k groups with the largest maxima contain the k largest logits: every other token has one token of each of them
     before it. `wide` means that top_k is above MAX_NARROW or off.
@@ -170,8 +168,7 @@ def draw_from_groups(
 
 @triton.jit
 def _amounts(logits, marks, settings, peak, edges, weigh, VOCAB: tl.constexpr):
-    """Return for each of edges fp32 [n] the number of tokens whose logits reach it (exact in fp32), or the sum of their
-    chances.
+    """Return for each of edges fp32 [n] how many logits reach it (exact in fp32), or the sum of their chances.
 
     The result is fp32 [n], added in one order whatever the edges, so that a lower edge never has less.
     """
@@ -185,8 +182,7 @@ def _amounts(logits, marks, settings, peak, edges, weigh, VOCAB: tl.constexpr):
 
 @triton.jit
 def _search(logits, marks, settings, peak, low, goal, weigh, VOCAB: tl.constexpr):
-    """Return the highest edge, from the key `low` on, that tokens of the amount `goal` reach, and the amount above
-    it."""
+    """Return the highest edge, from the key `low` on, that an amount of `goal` reaches, and the amount above it."""
     high = _key(peak) + 1
     above = tl.full([], 0.0, tl.float32)
     while high - low > 1:
@@ -203,8 +199,7 @@ def _search(logits, marks, settings, peak, low, goal, weigh, VOCAB: tl.constexpr
 
 @triton.jit
 def _draw_from_all(logits, marks, settings, numbers, peak, whole, VOCAB: tl.constexpr):
-    """Draw a token after top-k, top-p and min-p, given the largest logit, which is finite, and the sum of all
-    chances."""
+    """Draw a token after top-k, top-p and min-p, given the largest logit, finite, and the sum of all chances."""
     top_k = tl.load(numbers + 2).to(tl.int32)
     top_p = tl.load(settings + 1)
     # All tokens above the edge stay, and the first `ties` of those that equal it.

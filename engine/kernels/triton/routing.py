@@ -26,8 +26,7 @@ def _choose(
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
 ):
-    """Write ids int32 [CHOSEN] and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first. Every id is a valid
-    expert."""
+    """Write ids int32 [CHOSEN], always valid, and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first."""
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     BLOCK: tl.constexpr = min(PADDED, COMPARED // PADDED)
     index = tl.arange(0, PADDED)
@@ -62,8 +61,7 @@ def _share(score, top, total, SIGMOID: tl.constexpr):
 
 @triton.jit
 def _ranked(share, selection_bias, index, COUNT: tl.constexpr, SELECTION_BIAS: tl.constexpr):
-    """Return the numbers that experts are ranked by. NaN becomes -inf, before the padding, so each expert has its own
-    rank."""
+    """Return what experts are ranked by. NaN becomes -inf, before the padding, so each expert has its own rank."""
     if SELECTION_BIAS:
         share += tl.load(selection_bias + index, mask=index < COUNT, other=0.0)
     return tl.where((index < COUNT) & (share == share), share, float("-inf"))

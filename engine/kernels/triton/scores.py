@@ -82,16 +82,14 @@ def gumbel_of_block(first, numbers, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def scaled(x, peak, settings):
-    """Return logits relative to the largest, over the temperature. So a tiny temperature gives 0 for that one, not
-    several infinities."""
+    """Return logits relative to the largest, over the temperature: a tiny one gives one 0, not several infinities."""
     temperature = tl.load(settings)
     return (x - peak) * tl.where(temperature > 0, 1.0 / temperature, 1.0)
 
 
 @triton.jit
 def passes(relative, settings):
-    """Return whether min_p keeps a token: its chance is compared with that of the likeliest, to which `scaled` is
-    relative."""
+    """Return whether min_p keeps a token, by its chance relative to the likeliest (see `scaled`)."""
     return relative >= tl.log(tl.load(settings + 2))
 
 

@@ -77,8 +77,7 @@ def _scale_and_minimum(scales, at, SCALES: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def _number(code, LESS: tl.constexpr):
-    """Return code - LESS, for a code from 0 to 255. Placing it behind the bits of 2 ** 23 is faster than a
-    conversion."""
+    """Return code - LESS, for a code from 0 to 255. Putting it behind the bits of 2 ** 23 beats a conversion."""
     return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LESS)
 
 
@@ -121,8 +120,7 @@ def tile_numbers(
     MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
     FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """Return the numbers of some rows, int32 [n], in DEPTH columns from `first` on, fp32 [n, DEPTH]; it reads word by
-    word.
+    """Return the numbers of rows int32 [n] in DEPTH columns from `first` on, fp32 [n, DEPTH], reading word by word.
 
     DEPTH is a multiple of GROUP and divides 128; `first` is a multiple of DEPTH. Beyond the last column there are
     zeros.
@@ -158,8 +156,7 @@ def tile_numbers(
 
 @triton.jit
 def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
-    """Return codes as `_code` does, for places [rows, n] and the `number` [1, 1, UNIT] next ones of each, all in one
-    word."""
+    """Return codes like `_code`, for places [rows, n] and the next ones by `number` [1, 1, UNIT], all in one word."""
     PER: tl.constexpr = 32 // BITS
     word = place // PER
     at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
@@ -212,8 +209,7 @@ def packed_embedding_kernel(
     BITS: tl.constexpr, MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
     SUPERS: tl.constexpr, FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """Do the work of `embedding_kernel` on a matrix in planes. Here, too, numbers are rounded before they are
-    scaled."""
+    """Do the work of `embedding_kernel` on a matrix in planes. Numbers are rounded before they are scaled, too."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.program_id(1)
     slot = tl.load(active + batch)
