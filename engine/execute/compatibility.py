@@ -63,8 +63,7 @@ PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.S
 
 
 def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
-    """Return the features of `spec` not in `supported`, as the object of a sentence: "attention sinks and capped
-    logits".
+    """Return the features of `spec` not in `supported`, worded as an object: "a sliding window and capped logits".
 
     Return None if nothing is missing.
     """

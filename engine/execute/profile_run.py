@@ -18,7 +18,7 @@ def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.devi
 
     Attention is left out: it holds less than the layers around it. Memory that stays allocated after a first run, such
     as library workspaces, is not counted, because it is no longer free. Raises any error of the chunk other than a lack
-    of memory.
+    of memory, and that one too if even FEWEST rows do not fit.
     """
 
     def run(count: int) -> None:

@@ -135,7 +135,7 @@ class Telling:
 
 
 def matrix_of(weight: Weight) -> native.Matrix:
-    """Describe a weight, which must outlive the struct. Raises NativeError if it is on no CPU or not contiguous."""
+    """Describe a weight, which must outlive the struct. Raises NativeError if it is not contiguous in CPU memory."""
     data = weight.data
     if data.device.type != "cpu" or not data.is_contiguous():
         raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 class Given:
     """Numbers on the device, sent together in one asynchronous copy.
 
-    Two copies may be under way. `begin` waits for the first one before it hands out a third buffer, so the host gets at
-    most two steps ahead of the device. It belongs to the loop thread.
+    Two copies may be under way. `begin` of a third one waits for the first, so the host gets at most two steps ahead of
+    the device. It belongs to the loop thread.
     """
 
     def __init__(self, sizes: Items[int], device: torch.device) -> None:

@@ -83,7 +83,7 @@ class HostExperts:
         self._out = torch.zeros(MOST_ROWS, self._hidden, pin_memory=is_cuda)
         self._jobs: dict[tuple[int, int], MixtureJob] = {}
         self._pinned: list[Tensor] = []
-        # Unregisters the pinned memory before the memory itself is freed, by whatever way.
+        # Unregisters the pinned memory before the memory itself is freed, even if nobody called `close`.
         self._release = weakref.finalize(self, _release, self._device, self._pinned)
         self._release.atexit = False
         self._fetched: FetchedExperts | None = None

@@ -31,7 +31,8 @@ T = TypeVar("T")
 ROW = 511
 """The row of a step's token: the context that the benchmarks use."""
 PROMPT, PROMPT_TOKENS, PROMPT_LAYERS = 0, 1024, 4
-"""A stand-in for a number of rows that means the attention of a prompt: of so many tokens, in so many layers."""
+"""In place of a number of rows, PROMPT means the attention of a prompt of PROMPT_TOKENS tokens in PROMPT_LAYERS
+layers."""
 SLICE_S = 0.015
 """The longest that steps run as one job, which another sequence's next token may have to wait for."""
 

@@ -47,7 +47,8 @@ def combine_kernel(
     WINDOW: tl.constexpr = 0,
     sinks=None,
 ):
-    """Combine the parts of `attention_kernel` into out [rows, HQ, DIM]; PADDED is CHUNKS rounded up to a power of two.
+    """Combine the parts of `attention_kernel` into out [rows, HQ, DIM]; PADDED is a power of two from the chunks in use
+    on.
 
     A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
     a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax

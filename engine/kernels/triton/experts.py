@@ -4,10 +4,8 @@ The plain twin is `Decoder._mix` in `models/reference/decoder.py`. The chosen ex
 kernels read them where `router_kernel` (`routing.py`) wrote them. Each row reads the weights of its own experts, so it
 has the bits that it has alone; rows with the same expert share its weights through the GPU's cache.
 
-    ids, x      -> gate_up_kernel -> inner      one product for each row and choice: `linear_kernel` of that
-    expert
-    ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one
-    order
+    ids, x      -> gate_up_kernel -> inner      one product for each row and choice: `linear_kernel` of that expert
+    ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one order
 
 Weights in planes are multiplied by `packed_linear_kernel`, which accepts several matrices side by side:
 `packed_down_kernel`.

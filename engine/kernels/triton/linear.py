@@ -240,13 +240,10 @@ def linear_kernel(
     (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave unused
     may be anything.
 
-    A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64
-    * FOLDS bytes
-    at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
-    discarded. A
-    program computes TILES * 16 / FOLDS outputs, half as many with GATED; its WARPS warps divide the columns.
-    AHEAD is the
-    number of spans of weights that are copied before the first is multiplied.
+    A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
+    bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
+    discarded. A program computes TILES * 16 / FOLDS outputs, half as many with GATED; its WARPS warps divide the
+    columns. AHEAD is the number of spans of weights that are copied before the first is multiplied.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty

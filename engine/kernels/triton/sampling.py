@@ -33,7 +33,7 @@ NARROW = tl.constexpr(1)
 WIDE = tl.constexpr(2)
 """Never greedy; a larger top_k, or top_p without one."""
 NUMBERS = tl.constexpr(8)
-"""The distance between the numbers of two slots, in int64; settings are twice as far apart."""
+"""The distance between the numbers of two slots, in int64; a slot's settings lie behind its numbers."""
 PART = tl.constexpr(1024)
 """The number of tokens of which one winner is kept."""
 
