@@ -1,1 +1,1 @@
-"""What computes a step: the batch, and the executors that run it."""
+"""How a step is computed: the batch, and the executors that run it."""

@@ -1,6 +1,6 @@
-"""The compatibility check: what an executor cannot do of a network, feature by feature, in words for people.
+"""The compatibility check: which features of a network an executor lacks, in words for people.
 
-It reads the description alone, and imports neither torch nor triton.
+It reads only the description and imports neither torch nor triton.
 """
 
 import os
@@ -10,7 +10,7 @@ from models.features import Feature, features, of_feed_forward
 from models.spec import Experts, ModelSpec
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
-"""Why there is none, as the end of a sentence."""
+"""Why a draft model cannot be used here, as the end of a sentence."""
 NATIVE = frozenset(
     {
         Feature.WINDOW,
@@ -46,16 +46,16 @@ NATIVE = frozenset(
         Feature.MIXED_LAYERS,
     }
 )
-"""What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
+"""Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is refused."""
 
 FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
-"""What the fused kernels of a GPU compute."""
+"""Features that the fused GPU kernels compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)
-"""And the sizes of heads that they know."""
+"""Head sizes that the fused GPU kernels support."""
 
 NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
-"""What the kernels for experts do not know of that."""
+"""Features in `FUSED` that the fused kernels lack when the network has experts."""
 
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
@@ -64,13 +64,13 @@ PARTS_ARE_FUSED = os.environ.get("CHATTERM_FUSED_PARTS") == "1"
 other ranks find it in their environment, too."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
-"""What there may be in a network whose attention is a plain softmax over all rows before."""
+"""Features a network may have whose attention is a plain softmax over all preceding rows."""
 
 
 def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
-    """What of `spec` is not among `supported`, as the object of a sentence: "a sliding window and capped logits".
+    """Return the features of `spec` not in `supported`, worded as an object: "a sliding window and capped logits".
 
-    None where nothing is lacking.
+    Return None if nothing is missing.
     """
     return _listed(features(spec) - supported)
 
@@ -84,7 +84,7 @@ def _listed(found: Iterable[Feature]) -> str | None:
 
 
 def not_native(spec: ModelSpec) -> str | None:
-    """Why the native kernels of a CPU cannot run such a network, as the middle of a sentence; None if they can."""
+    """Return why the native CPU kernels cannot run the network, as the middle of a sentence; None if they can."""
     if (lacks := lacking(spec, NATIVE)) is not None:
         return f"the native kernels do not support {lacks}"
     dim = spec.attention.head_dim
@@ -92,7 +92,7 @@ def not_native(spec: ModelSpec) -> str | None:
 
 
 def not_fused(spec: ModelSpec) -> str | None:
-    """The same of the fused kernels of a GPU."""
+    """Return why the fused GPU kernels cannot run the network, as the middle of a sentence; None if they can."""
     known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
     if (lacks := lacking(spec, known)) is not None:
         return f"the fused kernels do not support {lacks}{' with experts' if known < FUSED else ''}"
@@ -103,7 +103,7 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 
 def not_divided(spec: ModelSpec) -> str | None:
-    """What the fused kernels do not know of a network that several GPUs compute together, beside `not_fused`."""
+    """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
     if not PARTS_ARE_FUSED:
         return DIVIDED
     if any(layer.attention.norms_all_heads for layer in spec.layers):
@@ -112,12 +112,12 @@ def not_divided(spec: ModelSpec) -> str | None:
 
 
 def has_experts(spec: ModelSpec) -> bool:
-    """Whether some layer has a mixture of experts."""
+    """Return whether any layer has a mixture of experts."""
     return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
 
 
 def not_on_host(spec: ModelSpec) -> str | None:
-    """Why experts in host memory cannot be computed by the native kernels while a GPU computes the rest."""
+    """Return why native kernels cannot compute experts in host memory beside a GPU; None if they can."""
     feeds = {layer.feed_forward for layer in spec.layers}
     asked = {
         feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
@@ -128,7 +128,7 @@ def not_on_host(spec: ModelSpec) -> str | None:
 
 
 def _not_fused_experts(spec: ModelSpec) -> str | None:
-    """What the kernels for experts do not know and `Feature` does not tell."""
+    """Return a limit of the fused expert kernels that `Feature` does not express; None if there is none."""
     for feed in {layer.feed_forward for layer in spec.layers}:
         if not isinstance(feed, Experts):
             continue
@@ -140,7 +140,7 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:
-    """By what a network is computed where kernels of ours cannot, for `reason`; `multiplies`: but for its products."""
+    """Say that PyTorch computes the network, because of `reason`; with `multiplies`, all but its products."""
     if multiplies:
         return f"native kernels for products and PyTorch for the rest: {reason}"
     return f"plain PyTorch, which is slower: {reason}"

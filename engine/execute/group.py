@@ -1,4 +1,4 @@
-"""What ranks exchange in a step, by torch's process groups: gloo between CPUs, NCCL between GPUs."""
+"""Exchanges between ranks during a step through torch's process groups: gloo between CPUs, NCCL between GPUs."""
 
 import os
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from torch import Tensor
 from engine.errors import EngineError
 
 PATIENCE = timedelta(seconds=10)
-"""How long rank 0 waits for the others, who compute as much as it does, before it takes them to hang."""
+"""How long rank 0 waits before it takes the others to hang; they compute as much as it does."""
 _ALWAYS = timedelta(days=365)
-"""How long the others wait, whom rank 0 ends: it may have been stopped (Ctrl-Z), and goes on later."""
+"""How long the other ranks wait. Rank 0 ends them; it may have been stopped (Ctrl-Z) and continue later."""
 _LOOK = timedelta(seconds=1)
-"""How often rank 0 looks meanwhile: only these looks count, as a clock goes on while it is stopped, too."""
+"""How often rank 0 looks while it waits. Only these looks count, because a clock runs on while a process is stopped."""
 LOST = (
     "A process that computes a part of the model has ended or hangs; the conversation is intact. "
     "Load the model again."
@@ -28,23 +28,23 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of one model; see `models.reference.peers.Peers`. Not torch's default group: there may be several."""
+    """All ranks of one model (see `models.reference.peers.Peers`). Not torch's default group: there may be more."""
 
     group: Any
-    """torch's."""
+    """The torch process group."""
     ranks: int
     device: torch.device
     rank: int
     store: Any
-    """torch's, in the file where they met."""
+    """The torch store in the file where the ranks met."""
     leave: list[Callable[[], None]] = field(default_factory=list)
-    """What ends whatever waits for others here, from any thread."""
+    """Callbacks that end every wait for other ranks in this process, from any thread."""
     shared: list[Callable[[], None]] = field(default_factory=list)
-    """What lets go of memory that others had open, once they have ended."""
+    """Callbacks that free memory the other ranks had open, to be called once those have ended."""
 
     @classmethod
     def join(cls, meeting: Path, rank: int, ranks: int, device: torch.device) -> "Group":
-        """Meet the others in the new file `meeting`, which all name. Raises EngineError when they do not come."""
+        """Meet the other ranks in the new file `meeting`, the same for all. Raises EngineError if they do not come."""
         try:
             store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
             store.set_timeout(PATIENCE)
@@ -54,7 +54,7 @@ class Group:
                 options._timeout = PATIENCE
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
                 return cls(dist.ProcessGroupGloo(store, rank, ranks, options), ranks, device, rank, store)
-            # Who waits in vain gives up, and does not end the process, as is the rule: there is a conversation in it.
+            # On a timeout, raise an error instead of ending the process, NCCL's default: it holds a conversation.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _ALWAYS if rank else PATIENCE
@@ -65,20 +65,20 @@ class Group:
             ) from None
 
     def sum(self, x: Tensor) -> Tensor:
-        """In fp32, rounded once, with the same bits on every rank."""
+        """Sum `x` over the ranks in fp32 (fp64 stays fp64) and round once; every rank gets the same bits."""
         wide = x.float() if x.dtype != torch.float64 else x
         self._do(lambda: self.group.allreduce([wide], self._options(dist.AllreduceOptions)))
         return wide.to(x.dtype)
 
     def join_columns(self, x: Tensor) -> Tensor:
-        """[n, columns] of every rank -> [n, ranks * columns]"""
+        """Concatenate the columns of all ranks: [n, columns] -> [n, ranks * columns]."""
         found = [torch.empty_like(x) for _ in range(self.ranks)]
         options = self._options(dist.distributed_c10d.AllgatherOptions)  # type: ignore[attr-defined]
         self._do(lambda: self.group.allgather([found], [x.contiguous()], options))
         return torch.cat(found, -1)
 
     def swap(self, what: str, data: bytes) -> list[bytes]:
-        """`data` of every rank, in their order; `what` is asked for once. Raises EngineError when a rank is lost."""
+        """Return the `data` of all ranks in order; use each `what` only once. Raises EngineError if a rank is lost."""
         try:
             self.store.set(f"{what}/{self.rank}", data)
             return [bytes(self.store.get(f"{what}/{rank}")) for rank in range(self.ranks)]
@@ -86,7 +86,7 @@ class Group:
             raise EngineError(LOST) from error
 
     def least(self, number: int) -> int:
-        """The smallest of what the ranks give."""
+        """Return the smallest `number` of all ranks."""
         found = torch.tensor([number], device=self.device)
         options = self._options(dist.AllreduceOptions)
         options.reduceOp = dist.ReduceOp.MIN
@@ -94,7 +94,7 @@ class Group:
         return int(found.item())
 
     def _do(self, start: Callable[[], Any]) -> None:
-        """Raises EngineError when a rank is lost."""
+        """Start an exchange and wait for it. Raises EngineError when a rank is lost."""
         try:
             work = start()
             if self.rank or self.device.type == "cuda":

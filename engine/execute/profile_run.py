@@ -1,4 +1,4 @@
-"""How much memory a step takes on a GPU beside weights and KV: measured, before there is a KV cache."""
+"""Measure how much GPU memory a step takes besides weights and KV, before the KV cache is allocated."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,15 @@ from models.load import is_out_of_memory
 from models.reference.decoder import Decoder
 
 FEWEST = 16
-"""Rows that are computed at least to find out."""
+"""The fewest rows to measure with."""
 
 
 def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.device) -> int:
-    """Bytes that a chunk of `rows` rows takes on a GPU, logits [samples, vocab] and the drawing of a token included.
+    """Return the bytes of GPU memory for a chunk of `rows` rows, including logits [samples, vocab] and sampling.
 
-    Without attention, which holds less than what is around it. What is kept once it ran (the workspaces of libraries)
-    is not counted: it is no longer free. Raises what a chunk raises that fails for another reason than memory.
+    Attention is left out: it holds less than the layers around it. Memory that stays allocated after a first run, such
+    as library workspaces, is not counted, because it is no longer free. Raises any error of the chunk other than a lack
+    of memory, and that one too if even FEWEST rows do not fit.
     """
 
     def run(count: int) -> None:
@@ -34,11 +35,11 @@ def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.devi
 
 @torch.inference_mode()
 def _scaled(run: Callable[[int], None], rows: int, device: torch.device) -> int:
-    """The bytes of `rows` rows. Where so many do not fit, they are judged by as many as do."""
+    """Return the bytes of `rows` rows. If that many do not fit, extrapolate from as many as do."""
     count = rows
     while True:
         try:
-            run(count)  # compiles, and has libraries take their workspaces
+            run(count)  # compiles, and makes libraries allocate their workspaces
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""From a batch to logits."""
+"""The runner: from a batch to logits."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 
 
 class Decoder(Protocol):
-    """What the runner needs of a network (see `models/reference/decoder.py`)."""
+    """The part of a network that the runner calls (see `models/reference/decoder.py`)."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """int64 [T], int64 [T] -> hidden states [T, hidden_size]."""
+        """Return the hidden states [T, hidden_size] of int64 [T] token ids at int64 [T] positions."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size]."""
+        """Return the logits: [n, hidden_size] -> [n, vocab_size]."""
 
 
 class Runner:
-    """Runs the plain modules, or fused kernels; the tokens of all spans lie side by side in one flat batch.
+    """Runs plain modules or fused kernels. The tokens of all spans form one flat batch.
 
-    On a CPU native kernels compute all spans together, where there are some for the model: of a model whose weights
-    are not quantised only the rows of answers. What computes a row depends on nothing but whether it is a prompt's.
+    On a CPU, native kernels compute all spans together if they support the model; if its weights are not quantised,
+    they compute only the rows of answers. Which kernel computes a row depends only on whether the row belongs to a
+    prompt.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class Runner:
         on_host: HostExperts | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`on_host` computes the experts that lie in host memory while all else is on a GPU; `peers` the other parts of
-        a network that is divided."""
+        """`on_host` computes the experts in host memory while the GPU computes the rest. `peers` are the processes that
+        compute the other parts of a divided network."""
         self._model: Decoder = (
             Reference(network, on_host=None if on_host is None else on_host.mix)
             if peers is None
@@ -64,14 +65,14 @@ class Runner:
         self._on_host = on_host
         self._peers = peers
         self.together: Callable[[StepBatch], AbstractContextManager[None]] = lambda batch: nullcontext()
-        """What a step is computed in, where others have to compute it, too."""
+        """The context in which a step is computed, so that the other processes of a divided network compute it too."""
         self._backend = backend
         self._device = device
         self._padded: PaddedPrefill | None = None
         self._native: NativeDecoder | None = None
         self._interleaving: Interleaving | None = None
         self.pool: Pool | None = None
-        """The threads of the native kernels."""
+        """The threads of the native kernels; None if there are none."""
 
     @property
     def name(self) -> str:
@@ -83,11 +84,10 @@ class Runner:
     def go_native(
         self, network: Network, cache: KVCache, threads: int, pool: Pool | None = None
     ) -> str | None:
-        """Compute with native kernels from now on what they are best at, where there are some for `network`; with the
-        threads of `pool`, if any.
+        """Switch to native kernels for the work they do best, on the threads of `pool` if given.
 
-        Else say why not, and have them compute the products where its weights are quantised. Raises NativeError when
-        they cannot be had after all.
+        If they do not support `network`, return why, and let them compute only the products if the weights are
+        quantised. Raises NativeError if the kernels cannot be set up after all.
         """
         reason = unsupported(network.spec) if network.share is None else DIVIDED
         if reason is None:
@@ -101,18 +101,19 @@ class Runner:
 
     @property
     def multiplies(self) -> bool:
-        """Whether native kernels compute the products, and nothing else."""
+        """Whether native kernels compute the products and nothing else."""
         return self.pool is not None and self._native is None
 
     @torch.inference_mode()
     def fuse(
         self, network: Network, cache: KVCache, rows: int, graphs: Graphs | None, deterministic: bool
     ) -> str | None:
-        """Run `network` with fused kernels from now on, where there are some for it; compile and record them.
+        """Switch to fused kernels if they support `network`; compile and record them. Otherwise return why they do not.
 
-        Else say why not. `rows` is the most that a sequence holds. Deterministic: every span is computed in one order
-        of sums, whatever is beside it; else short spans and several at once run as `graphs`, unless torch attends.
-        The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
+        `rows` is the most that a sequence holds. With `deterministic`, every span is summed in one order, whatever else
+        is in the batch. Without it, short spans and batches of several spans run as `graphs`, unless torch computes
+        attention. The cache must be empty, because its first block is written to. Raises ImportError if triton is not
+        installed.
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.padded_prefill import PaddedPrefill
@@ -121,11 +122,11 @@ class Runner:
         if (reason := unsupported(network)) is not None:
             return reason
         self._model = FusedPrefill(network, self._on_host, self._peers)
-        count = min(32, cache.block_size)  # more than few: what long prompts take is compiled
+        count = min(32, cache.block_size)  # enough rows to compile the kernels for long prompts
         ids = torch.arange(count, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
         self._model.logits(hidden[-1:])
-        if self._peers is not None:  # what they exchange for a prompt is not recorded
+        if self._peers is not None:  # exchanges between ranks cannot be recorded for prompts
             return None
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)
@@ -137,12 +138,12 @@ class Runner:
 
     @property
     def firsts(self) -> int:
-        """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
+        """Number of steps so far that were slower than usual because they compiled or recorded something."""
         return self._padded.firsts if self._padded is not None else 0
 
     @property
     def recorded(self) -> Recorded:
-        """What prompts are padded to. Deterministic steps are not told of: where a slab ends matters there."""
+        """The sizes that prompts are padded to. Empty for deterministic steps: there it matters where a slab ends."""
         padded = self._padded
         return Recorded() if padded is None or padded.deterministic else padded.recorded
 
@@ -153,36 +154,36 @@ class Runner:
 
     @property
     def checks_guesses(self) -> bool:
-        """Whether several rows of one answer in a step have the bits of rows that are decoded one by one."""
+        """Whether several rows of one answer in a step have the same bits as rows decoded one by one."""
         return self._native is not None
 
     @property
     def all_native(self) -> bool:
-        """Whether native kernels compute everything, attention included."""
+        """Whether native kernels compute everything, including attention."""
         return self._native is not None and self._native.takes_prompts
 
     def uses_torch(self, batch: StepBatch) -> bool:
-        """Whether torch has products to compute for `batch`."""
+        """Return whether torch computes any products for `batch`."""
         if self._native is None:
             return not self.multiplies
         return not self.all_native and any(span.start < span.answer for span in batch.spans)
 
     def while_idle(self) -> bool:
-        """Do a little of what makes later steps faster, in some milliseconds. Returns whether more is left of it."""
+        """Spend a few milliseconds on making later steps faster. Return whether there is more to do."""
         return self._interleaving is not None and self._interleaving.go_on()
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of mapped weights that were copied since: they take memory that no other program can have."""
+        """Bytes of mapped weights copied since loading: memory that other programs can no longer use."""
         return 0 if self._interleaving is None else self._interleaving.copied
 
     def set_alone(self, alone: bool) -> None:
-        """Whether the native kernels keep to one core from now on."""
+        """Set whether the native kernels keep to one core from now on."""
         if self.pool is not None and self.pool.alone is not alone:
             self.pool.set_alone(alone)
 
     def run(self, batch: StepBatch) -> list[Tensor]:
-        """Compute the rows of `batch` and return the logits [vocab] of each row whose are wanted, in order.
+        """Compute the rows of `batch` and return the logits [vocab] of each row that wants them, in order.
 
         The next call may overwrite them.
         """
@@ -195,7 +196,7 @@ class Runner:
         return self._run_apart(self._native, spans)
 
     def _run_apart(self, native: NativeDecoder, spans: tuple[Span, ...]) -> list[Tensor]:
-        """The rows of prompts by the plain modules, those of answers by the native kernels."""
+        """Compute prompt rows with the plain modules and answer rows with the native kernels."""
         parts = [span.cut(span.answer) for span in spans]
         prompts = tuple(prompt for prompt, _ in parts if prompt is not None)
         answers = tuple(answer for _, answer in parts if answer is not None)
@@ -209,7 +210,7 @@ class Runner:
             for _ in range(part.wanted)
         ]
 
-    @torch.inference_mode()  # native kernels need none, and it takes longer than all else around a step of theirs
+    @torch.inference_mode()  # not for native kernels: entering it costs more than all else around one of their steps
     def _run(self, spans: tuple[Span, ...]) -> list[Tensor]:
         if self._padded is not None and self._padded.takes(spans):
             return self._padded.run(spans)
@@ -236,8 +237,10 @@ def _part(network: Network, peers: Peers) -> Reference:
 
 
 def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:
-    """Where it computes prompts, too, 16 bits of `cache` hold fp16, which rounds an eighth as coarsely as bf16; what
-    lies beyond its range becomes the largest number there is. Raises NativeError.
+    """Create the native decoder. Raises NativeError.
+
+    If it computes prompts too, a 16-bit `cache` holds fp16, whose rounding is eight times finer than that of bf16.
+    Values beyond the range of fp16 become its largest number.
     """
     dtype = cache.kv.dtype
     changes = dtype == torch.bfloat16 and cache.is_free and takes_prompts(network, pool.library.best)

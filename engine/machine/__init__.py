@@ -1,1 +1,1 @@
-"""This machine: its devices, its memory's bandwidth, the speed to expect, what `doctor` tells."""
+"""This machine: its devices, the bandwidth of its memory, the speed to expect, and the report of `doctor`."""

@@ -1,4 +1,4 @@
-"""The memory's bandwidth, kept from the time it was measured: measuring takes a second, which no start should."""
+"""Keeps the measured memory bandwidth in a file: measuring takes a second, which no start should take."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from models.hub.catalogue import cache_folder
 
 
 def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
-    """Remember what the memory of `device` reads. Where nothing can be written nothing is remembered."""
+    """Remember the read bandwidth of the memory of `device`; do nothing if the file cannot be written."""
     path = _path()
     known = {**_read(path), _name(torch.device(device)): bytes_per_s}
     with suppress(OSError):
@@ -21,7 +21,7 @@ def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
 
 
 def known_bandwidth(device: torch.device) -> float | None:
-    """Bytes/s as they were measured on this machine; None when they never were."""
+    """Return the bytes/s measured on this machine; None if they never were."""
     value = _read(_path()).get(_name(device))
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
@@ -39,14 +39,14 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _name(device: torch.device) -> str:
-    """What the memory belongs to: the same for as long as a measurement holds."""
+    """Return the key of the memory: a measurement holds as long as this stays the same."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def cpu_name() -> str:
-    """The processor, for people."""
+    """Return the name of the processor, for people."""
     with suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:

@@ -1,4 +1,4 @@
-"""Which models of this machine can have the next tokens guessed by a smaller one that is here, too."""
+"""Finds the models on this machine for which a smaller one, also on this machine, can guess the next tokens."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,19 +14,19 @@ from models.hub.sources import local_models, resolve
 
 @dataclass(frozen=True, slots=True)
 class DraftPair:
-    """What `--draft auto` takes for a model, and the bytes that this needs beside it."""
+    """The draft model that `--draft auto` picks for a model, and the bytes it needs in addition."""
 
     model: str
     draft: str
     weight_bytes: int
     kv_bytes: int
-    """Of a conversation of a useful length."""
+    """For a conversation of a useful length."""
     fits: bool
-    """Whether there is room for both."""
+    """Whether both models fit in memory together."""
 
 
 def draft_pairs(device: str) -> tuple[DraftPair, ...]:
-    """Those on this machine, by name. Raises ModelError where the caches cannot be read."""
+    """Return the pairs on this machine, by name. Raises ModelError if the caches cannot be read."""
     found = list[DraftPair]()
     for model in local_models():
         draft = first_here(drafts_for(model.name))
@@ -40,7 +40,7 @@ def draft_pairs(device: str) -> tuple[DraftPair, ...]:
 
 
 def first_here(names: Iterable[str]) -> ModelFiles | None:
-    """The first of these models that is on this machine; nothing is fetched."""
+    """Return the first of these models that is on this machine; None if none is. Download nothing."""
     for name in names:
         with suppress(ModelError):
             return resolve(name, offline=True)

@@ -1,4 +1,4 @@
-"""The decode speed to expect: bytes that a token must read, over the bandwidth of the memory."""
+"""The expected decode speed: the bandwidth of the memory over the bytes that a token must read."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,96 +27,96 @@ from models.weights.slots import parameters, slots
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""
 CONVERSATION = 4096
-"""Tokens of a conversation, for which there must be memory."""
+"""Tokens of the conversation that must fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How fast a decode program is: the fraction of the bandwidth it reaches, and what a layer costs besides."""
+    """The speed of a decode program: the fraction of the bandwidth it reaches, and its overhead per layer."""
 
     efficiency: float
     layer_s: float
-    """Seconds a layer for launching kernels and waiting for them."""
+    """Seconds per layer for launching kernels and waiting for them."""
 
 
 NATIVE = "native kernels"
 PROGRAMS = {
-    # Both fitted to an H100: 630 us for a token of Qwen3-0.6B and 5.38 ms for one of 8B, where 3.0 TB/s are copied.
+    # Both fitted to an H100 that copies 3.0 TB/s: a token takes 630 us with Qwen3-0.6B and 5.38 ms with 8B.
     "fused kernels, CUDA graph": Program(0.99, 7.4e-6),
-    # The products of Qwen3-8B on an H200 alone: 54% of what is copied in Q4_0, 78% in Q8_0.
+    # The products of Qwen3-8B alone on an H200: 54% of the copy bandwidth in Q4_0, 78% in Q8_0.
     "fused kernels, quantised weights": Program(0.7, 7.4e-6),
     "plain modules, CUDA graph": Program(0.85, 40e-6),
     "plain modules": Program(0.85, 400e-6),
-    # bf16 on two cores with AVX-512: 75 tokens/s of 275 MB where memory is read at 46 GB/s.
+    # bf16 on two cores with AVX-512 whose memory reads 46 GB/s: 75 tokens/s with 275 MB per token.
     "plain modules, CPU": Program(0.45, 0.0),
-    # SmolLM2's Q4_1 on the same, where its layers are computed like those of an unusual family.
+    # SmolLM2's Q4_1 on the same machine, with its layers computed like those of an unusual family.
     "plain modules, native products": Program(0.7, 0.3e-3),
-    # Q4_1 on the same: 300 tokens/s of 110 MB, KV included.
+    # Q4_1 on the same machine: 300 tokens/s with 110 MB per token, KV included.
     NATIVE: Program(0.7, 0.0),
 }
 
 CRAWLS = 5.0
-"""Tokens/s below which nobody wants to chat: people read about as fast."""
+"""Tokens/s below which a model is too slow to chat with: about the speed at which people read."""
 RUNS_WELL = 15.0
-"""Tokens/s from which nobody waits: faster than people read."""
+"""Tokens/s from which nobody waits for the text: faster than people read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What to expect of one model."""
+    """The expected speed and memory use of one model."""
 
     name: str
     parameters: int
     """As in its checkpoint; an output layer tied to the embedding counts once."""
     weight_bytes: int
-    """As computed with."""
+    """Bytes of the weights as the engine holds them."""
     context: int
-    """Tokens that a conversation can hold in the memory that is free; 0 when the model does not fit."""
+    """Tokens of a conversation that fit in the free memory; 0 when the model does not fit."""
     tokens_per_s: float | None
     """Decoding at a context of CONTEXT tokens, batch 1; None where the bandwidth is unknown."""
     memory_bytes: int
-    """What the weights and a conversation of CONVERSATION tokens take."""
+    """Bytes of the weights and of a conversation of CONVERSATION tokens."""
     download_bytes: int | None = None
-    """What is fetched for it; None for a model of no catalogue."""
+    """Bytes to download; None for a model outside the catalogue."""
     int4_tokens_per_s: float | None = None
     """The same speed with `--quantize int4`, where that makes a difference."""
     host_layers: int = 0
-    """Layers whose experts a GPU has no room for: they are held in host memory, and the speed is not known."""
+    """Layers whose experts do not fit on the GPU and are held in host memory; the speed is then unknown."""
     host_bytes: int = 0
-    """What they take there."""
+    """Bytes of these experts in host memory."""
 
     @property
     def fits(self) -> bool:
-        """Whether its weights and a short conversation fit in the memory that is free."""
+        """Whether the weights and a short conversation fit in the free memory."""
         return self.context > 0
 
     @property
     def crawls(self) -> bool:
-        """Whether it fits and is too slow to chat with."""
+        """Whether the model fits but is too slow to chat with."""
         return self.fits and self.tokens_per_s is not None and self.tokens_per_s < CRAWLS
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What the speed of a model depends on beside the model."""
+    """Everything the speed of a model depends on besides the model."""
 
     device: torch.device
     dtype: torch.dtype
     program: Program
     keeps_blocks: bool
-    """Whether quantised weights are read as they are: by the native kernels of a CPU, or a GPU's fused ones."""
+    """Whether quantised weights are read as they are, by the native CPU kernels or a GPU's fused kernels."""
     bandwidth: float | None
-    """Bytes/s that `device` reads; None where nobody knows."""
+    """Read bandwidth of `device` in bytes/s; None if unknown."""
     free: int | None
-    """Bytes of its memory."""
+    """Free bytes of the device's memory; None if unknown."""
     host_free: int | None = None
-    """Bytes of host memory beside a GPU; None where no experts are held there."""
+    """Free bytes of host memory beside a GPU; None if no experts are held there."""
     kv_dtype: str = "auto"
-    """Of the KV cache: see `engine.cache.kv_rows.kv_row`."""
+    """The dtype of the KV cache: see `engine.cache.kv_rows.kv_row`."""
 
 
 def catalogue_speed(name: str, here: Here) -> Speed:
-    """The speed of a model of the catalogue."""
+    """Return the speed of a catalogue model."""
     file = HUB_FILES.get(name)
     wheel = WHEELS.get(name)
     model = file.model if file is not None else name
@@ -128,7 +128,7 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
-    """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
+    """Return the speed of a model of this shape; `blocks` is the bytes of its weights if they are quantised."""
     here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if (split := _split(spec, here, blocks)) is not None:
@@ -152,7 +152,7 @@ def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Sp
 
 
 def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
-    """`here` with the program that decodes such a network: plain modules where our kernels do not know it."""
+    """Return `here` with the program that decodes this network: plain modules if our kernels do not support it."""
     if here.program is PROGRAMS[NATIVE] and not_native(spec):
         program = "plain modules, native products" if quantised else "plain modules, CPU"
         return replace(here, program=PROGRAMS[program], keeps_blocks=quantised)
@@ -165,7 +165,7 @@ def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
 
 
 def not_chosen(spec: ModelSpec) -> int:
-    """Weights of experts that one token does not take."""
+    """Return the number of expert weights that one token does not use."""
     found = 0
     for layer in spec.layers:
         if isinstance(experts := layer.feed_forward, Experts):
@@ -175,11 +175,11 @@ def not_chosen(spec: ModelSpec) -> int:
 
 
 def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:
-    """The speed of a model of this shape; `stored` are the bytes of weights that stay quantised, None: they do not."""
+    """Return the speed of a model of this shape; `stored` is the bytes of its weights if they stay quantised."""
     count = parameters(spec)
     weights = stored or count * here.dtype.itemsize
     per_token = token_bytes(spec, here.dtype, here.kv_dtype)
-    # Of an embedding that is not the output layer too, one row is read.
+    # Only one row is read of an embedding that is not also the output layer.
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     unread = (unread + not_chosen(spec)) * weights // count
     speed = None
@@ -195,7 +195,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
 
 
 def _context(spec: ModelSpec, here: Here, left: int) -> int:
-    """Tokens of a conversation in the memory that the weights leave; 0 when there is none."""
+    """Return the tokens of a conversation that fit in `left` bytes, the memory beside the weights; 0 if none do."""
     reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
     window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
     per_token, share = token_bytes(spec, here.dtype, here.kv_dtype), kv_share(here.device)
@@ -206,7 +206,7 @@ def _context(spec: ModelSpec, here: Here, left: int) -> int:
 
 
 def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
-    """What of the experts would be held in host memory; None where nothing is, or there is no room either."""
+    """Return which experts would go to host memory; None if none need to, or if there is no room there either."""
     if here.free is None or here.host_free is None or not_on_host(spec) is not None:
         return None
     experts, needed = (
@@ -216,7 +216,7 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
     if blocks is not None:
         share = blocks / (parameters(spec) * here.dtype.itemsize)
         experts = [replace(layer, on_host=int(layer.plain * share)) for layer in experts]
-        if here.keeps_blocks:  # on the device, too
+        if here.keeps_blocks:  # kept as blocks on the device too
             needed = blocks
             experts = [replace(layer, on_device=layer.on_host) for layer in experts]
     room = weight_room(spec, here.free, here.dtype, None)

@@ -1,4 +1,4 @@
-"""Several GPUs of this machine: how they reach each other, and what dividing a model among them may give."""
+"""Several GPUs of this machine: how they are linked, and the estimated gain of dividing a model among them."""
 
 import re
 import subprocess
@@ -12,23 +12,23 @@ from engine.machine.expected import PROGRAMS, Here, Speed, suited
 from models.spec import ModelSpec
 
 SUM_S = 10e-6
-"""What adding up over two GPUs is taken to last, two times a layer. Nobody has measured it."""
+"""Assumed seconds of one sum over two GPUs; a layer needs two of them. Never measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Of at least two GPUs."""
+    """The links between at least two GPUs."""
 
     count: int
     kinds: tuple[str, ...]
-    """As nvidia-smi calls them, each once: "NV18" is NVLink of 18 lanes. Empty where it does not say."""
+    """The kinds that nvidia-smi reports, each once: "NV18" is NVLink of 18 lanes. Empty if it reports none."""
     direct: bool
-    """Whether each can address the memory of every other one."""
+    """Whether every GPU can address the memory of every other one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What a model is estimated to do in tokens/s, batch 1."""
+    """The estimated tokens/s of a model at batch 1, on one GPU and divided."""
 
     name: str
     alone: float
@@ -36,7 +36,7 @@ class Split:
 
 
 def find_links() -> Links | None:
-    """None where there is one GPU at most."""
+    """Return the links between the GPUs; None if there are fewer than two."""
     count = torch.cuda.device_count()
     if count < 2:
         return None
@@ -51,7 +51,7 @@ def find_links() -> Links | None:
 
 
 def kinds_of(topology: str, count: int) -> tuple[str, ...]:
-    """The links between the first `count` GPUs in what `nvidia-smi topo -m` prints, each kind once, sorted."""
+    """Parse the output of `nvidia-smi topo -m`: the links between the first `count` GPUs, each kind once, sorted."""
     found: set[str] = set()
     for line in topology.splitlines():
         name, *cells = re.sub(r"\x1b\[[0-9;]*m", "", line).split() or [""]
@@ -62,7 +62,7 @@ def kinds_of(topology: str, count: int) -> tuple[str, ...]:
 
 
 def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> Split | None:
-    """What `count` GPUs like this one may do together; None where that cannot be told."""
+    """Estimate the speed on `count` GPUs like this one; None if it is unknown."""
     if speed.tokens_per_s is None or not speed.fits:
         return None
     layers, alone = len(spec.layers), suited(spec, here).program

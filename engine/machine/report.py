@@ -1,4 +1,4 @@
-"""What `chatterm doctor` tells: the hardware, what of the engine works on it, and the speed to expect."""
+"""The report of `chatterm doctor`: the hardware, the engine parts that work on it, and the expected speed."""
 
 import importlib.metadata
 import importlib.util
@@ -56,12 +56,12 @@ _INSTRUCTIONS = {
 """Flags in /proc/cpuinfo that decide how fast matrix products are."""
 _PACKAGES = ("torch", "triton", "flash-attn", "transformers")
 _READ_BYTES = 2**29
-"""More than any cache holds but for the largest servers'; filling it takes most of the time."""
+"""Larger than the caches of all but the largest servers. Filling the buffer takes most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The NVIDIA GPU that the engine uses. Memory in bytes."""
+    """The NVIDIA GPU that the engine uses. Memory is in bytes."""
 
     name: str
     capability: str
@@ -69,12 +69,12 @@ class Gpu:
     memory_free: int
     memory_total: int
     count: int
-    """GPUs that torch sees; the engine uses the first."""
+    """Number of GPUs that torch sees; the engine uses the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor; `cores` are those this process may use, `instructions` those that matter here."""
+    """The processor; `cores` are those this process may use, `instructions` those that matter to the engine."""
 
     name: str
     cores: int
@@ -83,7 +83,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A part of the engine; `reason` says why it cannot be used here, None that it can."""
+    """A part of the engine; `reason` says why it cannot be used here, None if it can."""
 
     name: str
     reason: str | None
@@ -91,12 +91,12 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything known about this machine. What a failed probe would have said is None or empty."""
+    """Everything known about this machine. The result of a failed probe is None or empty."""
 
     device: str
-    """What `--device auto` takes: "cuda" or "cpu"."""
+    """The device that `--device auto` picks: "cuda" or "cpu"."""
     dtype: str
-    """What `--dtype auto` takes there."""
+    """The dtype that `--dtype auto` picks on that device."""
     gpu: Gpu | None
     cpu: Cpu | None
     memory_free: int | None
@@ -105,36 +105,36 @@ class Machine:
     driver: str | None
     """Version of the NVIDIA driver."""
     driver_cuda: str | None
-    """The newest CUDA that the driver runs."""
+    """The newest CUDA version that the driver runs."""
     torch_cuda: str | None
-    """The CUDA that torch was built for; None for a CPU build."""
+    """The CUDA version that torch was built for; None for a CPU build."""
     packages: dict[str, str]
-    """Versions of the packages that matter, those that are installed."""
+    """Versions of the relevant packages that are installed."""
     attention: tuple[Feature, ...]
     decode: tuple[Feature, ...]
     bandwidth: float | None
     """Memory bandwidth of `device` in bytes/s, measured."""
     program: Program
-    """What the speeds assume of decoding on `device`."""
+    """The decode program on `device` that the speeds assume."""
     speeds: tuple[Speed, ...]
     tunings: tuple[Tuning, ...]
-    """What was found to run best on this GPU, by model."""
+    """The tuned choices for this GPU, by model."""
     drafts: tuple[DraftPair, ...]
-    """Models that smaller ones, which are here, can guess for."""
+    """Pairs of a model and a smaller one that guesses for it, both on this machine."""
     advice: tuple[str, ...]
-    """What to install or change to get more; one line each."""
+    """What to install or change for better results; one line each."""
     failures: tuple[str, ...]
-    """Probes that failed, and why; one line each."""
+    """Probes that failed, with their reasons; one line each."""
     links: Links | None = None
-    """Where there are several GPUs."""
+    """How the GPUs are linked, if there are several."""
     splits: tuple[Split, ...] = ()
-    """What dividing a model among all of them may give."""
+    """The estimated gain of dividing a model among all GPUs."""
 
 
 def inspect_machine() -> Machine:
-    """Look at the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds."""
+    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of old drivers and GPUs, which the result says better
+        warnings.simplefilter("ignore")  # torch warns about old drivers and GPUs; the report says it better
         return _inspect()
 
 
@@ -197,10 +197,10 @@ def _inspect() -> Machine:
 
 
 def look_here(device: str, dtype: str, given_back: int = 0, bandwidth: float | None = None) -> Here | None:
-    """What decides how fast models are here, for a device and dtype as in `Engine.load`; None where that is not there.
+    """Return what decides the speed of models here, for a device and dtype as in `Engine.load`; None if there is none.
 
-    `given_back` are bytes that the present model holds and the next one may take. The bandwidth is the one that is
-    known, else measured, which takes a second.
+    `given_back` is the bytes that the present model holds and the next one may take. A `bandwidth` that is not given is
+    looked up, or else measured, which takes a second.
     """
     try:
         place = pick_device(device).device
@@ -234,17 +234,17 @@ def _here(
 
 
 def _worth_telling(here: Here) -> list[str]:
-    """Models of the catalogue; the quantised ones where they differ in anything but their download."""
+    """Return the catalogue models to report; quantised ones only if more than their download differs."""
     keeps_them = here.keeps_blocks or here.program is PROGRAMS["fused kernels, CUDA graph"]
     quantised = {name for name, file in HUB_FILES.items() if keeps_them and file.model in COMMON}
     return [name for name in names() if name in COMMON or name in quantised]
 
 
 def measure_bandwidth(device: torch.device) -> float:
-    """Bytes/s of the memory of `device`, the median over several passes.
+    """Measure the memory bandwidth of `device` in bytes/s, the median of several passes.
 
-    On a GPU a copy within its memory, bytes read and written; on a CPU all threads of torch reading. Raises
-    EngineError when there is no memory to measure with.
+    On a GPU, copy within its memory and count the bytes read and written; on a CPU, read with all of torch's threads.
+    Raises EngineError when there is no memory to measure with.
     """
     return _copy_bandwidth(device) if device.type == "cuda" else _read_bandwidth()
 
@@ -282,7 +282,7 @@ def _read_bandwidth() -> float:
 
 
 def decode_programs(device: torch.device) -> tuple[Feature, ...]:
-    """How a token can be decoded on `device`, fastest first: the first without a reason against it is taken."""
+    """Return the ways to decode a token on `device`, fastest first; the first without a reason against it is used."""
     if device.type != "cuda":
         no_gpu = "it needs an NVIDIA GPU"
         return (
@@ -320,7 +320,7 @@ def advice(
     triton: bool,
     no_native: str | None = None,
 ) -> tuple[str, ...]:
-    """What to install or change to get more out of this machine, most valuable first.
+    """Return what to install or change for better results on this machine, most valuable first.
 
     `no_native` is why there are no native kernels.
     """

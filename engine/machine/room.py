@@ -1,4 +1,4 @@
-"""Whether there is memory for one more model."""
+"""Checks whether there is memory for one more model."""
 
 from dataclasses import dataclass
 
@@ -19,15 +19,15 @@ from models.weights.slots import slots
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model takes of the device that it would run on, in bytes."""
+    """The memory a model needs on its device, in bytes."""
 
     weights: int
     least: int
-    """What of the weights has to be there; experts may lie in host memory."""
+    """The part of the weights that must be on the device; experts may lie in host memory."""
     beside: int
-    """A conversation of a useful length, and what computing takes."""
+    """Bytes for a conversation of a useful length and for computing."""
     free: int
-    """What nobody has there."""
+    """Bytes of the device's memory that are free."""
 
     @property
     def is_met(self) -> bool:
@@ -44,9 +44,11 @@ def need_of(
     kv_dtype: str = "auto",
     ranks: int = 1,
 ) -> Need:
-    """Read the headers of a model; arguments as in `Engine.load`. On a CPU `mapped` bytes of other models count as free
-    memory, because the system could read them again. Of a model that `ranks` GPUs compute together it is what one of
-    them needs. Raises ModelError and EngineError.
+    """Read the headers of a model and return what it needs. Arguments are as in `Engine.load`.
+
+    `mapped` is the bytes of other models' weights that are mapped from files. On a CPU they are subtracted from the
+    free memory: the system counts them as free, because it could read them again. For a model divided among `ranks`
+    GPUs, return the need of one of them. Raises ModelError and EngineError.
     """
     place = pick_device(device).device
     numbers = pick_dtype(dtype, place)
@@ -63,7 +65,7 @@ def need_of(
     free = available_bytes(place)
     free = available_memory(place) if free is None else free
     free -= mapped if place.type == "cpu" else 0
-    if place.type == "cpu":  # they share its memory
+    if place.type == "cpu":  # the ranks share the CPU's memory
         ranks = 1
     outside = 0
     if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
@@ -76,9 +78,9 @@ def need_of(
 def fewest_ranks(
     files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, kv_dtype: str
 ) -> int:
-    """How many GPUs a model needs to have room: a power of two, or all of them. 1 on a CPU.
+    """Return how many GPUs a model needs to fit: a power of two, or all of them; 1 on a CPU.
 
-    Arguments and what is raised are those of `need_of`.
+    Arguments and errors are those of `need_of`.
     """
     if pick_device(device).device.type == "cpu":
         return 1
@@ -93,5 +95,5 @@ def fewest_ranks(
 
 
 def mapped_bytes(files: ModelFiles, device: torch.device, weights: int, is_quantized: bool) -> int:
-    """Bytes of loaded weights that count as free memory: those that are mapped from their file."""
+    """Return the bytes of loaded weights that are mapped from their file, and so count as free memory."""
     return weights if device.type == "cpu" and files.gguf is not None and is_quantized else 0

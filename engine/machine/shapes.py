@@ -1,4 +1,4 @@
-"""What models of the catalogue look like, from their config.json: it tells what they need and how fast they are."""
+"""The shapes of catalogue models, from their config.json, to compute their memory needs and speed."""
 
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ from models.spec import ModelSpec
 def _config(
     architecture: str, sizes: tuple[int, int, int, int, int, int], context: int, tied: bool, **more: Any
 ) -> dict[str, Any]:
-    """`sizes`: hidden, feed-forward, layers, heads, heads of keys, vocabulary."""
+    """Build a config from `sizes`: hidden, feed-forward, layers, query heads, KV heads, vocabulary."""
     names = (
         "hidden_size",
         "intermediate_size",
@@ -146,13 +146,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 50_257,
     },
 }
-"""By their names in the catalogue."""
+"""The configs by catalogue name."""
 
 COMMON = ("smollm2", "qwen3:0.6b", "qwen3:1.7b", "qwen3:4b", "qwen3:8b")
-"""Those of which `doctor` tells what to expect."""
+"""The models whose expected speed `doctor` reports."""
 
 
 @cache
 def shape_of(name: str) -> ModelSpec:
-    """The description of a model of CONFIGS."""
+    """Return the description of a model in CONFIGS."""
     return spec_of_hf(CONFIGS[name])[1]

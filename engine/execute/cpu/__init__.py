@@ -1,1 +1,1 @@
-"""The executor of the native library."""
+"""The CPU executor, which runs the native library."""

@@ -1,8 +1,8 @@
-"""A step on a CPU: one call of the native kernels for rows of several sequences and the whole model.
+"""A decode step on a CPU: one call of the native kernels runs the whole model for rows of several sequences.
 
-The plain twin is `models/reference/decoder.py`. It reads the weights of the plain modules and writes the same KV cache.
-Between the products it computes in fp32; what a product with quantised weights reads is rounded to int8, by 32
-numbers with a common scale.
+The plain twin is `models/reference/decoder.py`. The executor reads the weights of the plain modules and writes the same
+KV cache. It computes in fp32 between products; the input of a product with quantised weights is rounded to int8, in
+groups of 32 numbers with a common scale.
 """
 
 import ctypes
@@ -23,27 +23,27 @@ from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
 QUANTISED = {"int8": 100, "fp8": 101}
-"""`ct_kv_type`"""
+"""The `ct_kv_type` of each quantised cache."""
 PORTABLE = 0
-"""The number of the first variant."""
+"""The index of the portable variant, the first one."""
 
 
 def unsupported(spec: ModelSpec) -> str | None:
-    """Why the native kernels cannot run such a network here, as the middle of a sentence; None if they can."""
+    """Return why the native kernels cannot run the network here, as the middle of a sentence; None if they can."""
     return not_native(spec) or native.problem()
 
 
 def takes_prompts(network: Network, variant: int) -> bool:
-    """Whether kernels of a variant are faster than torch for the prompts of such a network, too: they are where its
-    weights are quantised, unless they are the portable ones."""
+    """Return whether kernels of `variant` also beat torch at prompts of this network: they do if its weights are
+    quantised, unless the variant is the portable one."""
     return network.is_quantized and variant != PORTABLE
 
 
 class NativeDecoder:
-    """Rows of several sequences through the model, from the host's values to logits."""
+    """Runs rows of several sequences through the model, from the values of the spans to logits."""
 
     def __init__(self, network: Network, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
-        """`variant` is a number of `pool.library.variants`, None the best. Raises NativeError for what does not fit."""
+        """`variant` indexes `pool.library.variants`; None is the best. Raises NativeError if it does not fit."""
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
@@ -53,7 +53,7 @@ class NativeDecoder:
         layers = [told.layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
         described = native.Model(
             layers=(native.Layer * len(layers))(*layers),
-            # What scales the logits may as well scale what the head multiplies.
+            # The scale of the logits is folded into the weights of the final norm, whose output the head multiplies.
             final_norm=told.norm(spec.final_norm, network.final_norm, spec.logit_scale),
             embedding=told.matrix(network.embedding),
             learned=native.Matrix() if learned is None else told.matrix(Weight.plain(learned)),
@@ -64,7 +64,7 @@ class NativeDecoder:
             kv_heads=attention.kv_heads,
             head_dim=attention.head_dim,
             positions=network.positions,
-            # Rounded to the dtype, as checkpoints were trained.
+            # Rounded to the dtype, as in training.
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
             logit_cap=spec.logit_cap or 0.0,
         )
@@ -94,32 +94,31 @@ class NativeDecoder:
         """Whether prompts are computed faster than by torch."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:
-        """Compute K and V of all rows of `spans`, and what follows those that want it: fp32 [wanted, vocab_size].
+        """Write K and V of all rows of `spans`; return the logits of the wanted rows: fp32 [wanted, vocab_size].
 
-        Every row and all logits are the same to the bit whatever is beside them and however a sequence is split into
-        spans: a row is rounded to int8 by itself, and its sums have one order. Raises NativeError for values out of
-        range and for a span without tokens; then nothing was computed.
+        The bits of a row do not depend on the other rows, nor on how its sequence is split into spans: each row is
+        rounded to int8 by itself and summed in a fixed order. Raises NativeError for values out of range and for a span
+        without tokens; nothing is computed then.
         """
         logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
         self._run(spans, logits)
         return logits
 
     def step(self, spans: Sequence[Span]) -> list[Tensor]:
-        """As `run`: fp32 [vocab_size] for each row that wants it, in memory that the next step overwrites."""
+        """As `run`: fp32 [vocab_size] for each wanted row, in memory that the next step overwrites."""
         wanted = sum(span.wanted for span in spans)
         if wanted > len(self._rows):
-            # Fresh memory for every step would have to be mapped by the system, page by page.
+            # The system would have to map fresh memory page by page in every step.
             self._logits = torch.empty(wanted, self._vocab)
             self._rows = list(self._logits)
         self._run(spans, self._logits)
         return self._rows[:wanted]
 
     def interleave(self, nbytes: int) -> int:
-        """Copy about `nbytes` more of the weights that are mapped from a file, in an order that is read faster, and let
-        go of the file. Returns how many bytes are left.
+        """Copy about `nbytes` more of the file-mapped weights into a layout that is read faster; give back their pages.
 
-        The bits of a row are the same before, meanwhile and afterwards. Raises NativeError when memory is short; what
-        was not copied stays mapped.
+        Return how many bytes are left. The bits of a row are the same before, during and after the copying. Raises
+        NativeError if there is too little memory; weights that were not copied stay mapped.
         """
         with self._pool.held():
             left: int = self._functions.ct_decoder_interleave(self._handle, nbytes)

@@ -1,4 +1,4 @@
-"""How the weights of a model are held here: as they are in their files, or expanded; on a GPU, or in part beside it."""
+"""How a model's weights are held here: as in their files or expanded; on a GPU, or partly in host memory beside it."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -27,12 +27,13 @@ def read_model(
     room: Room | None = None,
     rank: tuple[int, int] = (0, 1),
 ) -> tuple[Network, tuple[str, ...]]:
-    """Read the weights, `quantize` as in `models.load`: the network, and what people should know of how it is held.
-    `context` is how many tokens a text may have, where a person said so. Experts beyond `room` are held in host memory
-    (None: beyond what a GPU has; all are on a CPU). `rank` is that of `models.load`; a part
-    has no experts in host memory.
+    """Read the weights, with `quantize` as in `models.load`; return the network and notes on how they are held.
 
-    Quantised ones are expanded where no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
+    `context` is how many tokens a text may have, if a person set it. Experts beyond `room` are held in host memory;
+    without `room`, those beyond the memory of the GPU are. On a CPU all are. `rank` is as in `models.load`; a part of a
+    divided model has no experts in host memory.
+
+    Quantised weights are expanded if no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """
     told: list[str] = []
     if room is None and rank[1] == 1 and device.type == "cuda" and native.problem() is None:
@@ -64,7 +65,7 @@ def read_model(
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
-    """Whether the kernels of a GPU that read quantised weights in planes run here, for such a network."""
+    """Return a test of whether the GPU kernels for weights in planes run a network; None if they never do here."""
     if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
         return None
     if torch.cuda.get_device_capability(device) < FULL_SPEED:

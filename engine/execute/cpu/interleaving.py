@@ -1,4 +1,4 @@
-"""Weights of a mapped file are copied into an order that is read faster, while there is nothing else to do."""
+"""Copies the weights of a mapped file into an order that is read faster, in idle time."""
 
 import torch
 
@@ -7,15 +7,15 @@ from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeError
 
 SLICE = 1 << 20
-"""Bytes that are copied at once: a few milliseconds at most, so that whoever asks for something hardly waits."""
+"""Bytes to copy at once: a few milliseconds at most, so that a request hardly waits."""
 _CPU = torch.device("cpu")
 
 
 class Interleaving:
-    """The copies of one decoder.
+    """The copying of one decoder's weights.
 
-    They are made only as long as twice what is left to copy and the KV cache are free: then the file can stay in the
-    system's memory, too, and nothing is ever swapped for a copy.
+    It continues only while the free memory holds the KV cache and twice the bytes left to copy. Then the file can stay
+    in the system's page cache too, and nothing is ever swapped out for a copy.
     """
 
     def __init__(self, decoder: NativeDecoder, kv_bytes: int) -> None:
@@ -26,11 +26,11 @@ class Interleaving:
 
     @property
     def copied(self) -> int:
-        """Bytes of weights that are no longer read from their file."""
+        """Bytes of weights that are no longer read from the file."""
         return self._all - self._left
 
     def go_on(self) -> bool:
-        """Copy some more. Returns whether more is left, and may be copied."""
+        """Copy the next slice. Return whether more is left and may be copied."""
         if not self._over:
             self._over = available_memory(_CPU) < 2 * self._left + self._kv_bytes
         if not self._over:

@@ -1,7 +1,7 @@
-"""Mixtures of experts by the native kernels, in a network that is otherwise computed elsewhere.
+"""Mixtures of experts on the native kernels, for a network whose other parts are computed elsewhere.
 
-The plain twin is the loop over experts in `models/reference/decoder.py`. What is multiplied with experts in blocks is
-rounded to int8, by 32 numbers with a common scale.
+The plain twin is the loop over experts in `models/reference/decoder.py`. Inputs of quantised experts are rounded to
+int8, in groups of 32 numbers with a common scale.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from models.spec import Experts
 
 
 class NativeMixtures:
-    """The chosen experts of some layers. The bits of a row are the same whatever is beside it."""
+    """The routed experts of some layers. The bits of a row do not depend on the other rows."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class NativeMixtures:
         pool: Pool,
         variant: int | None = None,
     ) -> None:
-        """`layers` by their number; `variant` is a number of `pool.library.variants`, None the best.
+        """`layers` maps layer numbers to experts; `variant` indexes `pool.library.variants`, None is the best.
 
-        Raises NativeError for experts that do not fit together or have weights without kernels.
+        Raises NativeError for experts of inconsistent shapes and for weights without kernels.
         """
         self._pool = pool
         self._functions = pool.library.functions
@@ -52,15 +52,15 @@ class NativeMixtures:
 
     @property
     def function(self) -> int:
-        """The address of what computes a job, for whoever calls it without Python: one at a time, and with this pool
-        nothing beside it."""
+        """The address of the C function that runs a job, for callers outside Python. Run one job at a time, and nothing
+        else on this pool meanwhile."""
         return ctypes.cast(self._functions.ct_mixtures_run, ctypes.c_void_p).value or 0
 
     def job(self, layer: int, x: Tensor, ids: Tensor, shares: Tensor, out: Tensor) -> native.MixtureJob:
-        """What is to be computed of a layer, in memory of a CPU that must stay where it is until then.
+        """Describe the computation of a layer. The tensors are CPU memory that must stay in place until it has run.
 
         x [rows, hidden], ids int32 [rows, chosen], shares fp32 [rows, chosen] -> out fp32 [rows, hidden]. A row whose
-        first id is -1 gets zeros.
+        first id is -1 yields zeros.
         """
         assert all(tensor.is_contiguous() for tensor in (x, ids, shares, out))
         return native.MixtureJob(
@@ -75,6 +75,6 @@ class NativeMixtures:
         )
 
     def run(self, job: native.MixtureJob) -> None:
-        """Compute it now."""
+        """Run the job now."""
         with self._pool.held():
             self._functions.ct_mixtures_run(ctypes.byref(job))

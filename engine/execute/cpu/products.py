@@ -1,6 +1,7 @@
-"""Products with quantised weights by the native kernels, for networks of which they know nothing else.
+"""Products with quantised weights on the native kernels, for networks they cannot run as a whole.
 
-The plain twin is `models.reference.tiled.TiledProduct`. Inputs are rounded to int8, by 32 numbers with a common scale.
+The plain twin is `models.reference.tiled.TiledProduct`. Inputs are rounded to int8, in groups of 32 numbers with a
+common scale.
 """
 
 import weakref
@@ -16,21 +17,21 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight
 
 ROWS = 128
-"""Rows that are multiplied at once: more share the unpacking of a weight no better, and leave the cache."""
+"""Rows to multiply at once: with more, unpacking costs no less per row, and the rows no longer fit the cache."""
 
 
 def problem() -> str | None:
-    """Why native kernels do not multiply quantised weights here, as the middle of a sentence; None if they do."""
+    """Return why native kernels cannot multiply here, as the middle of a sentence; None if they can."""
     if (missing := native.problem()) is not None:
         return missing
     return "this processor has no AVX2" if native.library().best == PORTABLE else None
 
 
 class NativeProduct:
-    """Products of the layers of a network. The bits of a row are the same whatever is beside it."""
+    """The products of a network's layers. The bits of a row do not depend on the other rows."""
 
     def __init__(self, network: Network, pool: Pool) -> None:
-        """Raises NativeError when they cannot be had."""
+        """Raises NativeError if the kernels cannot be set up."""
         self._pool = pool
         self._functions = pool.library.functions
         self._layers: dict[int, tuple[Sequence[Weight], native.Linear]] = {}
@@ -42,7 +43,7 @@ class NativeProduct:
         weakref.finalize(self, self._functions.ct_multiplier_destroy, self._handle).atexit = False
 
     def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
-        """As `TiledProduct.__call__`."""
+        """Multiply as `TiledProduct.__call__` does. Raises NativeError for a layer without kernels."""
         _, layer = self._layers.get(id(weights)) or self._layers.setdefault(
             id(weights), (weights, _layer(weights))
         )

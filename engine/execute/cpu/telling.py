@@ -1,4 +1,4 @@
-"""How the native library is told of weights: its structs, and what must stay in memory while it knows them."""
+"""Describes weights to the native library: builds its structs, and keeps alive the memory they point to."""
 
 import ctypes
 
@@ -20,15 +20,14 @@ from models.spec import Attention, Experts, FeedForward, Layer, Norm
 
 
 class Telling:
-    """Makes structs of weights. It must outlive what the library is told: it holds what that gets
-    the address of."""
+    """Builds structs from weights, and owns the memory they point to; it must outlive the library's use of them."""
 
     def __init__(self) -> None:
         self._alive: list[object] = []
         self._tables: dict[int, int] = {}
 
     def layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
-        """A layer with all its parts."""
+        """Describe a layer with all its parts."""
         found = native.Layer(
             input_norm=self.norm(spec.attention_norm, layer.attention_norm),
             attention_post_norm=self.norm(spec.attention_post_norm, layer.attention_post_norm),
@@ -78,13 +77,13 @@ class Telling:
         return found
 
     def experts_alone(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
-        """Those that are chosen from, without what chooses them."""
+        """Describe the routed experts, without their router."""
         experts = (native.Feed * spec.count)(*(self._feed(spec.expert, each) for each in weights.experts))
         self._alive.append(experts)
         return native.Experts(experts=experts, count=spec.count, chosen=spec.chosen)
 
     def _router(self, weights: ExpertWeights) -> native.Linear:
-        """The router, and the gate of the shared expert below it."""
+        """Describe the router, with the gate of the shared expert stacked below it."""
         router, gate = weights.router, weights.shared_gate
         if gate is None:
             return self.linear(router)
@@ -105,19 +104,19 @@ class Telling:
         )
 
     def linear(self, linear: Linear) -> native.Linear:
-        """Layers over the same input."""
+        """Describe up to three matrices with the same input, and their bias."""
         matrices = [self.matrix(weight) for weight in linear.parts]
         bias = None if linear.bias is None else self._numbers(linear.bias)
         return native.Linear((native.Matrix * 3)(*matrices), bias, len(matrices))
 
     def matrix(self, weight: Weight) -> native.Matrix:
-        """One weight."""
+        """Describe one weight and keep it alive."""
         matrix = matrix_of(weight)
         self._alive.append(weight)
         return matrix
 
     def norm(self, spec: Norm | None, norm: NormWeights | None, scale: float = 1.0) -> native.Norm:
-        """`scale` times a norm, or none."""
+        """Describe a norm multiplied by `scale`; an empty struct if there is no norm."""
         if spec is None or norm is None:
             return native.Norm()
         weight = self._numbers((norm.weight.float() + spec.offset) * scale)
@@ -125,18 +124,18 @@ class Telling:
         return native.Norm(weight, bias, spec.eps, spec.kind == "layer")
 
     def _numbers(self, numbers: Tensor) -> int:
-        """The address of an fp32 copy."""
+        """Return the address of an fp32 copy."""
         copy = numbers.detach().to("cpu", torch.float32).contiguous()
         self._alive.append(copy)
         return copy.data_ptr()
 
     def _table(self, numbers: Tensor) -> int:
-        """The same for what layers share."""
+        """Return the address of an fp32 copy that layers share."""
         return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
 
 
 def matrix_of(weight: Weight) -> native.Matrix:
-    """How the library is told of a weight, which must outlive what it is told to. Raises NativeError."""
+    """Describe a weight, which must outlive the struct. Raises NativeError if it is not contiguous in CPU memory."""
     data = weight.data
     if data.device.type != "cpu" or not data.is_contiguous():
         raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")

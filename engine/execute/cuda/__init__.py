@@ -1,1 +1,1 @@
-"""The executor of NVIDIA GPUs: Triton kernels, CUDA graphs, the decode runner."""
+"""The executor for NVIDIA GPUs: Triton kernels, CUDA graphs, the decode runner."""

@@ -1,4 +1,4 @@
-"""The launches of a decode step's attention: every sequence's chunks, and their parts together."""
+"""Launches the attention of a decode step: the chunks of every sequence, and their combination."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from models.spec import Attention
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the kernels are compiled for."""
+    """The properties the kernels are compiled for."""
 
     spec: Attention
     block_size: int
@@ -25,22 +25,22 @@ class AttentionShape:
     shared_bytes: int = 0
     """Shared memory of a multiprocessor."""
     small: bool = False
-    """Whether the products of a layer are so small that the kernels of a step wait for each other, not for memory."""
+    """Whether the layers' products are so small that kernels wait for each other rather than for memory."""
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head, made a power of two."""
+        """Query heads per KV head, rounded up to a power of two."""
         return int(triton.next_power_of_2(self.spec.groups))
 
     @property
     def dim(self) -> int:
-        """Numbers of a head, made a power of two."""
+        """Size of a head, rounded up to a power of two."""
         return int(triton.next_power_of_2(self.spec.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
-    """The tensors of a step, as `attention_kernel` describes them; K and V of one layer."""
+    """The tensors of a step, as described in `attention_kernel`, with K and V of one layer."""
 
     heads: Tensor
     norm_weight: Tensor | None
@@ -54,10 +54,10 @@ class AttentionInput:
     lse: Tensor
     sinks: Tensor | None = None
     told: dict[str, Any] = field(default_factory=dict)
-    """Of quantised rows: see `KVCache.told`."""
+    """The arguments for quantised rows: see `KVCache.told`."""
 
     def arguments(self, spec: Attention) -> tuple[Any, ...]:
-        """What every kernel that attends begins with."""
+        """Return the leading arguments of every attention kernel."""
         return (
             self.heads,
             self.norm_weight if self.norm_weight is not None else self.heads,
@@ -75,7 +75,7 @@ class AttentionInput:
 
 
 def rotation(spec: Attention) -> dict[str, Any]:
-    """How kernels norm and rotate the heads of q and k."""
+    """Return the constants that tell kernels how to norm and rotate the heads of q and k."""
     rope, norm = spec.rope, spec.head_norm
     return {
         "ROTATED": spec.rotated,
@@ -90,11 +90,11 @@ def rotation(spec: Attention) -> dict[str, Any]:
 
 
 def choose_start(shape: AttentionShape, rows: int) -> str:
-    """When the kernel after the attention may start (see `attention_kernel`), as was fastest on an H200.
+    """Return when the kernel after the attention may start (see `attention_kernel`): the fastest choice on an H200.
 
-    "at once", "looked up" and "waited", in microseconds a step: one token of Qwen3-0.6B 564, 552, 550, in Q4_0 538,
-    532, 486; eight tokens 731, 727, 735; one of 8B 4,273, 4,251, 4,236, in Q4_0 2,254, 2,250, 2,264. With heads of 64
-    (Llama-3.2-1B) the others cost 1%.
+    Microseconds per step for "at once", "looked up" and "waited": one token of Qwen3-0.6B 564, 552, 550, in Q4_0 538,
+    532, 486; eight tokens 731, 727, 735; one token of 8B 4,273, 4,251, 4,236, in Q4_0 2,254, 2,250, 2,264. With heads
+    of 64 (Llama-3.2-1B) the other choices are 1% slower than "at once".
     """
     if shape.dim < 128:
         return "at once"
@@ -102,10 +102,11 @@ def choose_start(shape: AttentionShape, rows: int) -> str:
 
 
 def padded_parts(count: int, dim: int) -> int:
-    """A power of two from `count` parts on, with which kernels put heads of `dim` numbers together.
+    """Return the power of two, at least `count`, of parts that kernels combine for heads of `dim` numbers.
 
-    So a thread has two of them or more, however few there are. With one it would round a product and a sum with another
-    thread's at once, and the last bits would depend on how many parts others have.
+    It gives every thread two or more parts, however small `count` is. With a single part, a thread would round a
+    product and the sum with another thread's in one operation, and the last bits would depend on how many parts other
+    sequences have.
     """
     return max(int(triton.next_power_of_2(count)), 1024 // dim)
 
@@ -120,8 +121,9 @@ def attend(
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
-    `cuts` is of `choose_chunkings`: one for more than FEW rows. Without `out` K and V are written, and that is all. It
-    reads what others wrote to the cache before it waits for them, unless it never `overlaps` them.
+    `cuts` comes from `choose_chunkings`; it has one entry if there are more than FEW rows. Without `out`, only K and V
+    are written. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for their
+    kernels.
     """
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)

@@ -1,4 +1,4 @@
-"""The launches of a decode step's attention by tensor cores, where sequences may read a common prefix together."""
+"""Launches the attention of a decode step on tensor cores; sequences may read a common prefix together."""
 
 import math
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
 
 FEW_GROUP, MANY_GROUP = 8, 4
-"""From so many query heads of a KV head on (made a power of two), tensor cores are faster than `attention_kernel` for
-up to FEW sequences, and for more. In whole steps on an H200: Qwen3-8B, which has four, 32 sequences of 500 rows 1.07
-times, but one of 500 rows 0.99 times; Qwen3-30B-A3B, which has eight, 8 and 64 of 512 rows 1.05 and 1.11 times."""
+"""Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`: for up to FEW sequences,
+and for more. Speed-up in whole steps on an H200: Qwen3-8B, which has four, 1.07 for 32 sequences of 500 rows but 0.99
+for one of 500 rows; Qwen3-30B-A3B, which has eight, 1.05 and 1.11 for 8 and 64 sequences of 512 rows."""
 OWN_ROWS = 512
-"""Rows of the largest part of what a sequence has alone, where others are shared."""
+"""Rows of the largest part of a sequence's unshared rows, in a step with sharing."""
 OWN_PROGRAMS = 128
-"""Of a long sequence alone, for all of its KV heads: about as many as there are multiprocessors."""
+"""Programs for a long sequence alone, over all of its KV heads: about as many as there are multiprocessors."""
 OWN_PROGRAMS_OF_BYTES = 384
-"""The same of quantised rows: as much is computed for half the bytes, and three at once hide what each waits for."""
+"""The same for quantised rows: more computation per byte, so three programs at once hide each other's waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +31,40 @@ class PartsCut:
     """How `parts_kernel` is cut."""
 
     parts: int
-    """Programs of a KV head for shared rows."""
+    """Programs per KV head for shared rows."""
     own: int
-    """Parts of the rows that a sequence has alone, at most."""
+    """The most parts for the rows that a sequence has alone."""
     least: int
-    """Rows of such a part, at least."""
+    """The fewest rows of such a part."""
     programs: int
-    """Programs of a KV head for those: fewer than `own` where no sequence is so long."""
+    """Programs per KV head for those parts: fewer than `own` if no sequence is long enough."""
     tile: int
     """Rows that a program reads at once."""
     stages: int
-    """Tiles on their way to a program."""
+    """Tiles that a program copies ahead."""
     warps: int
     halves: int
-    """Groups of warps that share the query heads of a tile."""
+    """Groups of warps that divide the query heads of a tile."""
 
 
 def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int) -> bool:
-    """Whether so many sequences that share nothing are attended to here."""
+    """Return whether tensor cores attend to `rows` sequences that share nothing."""
     enough = FEW_GROUP if rows <= FEW and not given.told else MANY_GROUP
     return shape.group >= enough and can_use_tensor_cores(shape, given)
 
 
 def can_use_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
-    """Whether `parts_kernel` knows the layer."""
+    """Return whether `parts_kernel` supports the layer."""
     return shape.spec.window is None and given.sinks is None
 
 
 def choose_shared_cut(
     shape: AttentionShape, rows: int, sharing: Sharing, own: int, itemsize: int = 2
 ) -> PartsCut:
-    """For sequences that have up to `own` rows alone: programs that all run at once, and end together.
+    """Return the cut for sequences with up to `own` unshared rows: programs that all run at once and end together.
 
-    Two or three of them fit on a multiprocessor; shared rows are cut into two for each, where there are enough.
+    Two or three of them fit on a multiprocessor. Shared rows are cut into two programs for each multiprocessor, if
+    there are enough.
     """
     lanes, wide = sharing.members * shape.group, max(shape.dim // 128, 1)
     tile = 64 if shape.dim <= 64 else 32
@@ -77,11 +78,10 @@ def choose_shared_cut(
 def choose_own_cut(
     shape: AttentionShape, rows: int, limit: int, itemsize: int = 2, split: Split | None = None
 ) -> PartsCut:
-    """For sequences of up to `limit` rows that share nothing. How few are cut depends on how long each is alone, and on
-    `split` where there is one.
-    """
+    """Return the cut for sequences of up to `limit` rows that share nothing. The cut of each of a few sequences depends
+    on its own length, and on `split` if given."""
     tile = 64 if shape.dim <= 128 else 32
-    stages = max(16 * 1024 // (tile * shape.dim), 2)  # more of quantised rows gain nothing and take room
+    stages = max(16 * 1024 // (tile * shape.dim), 2)  # with quantised rows, more take room for no gain
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
     if split is not None:
         least = split.rows
@@ -95,7 +95,7 @@ def choose_own_cut(
 
 
 def _told(given: AttentionInput) -> dict[str, Any]:
-    """Of quantised rows: what `parts_kernel` reads two bytes at a time, too."""
+    """Return the arguments for quantised rows, with views by which `parts_kernel` can read two bytes at a time."""
     if not given.told:
         return {}
     return {**given.told, "k_pairs": given.k.view(torch.int16), "v_pairs": given.v.view(torch.int16)}
@@ -114,11 +114,11 @@ def attend_mma(
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
-    Without `out`, and where it never `overlaps` others: see `attend`.
+    For `out` None and for `overlaps`, see `attend`.
 
-    `shared` int32 [rows] and `members` int32 [tiles, members] on the device say who reads what together (`share`); they
-    may change from step to step, and all 0 and -1 is nothing. That they are without `sharing`, [rows] and [16]. The
-    layer has neither a window nor sinks.
+    `shared` int32 [rows] and `members` int32 [tiles, members] on the device say which sequences read rows together
+    (`share`). They may change from step to step; all 0 and all -1 mean no sharing. Without `sharing` they must be that,
+    with shapes [rows] and [16]. The layer must have neither a window nor sinks.
     """
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     together = sharing or Sharing(max(16 // shape.group, 1), 1)

@@ -1,4 +1,4 @@
-"""How the kernels of a decode step are cut: as was measured on this machine, else as the tables say."""
+"""How the kernels of a decode step are cut: as measured on this machine, or else by the tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 Cut: TypeAlias = "Tile | PackedTile | Split | PromptTile"
 Chosen = Mapping[str, tuple[int, ...]]
-"""The numbers of a cut, by what it is for."""
+"""The numbers of a cut, by the name of the operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a kind of GPU begins with, before anything was measured on it."""
+    """The defaults for a kind of GPU, before anything has been measured on it."""
 
     room: int
-    """Bytes of shared memory that a program may hold weights in."""
+    """Bytes of shared memory in which a program may hold weights."""
     why: str
 
 
@@ -60,18 +60,18 @@ STARTS: Mapping[tuple[int, int], Start] = MappingProxyType(
         ),
     }
 )
-"""By compute capability; all have 65,536 registers a multiprocessor. Only (9, 0) was measured. Others begin with what
-was fastest there, in as little shared memory as lets two programs run beside each other."""
+"""By compute capability. All have 65,536 registers per multiprocessor. Only (9, 0) was measured; the others start with
+what was fastest there, within the shared memory that lets two programs run side by side."""
 
 
 def room_of(capability: tuple[int, int], shared_bytes: int) -> int:
-    """Bytes that a program may hold weights in; a GPU that is not in the table begins as its shared memory says."""
+    """Return the bytes in which a program may hold weights; for an unlisted GPU, derive them from its shared memory."""
     known = STARTS.get(capability)
     return known.room if known is not None else shared_bytes // 2 - 2048
 
 
 def table_cuts(device: torch.device) -> "Cuts":
-    """How kernels are cut on a GPU that nothing was measured on."""
+    """Return the cuts of the tables, for a GPU on which nothing was measured."""
     if device.type != "cuda":
         return Cuts()
     found = torch.cuda.get_device_properties(device)
@@ -80,7 +80,7 @@ def table_cuts(device: torch.device) -> "Cuts":
 
 
 def fitted(tile: Tile, inputs: int, room: int) -> Tile:
-    """`tile` where it fits, else with less on the way, then with fewer outputs, then with fewer warps."""
+    """Return `tile` if it fits in `room`; otherwise reduce first the copies ahead, then the outputs, then the warps."""
     while tile.shared(inputs) > room:
         if tile.ahead > 2:
             tile = replace(tile, ahead=tile.ahead - 1)
@@ -94,7 +94,7 @@ def fitted(tile: Tile, inputs: int, room: int) -> Tile:
 
 
 def fitted_packed(tile: PackedTile, inputs: int, kind: Kind, room: int) -> PackedTile:
-    """The same of quantised weights."""
+    """Fit a tile for quantised weights as `fitted` does."""
     while tile.shared(inputs, kind) > room:
         if tile.ahead > 2:
             tile = replace(tile, ahead=tile.ahead - 1)
@@ -108,29 +108,29 @@ def fitted_packed(tile: PackedTile, inputs: int, kind: Kind, room: int) -> Packe
 
 
 class Cuts:
-    """How each kernel is cut. What was chosen counts only where it is one of the candidates."""
+    """How each kernel is cut. A chosen cut is used only if it is among the candidates."""
 
     __slots__ = ("_chosen", "_most", "_taken", "candidates", "room")
 
     def __init__(
         self, room: int = 227 << 10, chosen: Chosen = MappingProxyType({}), most: int = 227 << 10
     ) -> None:
-        """`room` is that of `room_of`; `most`: bytes of shared memory that a program may have at all."""
+        """`room` is as in `room_of`; `most` is the most shared memory in bytes that a program may have at all."""
         self.room = room
         self._most = most
         self._chosen = chosen
         self._taken: dict[str, Cut] = {}
         self.candidates: dict[str, tuple[Cut, ...]] = {}
-        """Of what was asked for so far, by what it is for; the first is the one that is taken otherwise."""
+        """The candidates of everything asked for so far, by name; the first one is the default."""
 
     def with_(self, chosen: Chosen) -> "Cuts":
-        """The same GPU with other choices."""
+        """Return the cuts of the same GPU with other choices."""
         return Cuts(self.room, chosen, self._most)
 
     def product(
         self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
     ) -> Tile | PackedTile:
-        """Of a matrix, quantised where it has a `kind`, with so many rows. Up to FEW rows have one in common."""
+        """Return the cut of a product for `rows` rows, of `kind` if quantised. Counts up to FEW have the same cut."""
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         if kind is None:
             few = rows <= FEW
@@ -143,10 +143,10 @@ class Cuts:
         return found
 
     def split(self, rows: int, spec: Attention, dim: int, tensor_cores: bool, possible: bool) -> Split | None:
-        """Of the attention of up to FEW sequences; None: as the tables say.
+        """Return the cut of the attention of up to FEW sequences; None means by the tables.
 
-        `dim` is that of a head, made a power of two; `tensor_cores`: they attend there by the tables; `possible`:
-        they can.
+        `dim` is the head size rounded up to a power of two; `tensor_cores` says whether the tables use tensor cores
+        here, `possible` whether they can be used.
         """
         if rows > FEW:
             return None
@@ -158,7 +158,7 @@ class Cuts:
         return found if found != self.candidates[name][0] else None
 
     def prompt(self, spec: Attention, itemsize: int, shared: int) -> "PromptTile":
-        """Of the attention of prompts by `ragged_attention`, with so much shared memory for a program."""
+        """Return the tile of `ragged_attention` for prompts; `shared` is the bytes of shared memory for a program."""
         from engine.kernels.triton.prompt_attention import MEASURED, Tile, choose_tile
 
         head_bytes = max(16, 1 << (spec.head_dim - 1).bit_length()) * itemsize
@@ -181,12 +181,12 @@ class Cuts:
 
 
 def numbers(cut: Cut) -> tuple[int, ...]:
-    """What is written down of a cut."""
+    """Return the numbers that the tuning file stores for a cut."""
     return tuple(int(number) for number in astuple(cut))
 
 
 def told(name: str, cut: Sequence[int]) -> str:
-    """Of what is written down of a cut, for people: "8 warps, 2 tiles, 4 ahead"."""
+    """Describe stored numbers for people: "8 warps, 2 tiles, 4 ahead"."""
     if name.startswith("prompts"):
         return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
     kind = Split if "attention" in name else Tile if len(cut) == len(fields(Tile)) else PackedTile
@@ -216,7 +216,7 @@ def _tiles(outputs: int, inputs: int, gated: bool, few: bool, room: int, most: i
 
 
 def _works_as(tile: Tile, inputs: int) -> Tile:
-    """The same for tiles that make the same kernel: no more is on the way than there is."""
+    """Return the same tile for all that compile to the same kernel: no more can be copied ahead than there is."""
     return replace(tile, ahead=min(tile.ahead, -(-inputs // (128 * tile.warps * tile.folds))))
 
 
@@ -239,7 +239,7 @@ def _works_as_packed(tile: PackedTile, inputs: int) -> PackedTile:
 
 
 def _splits(heads: int, dim: int, tensor_cores: bool, possible: bool) -> Iterable[Split]:
-    """The first one stands for the tables: up to 2,560 rows they cut as it says."""
+    """Yield the candidates. The first stands for the tables, which cut alike up to 2,560 rows."""
     yield Split(tensor_cores, 64, 2) if tensor_cores or heads > 4 else Split(False, 32, min(heads, 2))
     at_once = 1024 // dim * max(dim // 128, 1)
     for split in SPLITS:

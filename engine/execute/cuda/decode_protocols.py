@@ -1,4 +1,4 @@
-"""What a decode runner asks of others: of a program, of the device, and of the sequences."""
+"""The interfaces that a decode runner uses: the program, the device's events, and the sequences."""
 
 from collections.abc import Sequence as Items
 from typing import Protocol
@@ -14,38 +14,38 @@ from engine.params import SamplingParams
 
 
 class DecodeProgram(Protocol):
-    """One token of each sequence through the model, wholly on the device."""
+    """Runs one token of each sequence through the model, entirely on the device."""
 
     name: str
 
     @property
     def kv(self) -> KVShape | None:
-        """What to know to share; None: it cannot read a prefix once for several sequences."""
+        """The KV layout needed for sharing; None if the program cannot read a prefix once for several sequences."""
         ...
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows, whose tokens lie in rows below `limit`; logits [rows, vocab].
+        """Enqueue a step of `rows` rows, with tokens in sequence rows below `limit`; return logits [rows, vocab].
 
-        With `own`, `shared` and `members` of the `StepInput` say who reads what together, and every sequence has less
-        than `own` rows before its newest token's that it does not share.
+        With `own`, `shared` and `members` of the `StepInput` say which sequences read rows together, and each sequence
+        has less than `own` unshared rows before that of its newest token.
         """
         ...
 
 
 class Event(Protocol):
-    """A place in what was enqueued (torch.cuda.Event)."""
+    """A mark in the enqueued work (torch.cuda.Event)."""
 
     def record(self) -> None:
-        """Here."""
+        """Mark this point."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything before it is done."""
+        """Wait until all work before the mark is done."""
         ...
 
 
 class Decoded(Protocol):
-    """What the runner reads of a sequence (see `engine.schedule.sequence.Sequence`), and asks of a constrained one."""
+    """The parts of a sequence that the runner uses (see `engine.schedule.sequence.Sequence`)."""
 
     rows: Rows
     params: SamplingParams | None
@@ -54,9 +54,9 @@ class Decoded(Protocol):
     seed: int
 
     def allow(self, words: NDArray[np.int32], drawn: int | None = None) -> None:
-        """Write which tokens may follow the newest one, or `drawn`, which was drawn after it."""
+        """Write the mask of tokens allowed after the newest token, or after `drawn`, which was drawn since."""
         ...
 
     def allow_each(self, words: Items[NDArray[np.int32]], guesses: Items[int]) -> None:
-        """Write which tokens may follow the newest one, and which each of the guesses after it."""
+        """Write the masks of tokens allowed after the newest token and after each of the guesses that follow it."""
         ...

@@ -1,12 +1,12 @@
-"""The decode runner: several sequences decode on the device, and the host looks on one step behind.
+"""The decode runner: several sequences decode on the device, and the host reads their tokens one step behind.
 
     device   | step i: tokens i-1 -> tokens i | step i+1: tokens i -> tokens i+1 | ...
     host     | launch i+1, wait for tokens i  | their text, their events; launch i+2 ...
 
-A sequence has a slot. Its token, row, position, block table, sampling and random numbers live in device memory by slot,
-so the host never waits for a token before it launches the next step. A step is of some slots: one recorded graph
-serves so many rows of so much context, whichever sequences they are. Where a token turns out to be the last of its
-sequence, the one after is thrown away.
+Each sequence has a slot. Its token, row, position, block table, sampling settings and random numbers live in device
+memory by slot, so the host never waits for a token before it launches the next step. A step names its slots: one
+recorded graph serves any sequences of the same number of rows and context limit. If a token turns out to be the last of
+its sequence, the token after it is discarded.
 """
 
 from collections import deque
@@ -35,9 +35,9 @@ from engine.sampling.sampler import Drawn
 from models.network import Network
 
 ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
-"""Rows of a step. Rows that no sequence has cost next to nothing, and every size is a graph of its own."""
+"""Numbers of rows a step may have. Unused rows cost next to nothing, and every size is a graph of its own."""
 USUAL_CONTEXT = 2560
-"""Graphs of many rows are recorded ahead up to this context."""
+"""The largest context for which graphs of many rows are recorded ahead."""
 
 
 S = TypeVar("S", bound=Decoded)
@@ -45,23 +45,23 @@ S = TypeVar("S", bound=Decoded)
 
 @dataclass(slots=True, eq=False)
 class Seat(Generic[S]):
-    """A sequence in a slot. A sequence that leaves and comes back gets another one."""
+    """A sequence in a slot. A sequence that leaves and comes back gets a new seat."""
 
     sequence: S
     slot: int
     row: int
-    """Where its newest token lies, read or not."""
+    """The row of its newest token, whether the host has read that token or not."""
     token: int
-    """The number of that token within the answer."""
+    """The index of that token within the answer."""
     logprobs: int | None = None
     guided: bool = False
-    """It has a constraint."""
+    """Whether the sequence has a constraint."""
     left: bool = False
 
 
 @dataclass(slots=True)
 class Held(Generic[S]):
-    """A step whose logits are computed, and whose tokens are drawn when their masks are there."""
+    """A step whose logits are computed, and whose tokens are drawn once their masks are ready."""
 
     seats: list[Seat[S]]
     rows: int
@@ -69,17 +69,17 @@ class Held(Generic[S]):
 
 
 def rows_for(count: int) -> int:
-    """Rows of a step of so many sequences."""
+    """Return the number of rows of a step of `count` sequences."""
     return next(rows for rows in ROWS if rows >= count)
 
 
 class DecodeRunner(Generic[S]):
-    """Holds the device's side of the sequences that decode. It belongs to the loop thread."""
+    """Holds the device state of the sequences that decode. It belongs to the loop thread."""
 
     counts: tuple[int, ...] = tuple(rows for rows in ROWS if 1 < rows <= FEW)
-    """Rows that steps of several rows of a sequence have."""
+    """Sizes of steps that have several rows of one sequence."""
     tells = False
-    """Whether the usual step tells log-probabilities."""
+    """Whether usual steps return log-probabilities."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class DecodeRunner(Generic[S]):
         event: Callable[[], Event],
         several: SeveralRows | None = None,
     ) -> None:
-        """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel, and without
-        `several` no step has more than one row of a sequence."""
+        """`rows` is the most that a sequence holds. Without `graphs` every step runs kernel by kernel; without
+        `several`, no step has more than one row of a sequence."""
         self.program = program
         self.sampler = sampler
         self.slots = slots
@@ -102,37 +102,37 @@ class DecodeRunner(Generic[S]):
         self._event = event
         self._several = several
         self.together: Callable[[DividedStep], AbstractContextManager[None]] = lambda step: nullcontext()
-        """What a step is enqueued in, where others have to `follow` it."""
+        """The context in which a step is enqueued, so that other ranks can `follow` it."""
         self.watch: Callable[[], None] = lambda: None
-        """Called when a step has ended; raises EngineError where its tokens mean nothing, as others were lost."""
+        """Called when a step has ended. Raises EngineError if other ranks were lost and its tokens mean nothing."""
         self._sent = Changes({}, {})
         self._ahead: list[tuple[int, int, Draw]] = []
-        """Steps to be done while nobody waits, the next one last."""
+        """Steps to compile and record in idle time, the next one last."""
         self._free = list(range(self.capacity))[::-1]
         self._seats: dict[S, Seat[S]] = {}
         self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
         self._unread: deque[tuple[Event, list[tuple[Seat[S], int]]]] = deque()
-        """For each `join` and `launch` that was not read: where it ends, and the number of each sequence's token."""
+        """One entry for each unread `join` and `launch`: the event at its end, and each sequence's token index."""
         self._events: list[Event] = []
         self._held: Held[S] | None = None
         self._logits: dict[tuple[int, int, int], Tensor] = {}
-        """Of steps that only compute them, by what they are of: a graph always writes to the same ones."""
+        """The logits of steps that only compute them, by step size: a graph always writes to the same memory."""
         self._together: list[Seat[S]] = []
-        """Of the step that `_shared` was found for."""
+        """The seats of the step that `_shared` was computed for."""
         self._shared: list[int] = []
-        """How many rows each of them reads together with others; empty where nobody does."""
+        """The number of rows that each of those seats shares with others; empty if nobody shares."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The program's name, for people."""
         graphs = self._graphs is not None and self._graphs.problem is None
         return f"{self.program.name}, CUDA graph" if graphs else self.program.name
 
     def join(self, sequence: S, logits: Tensor | None) -> None:
-        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
+        """Give `sequence` a free slot and draw its next token from logits [vocab]. Never waits.
 
-        None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
-        Raises EngineError, and takes no slot, where its constraint cannot be followed.
+        Without logits, its newest token was already drawn and the row of that token is computed next; there is nothing
+        to read. Raises EngineError, without taking a slot, if the sequence's constraint cannot be followed.
         """
         assert sequence.params is not None
         rows, drawn, params, slot = sequence.rows, sequence.generated, sequence.params, self._free[-1]
@@ -145,7 +145,7 @@ class DecodeRunner(Generic[S]):
         self._seats[sequence] = seat
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, params, prompt, drawn, sequence.seed)
-        # Sent with what the next step changes: nothing before that reads it.
+        # Sent together with the changes of the next step, which is the first to read it.
         self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
         if logits is None:
             self.slots.given.token[slot : slot + 1].fill_(rows.token_ids[-1])
@@ -155,10 +155,10 @@ class DecodeRunner(Generic[S]):
             self._note([seat])
 
     def launch(self, sequences: list[S]) -> bool:
-        """Enqueue a step of these. Their tables have room for the row of their newest token, read or not.
+        """Enqueue a step of these sequences. Their block tables have room for the row of the newest token, read or not.
 
-        True: some are constrained, so that only their logits are computed. `draw` enqueues the rest, as soon as it is
-        known what they may draw: their tokens of the step before have been read, and `guide` was told of them.
+        Return True if any sequence is constrained: then only logits are computed, and `draw` must enqueue the rest once
+        the masks are known, that is, after the tokens of the previous step were read and passed to `guide`.
         """
         seats = [self._seats[sequence] for sequence in sequences]
         taken = [seat.slot for seat in seats]
@@ -187,17 +187,18 @@ class DecodeRunner(Generic[S]):
 
     @property
     def firsts(self) -> int:
-        """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
+        """Number of steps so far that were slower than usual because they compiled or recorded something."""
         return 0 if self._graphs is None else self._graphs.firsts
 
     def check(
         self, spans: list[tuple[S, tuple[int, ...]]], failed: Callable[[S, Exception], None]
     ) -> list[tuple[S, list[Drawn]]]:
-        """Do a step of the newest token of each sequence and of guesses of what follows it, and wait for it.
+        """Run a step of each sequence's newest token and the guesses after it, and wait for it.
 
-        Returns their new tokens: one each, and another one for each guess that held as those before it did. There are
-        FEW rows at most, in each table is room for them, and all tokens before were read. A constraint that allows
-        these guesses is asked while the logits are computed; `failed` is given who cannot follow it, to have him leave.
+        Return each sequence's new tokens: one, and one more for each guess that held together with all guesses before
+        it. There are FEW rows at most, each block table has room for them, and all earlier tokens have been read.
+        Constraints are evaluated while the logits are computed. `failed` receives any sequence whose constraint fails,
+        and must make it leave.
         """
         checking = self._several
         assert isinstance(checking, Checking)
@@ -223,7 +224,7 @@ class DecodeRunner(Generic[S]):
     def _guide_rows(
         self, seats: list[tuple[Seat[S], tuple[int, ...]]], failed: Callable[[S, Exception], None]
     ) -> None:
-        """Write the masks of the rows of a step that checks guesses."""
+        """Write the masks for the rows of a step that checks guesses."""
         row = 0
         for seat, guesses in seats:
             words = [self.sampler.row_words(row + place) for place in range(1 + len(guesses))]
@@ -235,7 +236,7 @@ class DecodeRunner(Generic[S]):
                     failed(seat.sequence, error)
 
     def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
-        """What was drawn after the newest token of `seat` and guesses, as far as these held."""
+        """Return the tokens drawn after the newest token of `seat` and its guesses, up to the first wrong guess."""
         places = [(seat.slot, seat.token + 1 + place, seat.logprobs) for place in range(1 + len(guesses))]
         drawn = self.sampler.drawn(places)
         held = 0
@@ -246,20 +247,20 @@ class DecodeRunner(Generic[S]):
         return drawn[: 1 + held]
 
     def while_idle(self) -> bool:
-        """Compile or record one of the steps of several rows. Returns whether more is left. Nobody has a slot."""
+        """Compile or record one step of several rows, unless any slot is taken. Return whether more are left."""
         if self._ahead and self._several is not None and not self._seats:
             self._several.plan_nothing()
             self._run_several(self._several, *self._ahead.pop())
         return bool(self._ahead) and not self._seats
 
     def _wait(self) -> None:
-        """Until everything that was enqueued is done."""
+        """Wait until all enqueued work is done."""
         event = self._event()
         event.record()
         event.synchronize()
 
     def _to_record(self) -> list[tuple[int, int, Draw]]:
-        """Steps of several rows that are likely: each is done twice, and the second time it is recorded."""
+        """Return the likely steps of several rows. Each is listed twice: the second run records it."""
         if self._graphs is None or self._several is None:
             return []
         limits = [SMALLEST]
@@ -273,21 +274,21 @@ class DecodeRunner(Generic[S]):
         self._enqueue(("several", rows, limit, draw), lambda: several.run(rows, limit, draw))
 
     def _enqueue(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Do `step`, from its recording where there are graphs."""
+        """Run `step`, from its recording if there are graphs."""
         if self._graphs is None:
             step()
         else:
             self._graphs.run(key, step)
 
     def guide(self, sequence: S, drawn: int | None) -> None:
-        """Let the constraint of `sequence` know its newest token, for `draw`; None: all its tokens are known. Raises
-        EngineError where it fails."""
+        """Pass the newest token of `sequence` to its constraint before `draw`; None if all its tokens are known to it.
+        Raises EngineError if the constraint fails."""
         seat = self._seats[sequence]
         if seat.guided and (drawn is None or drawn >= 0):
             sequence.allow(self.sampler.words(seat.slot), drawn)
 
     def draw(self) -> None:
-        """Enqueue the draws of the step that was launched."""
+        """Enqueue the draws of the step that `launch` left open."""
         assert self._held is not None
         held, self._held = self._held, None
         draw = self.sampler.draw([seat.slot for seat in held.seats])
@@ -298,9 +299,9 @@ class DecodeRunner(Generic[S]):
         self._note(held.seats)
 
     def read(self) -> list[tuple[S, Drawn]]:
-        """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens.
+        """Wait for the oldest unread `join` or `launch`; return its sequences and their tokens.
 
-        Those that have left meanwhile are not among them.
+        Sequences that have left since are omitted.
         """
         event, drawn = self._unread.popleft()
         event.synchronize()
@@ -311,15 +312,15 @@ class DecodeRunner(Generic[S]):
         return [(seat.sequence, token) for (seat, _), token in zip(there, tokens, strict=True)]
 
     def leave(self, sequence: S) -> None:
-        """Free the slot. What was launched for it may still run."""
+        """Free the slot. Work launched for the sequence may still run."""
         seat = self._seats.pop(sequence)
         seat.left = True
         self._free.append(seat.slot)
 
     def step(self, slots: Items[int], row: int, own: int | None = None) -> None:
-        """Enqueue a step of these slots, none of them beyond `row`, and what has changed in `slots`; nothing else.
+        """Enqueue a step of these slots, with no token beyond `row`, and any pending changes in `slots`; nothing else.
 
-        With `own` they read together what `slots` was told to share; none has more than `own` rows beside.
+        With `own`, the sequences share rows as `slots` was told to, and none has more than `own` rows besides.
         """
         rows = self._activate(slots)
         self._step(
@@ -328,28 +329,28 @@ class DecodeRunner(Generic[S]):
 
     @torch.inference_mode()
     def logits(self, slots: Items[int], row: int) -> Tensor:
-        """Logits [len(slots), vocab] of the tokens of these slots, as `step` would; nothing is sampled."""
+        """Return the logits [len(slots), vocab] that `step` would compute for these slots; nothing is sampled."""
         rows = self._activate(slots)
         return self.program.run(rows, context_limit(row))[: len(slots)].clone()
 
     def _activate(self, slots: Items[int]) -> int:
-        """The rows of a step of these slots, which is the next one."""
+        """Make these the slots of the next step and return its number of rows."""
         rows = rows_for(len(slots))
         self.slots.activate(slots, rows)
         self._sent = self.slots.send()
         return rows
 
     def follow(self, step: DividedStep) -> None:
-        """Enqueue a step that the runner of rank 0 told of."""
+        """Enqueue a step announced by the runner of rank 0."""
         self.slots.change(step.changes)
         self._step(step.rows, step.limit, self.sampler.draw([]), step.own)
 
     @torch.inference_mode()
     def prepare(self, streams: int = 1) -> None:
-        """Compile and record what `streams` sequences need, before the first: nobody has a slot yet.
+        """Compile and record the steps of up to `streams` sequences. No slot may be taken yet.
 
-        For one every context; for several every context up to 8 rows, and the usual ones beyond. Kernels for shared
-        prefixes are compiled, and recorded where they are used.
+        Steps of up to 8 rows are recorded for every context, larger ones for the usual contexts. Kernels for shared
+        prefixes are only compiled, and recorded at their first use.
         """
         vocab, given = self.sampler.vocab_size, self.slots.given
         logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
@@ -365,7 +366,7 @@ class DecodeRunner(Generic[S]):
             for rows in {
                 1,
                 min(largest, 2 * FEW),
-            }:  # what few ask for is compiled, and recorded where it is used
+            }:  # settings that few use are only compiled, and recorded at their first use
                 many = torch.zeros(rows, vocab, dtype=logits.dtype, device=logits.device)
                 self.slots.activate([], rows)
                 self.slots.send()
@@ -393,9 +394,9 @@ class DecodeRunner(Generic[S]):
                 self.program.run(rows, limit, SMALLEST)
 
     def _own_rows(self, seats: list[Seat[S]]) -> int | None:
-        """Decide who shares if others decode than in the last step; the most rows that one of these reads alone.
+        """Decide who shares rows, if the sequences changed since the last step; return the most unshared rows.
 
-        None: nobody shares.
+        Return None if nobody shares.
         """
         if seats != self._together:
             self._together, self._shared = seats, []
@@ -416,7 +417,7 @@ class DecodeRunner(Generic[S]):
             self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     def _compute(self, rows: int, limit: int, own: int) -> Tensor:
-        """Enqueue what gives the logits [rows, vocab] of a step."""
+        """Enqueue the computation of a step's logits [rows, vocab]."""
         key = rows, limit, own
 
         @torch.inference_mode()
@@ -451,10 +452,10 @@ def make_decode_runner(
     on_host: HostExperts | None = None,
     cuts: Cuts | None = None,
 ) -> DecodeRunner[S]:
-    """A runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
+    """Make a runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
-    `attention` is the name of the backend; `on_host` computes the experts that lie in host memory; `cuts` are how the
-    fused kernels are cut (None: as the tables say). Raises ImportError where triton is not installed.
+    `attention` names the backend; `on_host` computes the experts in host memory; `cuts` says how the fused kernels are
+    cut (None: by the tables). Raises ImportError if triton is not installed.
     """
     from engine.execute.cuda.fused_program import FusedDecoder, unsupported
     from engine.execute.cuda.plain_program import PlainDecoder

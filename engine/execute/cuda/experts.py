@@ -1,6 +1,6 @@
 """Feed-forwards with experts on a GPU, for decode steps of few rows and for many tokens at once.
 
-The host knows neither which experts are chosen nor how often, and never waits for it.
+The host knows neither which experts are chosen nor how often, and never waits to find out.
 
     few rows, four launches a layer, and two for a shared expert:
         norm, router, choice          router_kernel   x -> ids, shares
@@ -10,8 +10,8 @@ The host knows neither which experts are chosen nor how often, and never waits f
         (shared down, residual)       linear_kernel   inner, x -> x
     many tokens: see `engine/kernels/triton/groups.py`
 
-The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer lie in one tensor, of which
-each is a view (`ExpertWeights`), so the first one's address is that of all. So do their planes where they are packed.
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer are views of one tensor
+(`ExpertWeights`), so the address of the first is the address of all. The same holds for the planes of packed experts.
 """
 
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ from models.spec import Experts, FeedForward
 PER = 2
 """Logits that a program of the router computes."""
 SCANNED = 4096
-"""Pairs of tokens and choices that are looked at together."""
+"""Pairs of tokens and choices that are read together."""
 SUMMED = 1024
-"""Numbers of a token that are summed by one program."""
+"""Numbers of a token that one program sums."""
 MOST_TOKENS = 4096
-"""Tokens that are multiplied together: experts have enough to do with them, and what they give takes memory."""
+"""Tokens multiplied together: enough to keep the experts busy, and a bound on the memory of their outputs."""
 
 
 def apart(network: Network) -> bool:
-    """Whether the experts of some layer do not lie one behind the other in one tensor, as the kernels read them."""
+    """Return whether the experts of any layer do not lie one after another in one tensor, as the kernels expect."""
     feeds = (layer.feed_forward for layer in network.layers)
     return any(
         tensor.data_ptr() != tensors[0].data_ptr() + number * tensors[0].nbytes or not tensor.is_contiguous()
@@ -62,7 +62,7 @@ def apart(network: Network) -> bool:
 
 
 def _tensors(layer: Linear) -> list[Tensor]:
-    """The numbers, or the planes, of all parts."""
+    """Return the numbers, or the planes, of all parts."""
     return [
         tensor
         for part in layer.parts
@@ -71,7 +71,7 @@ def _tensors(layer: Linear) -> list[Tensor]:
 
 
 def activation(spec: FeedForward) -> dict[str, Any]:
-    """What kernels are told of the activation (see `gated`)."""
+    """Return the constants that describe the activation to kernels (see `gated`)."""
     return {
         "ACTIVATION": spec.activation,
         "GAIN": spec.gain,
@@ -81,10 +81,10 @@ def activation(spec: FeedForward) -> dict[str, Any]:
 
 
 class ExpertStep:
-    """The experts of a decode step of few rows. What it keeps between two launches serves all layers."""
+    """The experts of a decode step of few rows. All layers share its buffers."""
 
     def __init__(self, network: Network, rows: int, pdl: bool) -> None:
-        """For steps of up to `rows` rows, of a network some of whose layers have experts."""
+        """For steps of up to `rows` rows, of a network in which some layers have experts."""
         found = [
             layer.feed_forward for layer in network.spec.layers if isinstance(layer.feed_forward, Experts)
         ]
@@ -112,7 +112,7 @@ class ExpertStep:
         x: Tensor,
         rows: int,
     ) -> None:
-        """Choose the experts of x [rows, hidden], which is normed for that; rows that are not `active` have none."""
+        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active` get none."""
         router, bias = weights.router.weight, weights.router.bias
         hidden = x.shape[1]
         kernel = router_kernel[(triton.cdiv(spec.count, PER), rows)](
@@ -142,7 +142,7 @@ class ExpertStep:
         split_alike(kernel)
 
     def chosen(self, rows: int, chosen: int) -> tuple[Tensor, Tensor]:
-        """What `route` wrote: ids int32 [rows, chosen], -1 for rows that are not active, and shares fp32."""
+        """Return what `route` wrote: ids int32 [rows, chosen], -1 for rows that are not active, and shares fp32."""
         ids, shares = (words.view(-1)[: rows * chosen] for words in (self._ids, self._shares))
         return ids.view(rows, chosen), shares.view(rows, chosen)
 
@@ -157,7 +157,7 @@ class ExpertStep:
         scale: float = 1.0,
         out: Tensor | None = None,
     ) -> None:
-        """Add to x [rows, hidden], or to `out`, `scale` times what the experts give that `route` chose."""
+        """Add `scale` times the output of the experts that `route` chose to x [rows, hidden], or to `out`."""
         out = x if out is None else out
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
         (weight,) = first.gate_up.parts
@@ -229,12 +229,12 @@ class GroupTile:
     warps: int
 
     def stages(self, gated: bool, shared_bytes: int) -> int:
-        """Steps along the columns that are loaded ahead, in bf16, in so much shared memory."""
+        """Return how many steps along the columns are loaded ahead, in bf16, in `shared_bytes` of shared memory."""
         return max(1, min(4, shared_bytes // (2 * self.depth * (self.height + self.width * (1 + gated)))))
 
 
 def choose_group_tile(pairs: int, experts: int) -> GroupTile:
-    """For so many pairs of tokens and choices: a tile is about as high as an expert has tokens. Not yet measured."""
+    """Return a tile about as high as an expert has tokens, given the pairs of tokens and choices. Not yet measured."""
     if pairs <= 16 * experts:
         return GroupTile(16, 64, 128, 4)
     if pairs <= 64 * experts:
@@ -243,7 +243,7 @@ def choose_group_tile(pairs: int, experts: int) -> GroupTile:
 
 
 def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The experts of x [T, hidden], which is normed already: ids int32 [T, chosen] and shares fp32 [T, chosen]."""
+    """Choose the experts of normed x [T, hidden]; return ids int32 [T, chosen] and shares fp32 [T, chosen]."""
     tokens = len(x)
     ids = torch.empty(tokens, spec.chosen, dtype=torch.int32, device=x.device)
     shares = torch.empty(tokens, spec.chosen, dtype=torch.float32, device=x.device)
@@ -264,7 +264,7 @@ def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Te
 
 
 def mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None) -> Tensor:
-    """What the experts of x [T, hidden] give, which is normed already, and `beside` with it: [T, hidden]."""
+    """Return the output of the experts of normed x [T, hidden], plus `beside`: [T, hidden]."""
     out = torch.empty_like(x)
     for start in range(0, len(x), MOST_TOKENS):
         part = slice(start, start + MOST_TOKENS)
@@ -298,13 +298,13 @@ def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None
 
 
 def _logits(router: Linear, x: Tensor) -> Tensor:
-    """fp32 [T, experts], computed in fp32: rounded ones would be alike too often."""
+    """Return fp32 [T, experts], computed in fp32: rounded logits would be equal too often."""
     bias = router.bias.float() if router.bias is not None else None
     return F.linear(x.float(), router.weight.float(), bias)
 
 
 def _sorted(ids: Tensor, experts: int, height: int) -> tuple[Tensor, Tensor]:
-    """The pairs of ids [T, chosen] by expert, and tiles of them; see `place_kernel`."""
+    """Sort the pairs of ids [T, chosen] by expert and cut them into tiles; see `place_kernel`."""
     pairs = ids.numel()
     most = min(pairs, pairs // height + experts)
     words = torch.empty(experts + pairs + 3 * most, dtype=torch.int32, device=ids.device)
@@ -327,7 +327,7 @@ def _multiply(
     tile: GroupTile,
     gate: FeedForward | None,
 ) -> None:
-    """`linear` is the first expert's; gated as `gate` says, where there is one."""
+    """Multiply by the layer of which `linear` is the first expert's; gate the product if `gate` is given."""
     outputs, gated = out.shape[1], gate is not None
     (weight,) = linear.parts
     group_kernel[(triton.cdiv(outputs, tile.width), len(tiles))](

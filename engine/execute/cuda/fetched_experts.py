@@ -1,9 +1,9 @@
-"""Experts in host memory, brought to the GPU for the tokens of a long chunk: one layer after the other.
+"""Copies experts in host memory to the GPU for the tokens of a long chunk, one layer after the other.
 
     copies    | layer 0 | layer 1 |  . . .  | layer 2 |  . . .  | layer 3 | ...
     compute   |   ...   | layer 0 |   ...   | layer 1 |   ...   | layer 2 | ...
 
-Two layers have room, as they lie in host memory. What is in blocks becomes plain numbers there, in one place.
+The GPU has room for two layers in the format of host memory. Quantised experts are expanded there into one more buffer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Weight
 from models.weights.dequantize import dequantize
 
 EXPANDED = 1 << 23
-"""Numbers of experts in blocks that become plain ones together: that takes several times as much memory."""
+"""Numbers of quantised experts that are expanded together, which takes several times their memory."""
 EXPANDING_BYTES = 32 * EXPANDED
-"""So much, about."""
+"""Approximately that memory, in bytes."""
 _ALIGNED = 256
 
 
 def stacked(weights: Sequence[Weight]) -> Tensor:
-    """The tensor [experts, ...] whose parts the weights of all experts of a layer are; see `ExpertWeights`."""
+    """Return the tensor [experts, ...] of which the weights of a layer's experts are views; see `ExpertWeights`."""
     first = weights[0].data
     return first.as_strided((len(weights), *first.shape), (first.numel(), *first.stride()))
 
 
 def stacks(weights: ExpertWeights) -> list[Tensor]:
-    """The memory of the experts of a layer: gate and up, in one or in two, and down."""
+    """Return the memory of a layer's experts: gate and up, in one tensor or two, and down."""
     found = []
     for linears in _sides(weights):
         found += [
@@ -44,14 +44,14 @@ def _sides(weights: ExpertWeights) -> tuple[list[Linear], list[Linear]]:
 
 
 def _biases(linears: list[Linear], device: torch.device) -> Tensor | None:
-    """The first expert's, behind which the others' lie."""
+    """Return the first expert's bias, followed in memory by those of the others."""
     found = [linear.bias for linear in linears if linear.bias is not None]
     return torch.stack(found).to(device)[0] if found else None
 
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory for a layer on the device."""
+    """Device memory for one layer, and the events of its arrival and release."""
 
     memory: Tensor
     arrived: torch.cuda.Event | None
@@ -59,10 +59,10 @@ class _Slot:
 
 
 class FetchedExperts:
-    """The experts of some layers, each for as long as it is computed with. In a recording, too."""
+    """The experts of some layers, each on the device only while it is used. It works in recordings, too."""
 
     def __init__(self, layers: Mapping[int, ExpertWeights], dtype: torch.dtype, device: torch.device) -> None:
-        """Takes the memory on the device; raises what torch raises when there is not enough."""
+        """Allocate the device memory. Raises the error of torch if there is not enough."""
         self._layers = layers
         self._order = list(layers)
         self._sources = {layer: stacks(weights) for layer, weights in layers.items()}
@@ -78,13 +78,13 @@ class FetchedExperts:
         ]
         self._copied = 0
         first = next(iter(layers.values())).experts
-        # They are few, and stay on the device.
+        # Biases are small and stay on the device.
         self._biases = {
             layer: [_biases(linears, device) for linears in _sides(weights)]
             for layer, weights in layers.items()
         }
         self._plain: list[Tensor] = []
-        """gate and up, and down of a layer in plain numbers [experts, rows, columns]."""
+        """The expanded gate and up, and down, of a layer: [experts, rows, columns]."""
         if not first[0].gate_up.is_plain:
             self._plain = [
                 torch.empty(len(first), linear.rows, linear.columns, dtype=dtype, device=device)
@@ -92,7 +92,7 @@ class FetchedExperts:
             ]
 
     def begin(self) -> None:
-        """A chunk begins: start to copy. All layers are asked for once, in order."""
+        """Start copying for a chunk. It must then `take` every layer once, in order."""
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream())
         self._copied = 0
@@ -100,7 +100,7 @@ class FetchedExperts:
         self._copy()
 
     def take(self, layer: int) -> ExpertWeights:
-        """The layer with its experts on the device: of these the first, behind which the others lie."""
+        """Return the layer with the first of its experts on the device; the others follow it in memory."""
         slot, weights = self._slots[self._order.index(layer) % 2], self._layers[layer]
         if slot.arrived is not None:
             torch.cuda.current_stream().wait_event(slot.arrived)
@@ -118,7 +118,7 @@ class FetchedExperts:
         return replace(weights, experts=(FeedForwardWeights(gate_up, down),), on_host=False)
 
     def give_back(self, layer: int) -> None:
-        """What computes with it is enqueued: the layer after the next one may take its place."""
+        """Release the layer once its computation is enqueued, so that the layer after the next can take its place."""
         slot = self._slots[self._order.index(layer) % 2]
         if self._copies is not None and slot.free is not None:
             slot.free.record()
@@ -130,7 +130,7 @@ class FetchedExperts:
             return
         slot, sources = self._slots[self._copied % 2], self._sources[self._order[self._copied]]
         self._copied += 1
-        with torch.cuda.stream(self._copies):  # does nothing where there is none
+        with torch.cuda.stream(self._copies):  # does nothing without a stream
             for source, target in zip(sources, _views(slot.memory, sources), strict=True):
                 target.copy_(source, non_blocking=True)
             if slot.arrived is not None:
@@ -142,7 +142,7 @@ def _room(part: Tensor) -> int:
 
 
 def _views(memory: Tensor, sources: Sequence[Tensor]) -> list[Tensor]:
-    """Where each of them goes, in its shape."""
+    """Return where in `memory` each source goes, in its shape."""
     starts = accumulate(map(_room, sources), initial=0)
     return [
         memory[start : start + source.nbytes].view(source.dtype).view(source.shape)
@@ -151,7 +151,7 @@ def _views(memory: Tensor, sources: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _expand(blocks: Sequence[Tensor], linear: Linear, out: Tensor) -> None:
-    """Blocks uint8 [experts, rows, bytes a row] of each part of a layer -> numbers out [experts, all rows, columns]."""
+    """Expand each part's blocks, uint8 [experts, rows, bytes a row], into out [experts, all rows, columns]."""
     first = 0
     for part, data in zip(linear.parts, blocks, strict=True):
         some = max(1, EXPANDED // (part.rows * part.columns))

@@ -1,27 +1,27 @@
 """The decode step in fused GPU kernels, for one token of each of several sequences.
 
-Up to eight rows, six launches a layer, weights read once, and every row gets the bits that it gets alone:
+Up to eight rows, a layer takes six launches, weights are read once, and every row has the bits that it has alone:
 
     norm, q, k and v        linear_kernel     x -> heads
     position, cache, attend attention_kernel  heads -> partial, lse
-    put the chunks together combine_kernel    partial, lse -> mixed
+    combine the chunks      combine_kernel    partial, lse -> mixed
     o, residual             linear_kernel     mixed, x -> x
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
-A norm of what a product gives, before it is added to x, is a launch of its own (`norm_kernel`).
+A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
-In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
+In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 
-With many query heads to a KV head tensor cores attend (`attention_mma.py`). More rows: those that several sequences
-share are attended to once, beside those that each has alone. From 17 rows on (nine with experts or large products) the
-layers are those of a prompt, with its kernels between products, and small products are those of `wide.py`.
+With many query heads per KV head, tensor cores compute the attention (`attention_mma.py`). With more rows, rows that
+several sequences share are attended to once, besides those that each has alone. From 17 rows on (nine with experts or
+large products) the layers run like those of a prompt, with its kernels between products; small products use `wide.py`.
 
-Where the network is divided, o and down give a part of a sum, which `Exchange` adds up with those of the other ranks
-before the residual is added, in a launch of its own; the embedding and the logits go the same way.
+In a divided network, o and down compute partial sums. `Exchange` adds those of all ranks before the residual is added,
+in a launch of its own; the embedding and the logits are exchanged the same way.
 
-The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
-the same KV cache.
+The plain twin is `engine/execute/cuda/plain_program.py`, which runs `models/reference/decoder.py`. It writes the same
+KV cache.
 """
 
 from dataclasses import replace
@@ -70,7 +70,7 @@ from models.spec import Experts, FeedForward, ModelSpec
 
 
 def unsupported(network: Network) -> str | None:
-    """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
+    """Return why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
     if any(weight.format.block > 1 and weight.planes is None for weight in _on_device(network)):
         return "the fused kernels do not support quantised weights that are not packed for them"
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
@@ -84,7 +84,7 @@ def unsupported(network: Network) -> str | None:
 
 
 def _on_device(network: Network) -> list[Weight]:
-    """The weights but for experts in host memory."""
+    """Return all weights except experts in host memory."""
     host = [feed.experts for feed in network.on_host.values()]
     apart = {
         id(part) for experts in host for each in experts for part in (*each.gate_up.parts, *each.down.parts)
@@ -93,7 +93,7 @@ def _on_device(network: Network) -> list[Weight]:
 
 
 class FusedDecoder:
-    """One token of each sequence through the model, from a `StepInput` to logits on the device."""
+    """Runs one token of each sequence through the model, from a `StepInput` to logits on the device."""
 
     name = "fused kernels"
 
@@ -108,13 +108,13 @@ class FusedDecoder:
         cuts: Cuts | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
-        FEW, so that each gets what it gets alone; `on_host` computes the experts that lie in host memory; `cuts` are
-        how kernels are cut (None: as the tables say); `exchange` are the others, where the network is divided."""
+        """`pdl` turns on programmatic dependent launch (sm_90 and later). With `deterministic`, many rows run as steps
+        of FEW, so each row has the bits that it has alone. `on_host` computes the experts in host memory; `cuts` says
+        how kernels are cut (None: by the tables); `exchange` connects the other ranks of a divided network."""
         spec, heads = network.spec, network.spec.attention
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
-        scale = torch.tensor(spec.embedding_scale, dtype=network.dtype)  # rounded as there
+        scale = torch.tensor(spec.embedding_scale, dtype=network.dtype)  # rounded as in the reference
         self._embedding_scale = float(scale)
         self._cache = cache
         self._given = given
@@ -133,8 +133,9 @@ class FusedDecoder:
         kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
         self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
-        most = max(given.active.shape[0], FEW)  # a sequence alone has several rows where guesses are checked
-        # Few rows choose experts of their own; many meet in them, and their products are made in groups.
+        most = max(given.active.shape[0], FEW)  # a single sequence has several rows when guesses are checked
+        # Each of a few rows computes its own experts; with many rows the experts are shared, and products are grouped
+        # by expert.
         packed = any(weight.planes is not None for weight in network.parts(Weight))
         self._small = _largest(spec) * 2 * size <= FUSED_MOST
         alike = packed or self._small
@@ -161,11 +162,11 @@ class FusedDecoder:
         self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
+        """Enqueue a step of `rows` rows, the size of a graph, not the number of sequences; return logits [rows, vocab].
 
-        They are in the model's dtype; those of rows without a slot mean nothing, nor do any on ranks after the
-        first. Every token lies in a row of its sequence below `limit`. With `own`, sequences read together what
-        `StepInput` says they share, and have less than `own` rows before their newest token's beside that.
+        The logits have the model's dtype. They are meaningless for rows without a slot, and on every rank after the
+        first. Every token lies in a row of its sequence below `limit`. With `own`, sequences read the rows together
+        that `StepInput` says they share, and have less than `own` other rows before that of their newest token.
         """
         given = self._given
         self._embed(given, rows)
@@ -173,20 +174,20 @@ class FusedDecoder:
             return self._whole(self._many(rows, limit, own))
         if rows <= FEW or not self._deterministic:
             self._few(given, self._x, self._logits, rows, limit, own)
-        else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
+        else:  # run every eight rows as a step of their own: results then do not depend on the other rows
             for first in range(0, rows, FEW):
                 group = replace(given, active=given.active[first:])
                 self._few(group, self._x[first:], self._logits[first:], FEW, limit)
         return self._whole(self._logits[:rows])
 
     def check(self, given: StepInput, alone: StepInput, rows: int, limit: int) -> Tensor:
-        """See `ChecksGuesses`; at most FEW rows."""
+        """See `ChecksGuesses`; for at most FEW rows."""
         self._embed(given, rows)
         self._few(given, self._x, self._logits, rows, limit, alone=alone)
         return self._logits[:rows]
 
     def _whole(self, logits: Tensor) -> Tensor:
-        """Logits [rows, vocab] of what this rank has of them."""
+        """Return all logits [rows, vocab], joined from the columns of every rank."""
         return logits if self._exchange is None else self._exchange.join_columns(logits)
 
     def _embed(self, given: StepInput, rows: int) -> None:
@@ -194,14 +195,14 @@ class FusedDecoder:
         if exchange is None or share is None:
             self._look_up(given.active, given.token, rows)
             return
-        # Each rank has some rows of the embedding: what it does not have is zeros, and all are added up.
+        # Each rank has some rows of the embedding. Tokens of other ranks become zeros, and the ranks are summed.
         active, token = exchange.begin(given, rows, share.vocab.start, share.vocab.stop)
         x = self._x[:rows].zero_()
         self._look_up(active, token, rows)
         exchange.sum(x)
 
     def _look_up(self, active: Tensor, token: Tensor, rows: int) -> None:
-        """Of each row the embedding of token[active[row]], where that is not -1."""
+        """Write the embedding of token[active[row]] for each row whose `active` is not -1."""
         size, embedding = self._x.shape[1], self._network.embedding
         plain = embedding.planes is None
         launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]
@@ -261,7 +262,7 @@ class FusedDecoder:
         norm: Normed,
         scale: float,
     ) -> None:
-        """The feed-forward of a layer with experts: what the shared one gives is added last."""
+        """Compute the feed-forward of a layer with experts. The output of the shared expert is added last."""
         shared, experts, eps, exchange = weights.shared, self._experts, norm[0].eps, self._exchange
         assert experts is not None
         out = x if exchange is None else self._part.zero_()
@@ -288,7 +289,7 @@ class FusedDecoder:
             self._attend(self._given, rows, index, projected, limit, own)
             return self._mixed[:rows]
 
-        # A step of decoding fetches no experts, however many rows it has.
+        # A decode step never fetches experts, however many rows it has.
         on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
         hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide, self._exchange)
         return self._reference.logits(hidden)
@@ -296,7 +297,7 @@ class FusedDecoder:
     def _add(
         self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float
     ) -> None:
-        """Add the product, which is normed where there is an `after`, times `scale` to x."""
+        """Add `scale` times the product, normed if there is an `after`, to x."""
         exchange, here = self._exchange, x[:rows]
         if after is None and exchange is None:
             self._linear(rows, given, layer, x, residual=x, scale=scale)
@@ -326,7 +327,7 @@ class FusedDecoder:
         scale: float = 1.0,
         cap: float = 0.0,
     ) -> None:
-        """See `linear_kernel`; gated as `gate` says, where there is one."""
+        """Run `linear_kernel` for each part of the layer, gated by `gate` if given."""
         gated, stride, first = gate is not None, out.shape[1], 0
         for weight in layer.parts:
             outputs = weight.rows // (2 if gated else 1)
@@ -375,9 +376,10 @@ class FusedDecoder:
         own: int = 0,
         alone: StepInput | None = None,
     ) -> None:
-        """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache.
+        """Attend: heads [rows, ...] -> `_mixed`. K and V of the new tokens go into the cache.
 
-        With `alone`, which says that each is the only one in its block, that is done first: others of these read it.
+        With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
+        the same step read them.
         """
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
@@ -421,7 +423,7 @@ class FusedDecoder:
 
 
 def _largest(spec: ModelSpec) -> int:
-    """The size of the largest dense feed-forward, shared experts among them; 0 without one."""
+    """Return the size of the largest dense feed-forward, including shared experts; 0 if there is none."""
     feeds = (layer.feed_forward for layer in spec.layers)
     dense = (feed.shared if isinstance(feed, Experts) else feed for feed in feeds)
     return max((feed.size for feed in dense if feed is not None), default=0)

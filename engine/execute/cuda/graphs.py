@@ -1,4 +1,4 @@
-"""CUDA graphs: a decode step recorded once and replayed with one call, however many kernels it has."""
+"""CUDA graphs: a decode step is recorded once and replayed with one call, however many kernels it has."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -11,24 +11,24 @@ Graph = torch.cuda.CUDAGraph
 
 
 class Graphs:
-    """Graphs by key. All share one pool of memory, since only one runs at a time."""
+    """Graphs by key. All share one memory pool, since only one runs at a time."""
 
     def __init__(self) -> None:
         self._graphs: dict[Hashable, Graph] = {}
         self._seen: set[Hashable] = set()
         self._too_large: set[Hashable] = set()
-        """There was no memory to record them; others may fit."""
+        """Keys for which there was too little memory to record; smaller graphs may still fit."""
         self._pool: Any = None
         self.problem: str | None = None
-        """Why recording failed; from then on every step runs as it is."""
+        """Why recording failed. Once it is set, new keys are no longer recorded."""
         self.firsts = 0
-        """Steps that compiled their kernels or were recorded: the next of the same key takes less."""
+        """Number of steps that compiled their kernels or were recorded; later steps of the same key are faster."""
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Do `step`: as it is the first time, which compiles its kernels, then from a recording.
+        """Run `step`: directly the first time, which compiles its kernels, and from a recording afterwards.
 
-        `step` only enqueues work on the current stream, always on the same memory, and has no effect that must
-        not be lost where it is recorded rather than done.
+        `step` must only enqueue work on the current stream, always on the same memory. Side effects on the host are
+        lost when the recording is replayed.
         """
         graph = self._graphs.get(key)
         if key not in self._seen:
@@ -47,7 +47,7 @@ class Graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = Graph()
-            # Other threads may use CUDA meanwhile, and must not spoil the recording.
+            # Other threads may use CUDA meanwhile and must not spoil the recording.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:

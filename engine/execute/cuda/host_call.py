@@ -1,6 +1,6 @@
-"""Calls of C functions in the order of a stream: they run on the host once everything before them is done.
+"""Calls of C functions in stream order: the host runs each once all work before it is done.
 
-A recording keeps them like kernels. They must not use CUDA, and nobody of Python's is needed to run them.
+A recording keeps them like kernels. The functions must not use CUDA, and no Python thread is needed to run them.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import torch
 
 
 def problem() -> str | None:
-    """Why there are no such calls here, as the middle of a sentence; None where there are."""
+    """Return why such calls are unavailable here, as the middle of a sentence; None if they are available."""
     try:
         _driver()
     except (OSError, AttributeError):
@@ -20,8 +20,8 @@ def problem() -> str | None:
 
 
 def enqueue_call(function: int, data: ctypes.Structure) -> None:
-    """Have the current stream call the C function at address `function` with the address of `data`, which must stay
-    there: as long as a recording of it is replayed. Raises RuntimeError when the driver refuses."""
+    """Make the current stream call the C function at address `function` with the address of `data`. `data` must stay in
+    place as long as a recording of the call may be replayed. Raises RuntimeError when the driver refuses."""
     stream = torch.cuda.current_stream().cuda_stream
     failed = _driver().cuLaunchHostFunc(stream, function, ctypes.addressof(data))
     if failed:

@@ -1,16 +1,16 @@
-"""Experts that a GPU has no room for: they lie in host memory, pinned, and the rest of their layers on the GPU.
+"""Experts that do not fit on a GPU: they lie in pinned host memory, the rest of their layers on the GPU.
 
-**The rule.** A decode step has them computed on the CPU by the native kernels: the normed rows and what they chose go
-there, some KB, and the sum comes back. So has a chunk of a prompt of few tokens. For one of `fetch_from` tokens or more
-all experts of a layer are brought to the GPU and multiplied there, while the next layer is on its way. `fetch_from` is
-the smallest of MEASURED for which the CPU took longer than bringing a layer did, both timed when the model is loaded.
-Where sums shall have one order it is fixed, so that no measurement decides on bits.
+**The rule.** In a decode step, the native kernels compute them on the CPU: the normed rows and their choices go to the
+host, some KB, and the sum comes back. Short prompt chunks do the same. For a chunk of `fetch_from` tokens or more, all
+experts of a layer are copied to the GPU and multiplied there, while the next layer is being copied. `fetch_from` is the
+smallest entry of MEASURED for which the CPU took longer than copying a layer; both are timed when the model is loaded.
+It is a constant if sums must have one order, so that no measurement affects the bits.
 
     device  | norm, router, choice | copy |          wait           | copy | sum, next layer
     host    |                             | experts of these rows   |
 
-The host's part is a call in the order of the stream (`host_call.py`): CUDA graphs keep it, and no Python waits for it.
-On a CPU, for tests, all of it happens at once.
+The host's part is a call in stream order (`host_call.py`): CUDA graphs keep it, and Python does not wait for it. On a
+CPU, for tests, everything happens at once.
 """
 
 import weakref
@@ -37,35 +37,35 @@ from models.units import bytes_text
 from models.weights.staging import pin
 
 MEASURED = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
-"""Tokens for which the CPU is timed, until it takes longer than bringing a layer."""
+"""Numbers of tokens for which the CPU is timed, until it takes longer than copying a layer."""
 MOST_ROWS = 1024
-"""Rows that the host gets at once."""
+"""The most rows that the host gets at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """What the experts of a layer take, in seconds, as measured."""
+    """Measured seconds for the experts of a layer."""
 
     token: float
-    """Of one token, on the CPU."""
+    """One token on the CPU."""
     chunks: tuple[tuple[int, float], ...] = ()
-    """The same for so many tokens, fewest first."""
+    """(tokens, seconds) on the CPU, fewest tokens first."""
     fetched: float | None = None
-    """Brought to the GPU; None where that is not done."""
+    """Copying to the GPU; None if that is not done."""
 
     def fetch_from(self) -> int | None:
-        """From how many tokens on they are fetched."""
+        """Return the number of tokens from which experts are fetched; None if they never are."""
         if self.fetched is None:
             return None
         return next((tokens for tokens, seconds in self.chunks if seconds > self.fetched), None)
 
 
 class HostExperts:
-    """Computes them, in the order of the current stream. It belongs to the loop thread."""
+    """Computes experts in host memory, in the order of the current stream. It belongs to the loop thread."""
 
     def __init__(self, network: Network, pool: Pool) -> None:
-        """Nothing else may use `pool`. Raises NativeError for what cannot be computed here, and what torch raises when
-        host memory is short."""
+        """Nothing else may use `pool`. Raises NativeError for experts that cannot be computed here, and the error of
+        torch if there is too little host memory."""
         is_cuda = network.device.type == "cuda"
         if (reason := not_on_host(network.spec) or (host_call.problem() if is_cuda else None)) is not None:
             raise NativeError(reason)
@@ -83,21 +83,21 @@ class HostExperts:
         self._out = torch.zeros(MOST_ROWS, self._hidden, pin_memory=is_cuda)
         self._jobs: dict[tuple[int, int], MixtureJob] = {}
         self._pinned: list[Tensor] = []
-        # Before its own memory goes, whoever lets it go.
+        # Unregisters the pinned memory before the memory itself is freed, even if nobody called `close`.
         self._release = weakref.finalize(self, _release, self._device, self._pinned)
         self._release.atexit = False
         self._fetched: FetchedExperts | None = None
         self.fetch_from: int | None = None
-        """Chunks of so many tokens or more have them fetched; None: none has."""
+        """Chunks of at least this many tokens fetch the experts; None if none do."""
         self.costs = HostCosts(0.0)
         self.nbytes = sum(stack.nbytes for weights in self._layers.values() for stack in stacks(weights))
         self.problem: str | None = None
         """Why they are not fetched, as the middle of a sentence."""
 
     def prepare(self, fetches: bool, fixed: bool) -> None:
-        """Pin their memory, take what fetching needs, and measure; `fixed`: no measurement decides on fetching.
+        """Pin the experts' memory, allocate what fetching needs, and measure. With `fixed`, `fetch_from` is a constant.
 
-        Without `fetches` nothing is ever fetched, and nothing where the system does not pin so much.
+        Nothing is ever fetched without `fetches`, or if the system refuses to pin so much memory.
         """
         memory = [stack for weights in self._layers.values() for stack in stacks(weights)]
         if self._device.type == "cuda":
@@ -118,8 +118,8 @@ class HostExperts:
             self.fetch_from = FEW + 1 if fixed else self.costs.fetch_from()
 
     def mix(self, layer: int, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-        """Normed rows x [T, hidden], the experts int32 [T, chosen] that each takes, -1 for none, and their shares fp32
-        -> what these experts give, fp32 [T, hidden]. Only enqueues."""
+        """Enqueue the experts of normed rows x [T, hidden], with ids int32 [T, chosen], -1 for none, and shares fp32;
+        return their output, fp32 [T, hidden]."""
         found = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for start in range(0, len(x), MOST_ROWS):
             part = slice(start, start + MOST_ROWS)
@@ -128,7 +128,7 @@ class HostExperts:
 
     def _mix(self, layer: int, x: Tensor, ids: Tensor, shares: Tensor, out: Tensor) -> None:
         count, chosen = ids.shape
-        rows = 1 << (count - 1).bit_length()  # few sizes: a job is kept for each
+        rows = 1 << (count - 1).bit_length()  # few sizes, because a job is kept for each
         here = self._ids[: rows * chosen].view(rows, chosen)
         if rows > count:
             ids = F.pad(ids, (0, 0, 0, rows - count), value=-1)
@@ -153,13 +153,13 @@ class HostExperts:
             self._mixtures.run(job)
 
     def fetches(self, tokens: int) -> bool:
-        """Whether a chunk of so many tokens has them fetched. Then `begin` comes before its first layer, and `take` and
-        `give_back` around each of the layers, in order."""
+        """Return whether a chunk of `tokens` tokens fetches its experts. If so, call `fetched.begin` before its first
+        layer, and `take` and `give_back` around each of the layers, in order."""
         return self.fetch_from is not None and tokens >= self.fetch_from
 
     @property
     def fetched(self) -> FetchedExperts:
-        """Where they are fetched to."""
+        """The place that experts are fetched to."""
         assert self._fetched is not None
         return self._fetched
 
@@ -176,7 +176,7 @@ class HostExperts:
         return HostCosts(token, tuple(chunks), fetched)
 
     def _host_seconds(self, layer: int, tokens: int) -> float:
-        """Of so many tokens on the CPU, whose choices are spread over all experts."""
+        """Time the CPU for `tokens` tokens whose choices are spread over all experts."""
         spec, times = self._specs[layer], []
         each = min(tokens, MOST_ROWS)
         chosen = torch.arange(each * spec.chosen, dtype=torch.int32) % spec.count
@@ -195,10 +195,10 @@ class HostExperts:
             for _ in range(tokens // each):
                 self._mixtures.run(job)
             times.append(perf_counter() - began)
-        return median(times[1:])  # the first wakes the threads up
+        return median(times[1:])  # the first run wakes the threads up
 
     def _fetch_seconds(self, fetched: FetchedExperts) -> float:
-        """Of a layer that is brought and expanded, one after the other."""
+        """Time the copying and expanding of one layer after the other, per layer."""
         times, layers = [], list(self._layers)
         for _ in range(2):
             self._synchronize()
@@ -208,7 +208,7 @@ class HostExperts:
                 fetched.take(layer)
                 fetched.give_back(layer)
             self._synchronize()
-            # Those that are begun with are brought while the last ones are waited for.
+            # While the last layers are waited for, `begin` and `give_back` have started two more copies.
             brought = min(len(layers), min(len(layers), 4) + 2)
             times.append((perf_counter() - began) / brought)
         return times[-1]
@@ -218,7 +218,7 @@ class HostExperts:
             torch.cuda.synchronize(self._device)
 
     def told(self, layers: int) -> str:
-        """A line for people: of how many of the network's `layers` they lie here, and what is done with them."""
+        """Describe for people how many of the network's `layers` have experts here, and what is done with them."""
         line = (
             f"The experts of {len(self._layers)} of {layers} layers are in host memory ({bytes_text(self.nbytes)}), "
             "because the GPU has no room for them; they are computed on the CPU"
@@ -238,14 +238,14 @@ class HostExperts:
         )
 
     def close(self) -> None:
-        """Wait for what was enqueued, and unpin the memory. Closing twice is fine."""
+        """Wait for enqueued work and unpin the memory. Closing twice is fine."""
         self._release()
 
 
 def _release(device: torch.device, pinned: list[Tensor]) -> None:
     if device.type != "cuda":
         return
-    with suppress(RuntimeError):  # a device that has failed calls nothing any more
+    with suppress(RuntimeError):  # a failed device runs no more calls
         torch.cuda.synchronize(device)
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     for memory in pinned:
@@ -254,17 +254,17 @@ def _release(device: torch.device, pinned: list[Tensor]) -> None:
 
 
 def experts_in(spec: ModelSpec, layer: int) -> Experts:
-    """Those of a layer."""
+    """Return the experts of a layer."""
     feed = spec.layers[layer].feed_forward
     assert isinstance(feed, Experts)
     return feed
 
 
 def without_experts(layer: int, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-    """In place of `HostExperts.mix`, where only the memory on the device matters."""
+    """Stand in for `HostExperts.mix` when only the memory on the device matters: returns zeros."""
     return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
 
 
 def not_for_padding(active: Tensor, ids: Tensor) -> Tensor:
-    """ids int32 [T, chosen] with -1 where active [T or more] is negative: a row of padding chooses nothing."""
+    """Return ids int32 [T, chosen] with -1 where active [T or more] is negative: padding rows choose no experts."""
     return ids.masked_fill(active[: len(ids), None] < 0, -1)

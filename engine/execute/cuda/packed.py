@@ -1,4 +1,4 @@
-"""What reads weights in planes on a GPU: products of many rows, and embeddings; and what kernels are told of planes.
+"""Uses of weights in planes on a GPU: products of many rows, embeddings, and the kernel arguments that describe planes.
 
 The plain twins are in `models/reference/tiled.py`.
 """
@@ -16,13 +16,13 @@ from models.network import Weight
 from models.weights.packing import COLUMNS, PACKINGS, tiles
 
 SCRATCH = 1 << 26
-"""Numbers of a matrix that are expanded at once: 128 MB in bf16. It is multiplied before the next ones are."""
+"""Numbers of a matrix to expand at once: 128 MB in bf16. They are multiplied before the next ones are expanded."""
 _HEIGHT = 32
 """Rows that a program unpacks, of one tile of columns."""
 
 
 def planes_of(weight: Weight) -> dict[str, Any]:
-    """The planes, and what they are, as arguments of kernels (see `packed_linear_kernel`)."""
+    """Return the planes and their properties as kernel arguments (see `packed_linear_kernel`)."""
     planes, packing = weight.planes, PACKINGS[weight.format]
     assert planes is not None
     return {
@@ -42,7 +42,7 @@ def planes_of(weight: Weight) -> dict[str, Any]:
 
 
 def matrices_of(weight: Weight) -> dict[str, Any]:
-    """The same for kernels that multiply plain numbers, too: codes stand in their place."""
+    """Return arguments for kernels that also accept plain weights: `weight` is the codes or the plain numbers."""
     if weight.planes is None:
         return {"weight": weight.data}
     planes = planes_of(weight)
@@ -50,16 +50,16 @@ def matrices_of(weight: Weight) -> dict[str, Any]:
 
 
 def ordered_planes_of(weight: Weight) -> dict[str, Any]:
-    """The same, and in which order the columns lie."""
+    """Return the arguments of `planes_of`, and the order of the columns if they are reordered."""
     assert weight.planes is not None
     order = weight.planes.order
     return planes_of(weight) if order is None else {**planes_of(weight), "order": order}
 
 
 def packed_product(x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
-    """x [T, columns], weights in planes with as many, bias [sum of the rows] or None -> [T, sum of the rows].
+    """Multiply x [T, columns] by weights in planes; bias [sum of rows] or None -> [T, sum of rows].
 
-    A part of a matrix at a time becomes numbers of the dtype of x, in a buffer that the next part may have.
+    A part of a matrix at a time is expanded to the dtype of x, in memory that the next part may reuse.
     """
     total = sum(weight.rows for weight in weights)
     step = max(1, SCRATCH // weights[0].columns)
@@ -78,7 +78,7 @@ def packed_product(x: Tensor, weights: Sequence[Weight], bias: Tensor | None) ->
 
 
 def packed_embedding(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `models.reference.tiled.embed`."""
+    """Look up embeddings as `models.reference.tiled.embed` does."""
     if weight.planes is None:
         return weight.data.index_select(0, token_ids)
     out = torch.empty(len(token_ids), weight.columns, dtype=dtype, device=token_ids.device)
@@ -89,14 +89,14 @@ def packed_embedding(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> T
 
 
 def _in_order(x: Tensor, weight: Weight) -> Tensor:
-    """The columns as they lie in the planes."""
+    """Return x with its columns in the order of the planes."""
     assert weight.planes is not None
     order = weight.planes.order
     return x if order is None else x.index_select(1, order)
 
 
 def _expanded(weight: Weight, start: int, rows: int, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]: those from `start` on, columns as they lie in the planes."""
+    """Expand `rows` rows from `start` on: [rows, columns], with columns in the order of the planes."""
     out = torch.empty(rows, weight.columns, dtype=dtype, device=weight.data.device)
     unpack_kernel[(tiles(weight.columns, COLUMNS), triton.cdiv(rows, _HEIGHT))](
         out=out,

@@ -1,18 +1,19 @@
-"""Prompts as CUDA graphs: one launch instead of some hundred.
+"""Prompts as CUDA graphs: one launch instead of hundreds.
 
-A chunk of 16 tokens keeps a GPU busy for 1 ms and the host for 20, so the host is what a person would wait for. A graph
-has a fixed number of tokens; some of them are padding, which writes nothing and is seen by nothing. The tokens of one
+A chunk of 16 tokens keeps a GPU busy for 1 ms and the host for 20 ms, so the user would wait for the host. A graph has
+a fixed number of tokens; some are padding, which writes nothing and which nothing attends to. The tokens of one
 sequence lie at the end, those of several at the beginning:
 
     alone    | . . . . . . a b c d e |    . padding
     together | a b c d p q r x y . . |
     attends  rows 0 to start, then a; then a b; ...      (the mask is aligned at the right corner)
 
-More sequences or tokens than a step has room for are several steps, one after another.
+Sequences or tokens beyond the room of a step run as further steps, one after another.
 
-Deterministic steps are the slabs of a sequence, SLAB rows each, and every token lies where its row lies in the slab,
-however the prompt is cut. So a product has one shape and a token one place in it: the order of its sums is the same,
-whatever the library does; norms, positions and our attention compute a token by itself, and the head takes one:
+Deterministic steps are the slabs of a sequence, of SLAB rows each. Every token lies at the place of its row in the
+slab, however the prompt is cut. So a product always has the same shape and a token the same place in it, which fixes
+the order of its sums, whatever the library does. Norms, positions and our attention compute each token by itself, and
+the head takes one token:
 
     slab     | . . a b c d e . . . . |
 
@@ -42,30 +43,30 @@ from models.reference.attention import Attention
 SLAB = 1024
 """Rows of a deterministic step."""
 ALONE = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Tokens of a step of one sequence. A longer chunk keeps the GPU busy for longer than the host."""
+"""Tokens in a step of one sequence. A longer chunk keeps the GPU busy for longer than the host."""
 TOGETHER = (128, 256, 512, 1024, 2048)
-"""Tokens of a step of several."""
+"""Tokens in a step of several sequences."""
 SPANS = (8, 32)
-"""Sequences of such a step: its attention has programs for so many."""
+"""Sequences in such a step: its attention has programs for this many."""
 LONGEST = (512, 2048)
-"""And for so many tokens of each; those without a token end at once, but thousands of them take their time."""
+"""Tokens per sequence that its attention has programs for. Thousands of programs without a token take their time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph is recorded for."""
+    """The sizes that a graph is recorded for."""
 
     tokens: int
     spans: int
-    """1: they lie at the end, or where they lie in their slab."""
+    """With 1, the tokens lie at the end, or at their place in the slab."""
     longest: int
-    """Tokens of a span at most."""
+    """The most tokens of a span."""
 
 
 class PaddedPrefill:
-    """Chunks of prompts, from their ids to their logits. It belongs to the loop thread.
+    """Computes chunks of prompts, from their ids to their logits. It belongs to the loop thread.
 
-    Deterministic: any chunk, slab by slab.
+    Deterministic steps take any chunk, slab by slab.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class PaddedPrefill:
         graphs: Graphs | None,
         on_host: HostExperts | None = None,
     ) -> None:
-        """`rows` is the most that a sequence holds; `backend` attends, None for deterministic steps.
+        """`rows` is the most that a sequence holds; `backend` computes attention, None for deterministic steps.
 
-        Without `graphs` every step runs kernel by kernel. Raises ImportError where triton is not installed.
+        Without `graphs` every step runs kernel by kernel. Raises ImportError if triton is not installed.
         """
         from engine.execute.cuda.prefill import FusedPrefill
 
@@ -102,7 +103,7 @@ class PaddedPrefill:
 
     @property
     def deterministic(self) -> bool:
-        """Whether the bits of a token depend on nothing but the tokens before it."""
+        """Whether the bits of a token depend only on the tokens before it."""
         return self._backend is None
 
     @property
@@ -112,15 +113,15 @@ class PaddedPrefill:
 
     @property
     def firsts(self) -> int:
-        """Steps that took longer than they will from now on, because something was compiled or recorded."""
+        """Number of steps so far that were slower than usual because they compiled or recorded something."""
         return self._graphs.firsts if self._graphs is not None else 0
 
     def takes(self, spans: tuple[Span, ...]) -> bool:
-        """Whether a step of these is one where the host is slow."""
+        """Return whether a step of these spans runs here: launching it would take the host longer than the GPU."""
         return self.deterministic or len(spans) > 1 or spans[0].count <= ALONE[-1]
 
     def run(self, spans: tuple[Span, ...]) -> list[Tensor]:
-        """Compute the rows of `spans`; the logits [vocab] of each that wants some, in order.
+        """Compute the rows of `spans`; return the logits [vocab] of each span that wants them, in order.
 
         The next run overwrites them.
         """
@@ -136,7 +137,7 @@ class PaddedPrefill:
         return found
 
     def prepare(self) -> None:
-        """Compile every kernel, and record the steps of one sequence; others are when they come a second time.
+        """Compile every kernel and record the steps of one sequence; other steps are recorded when they occur again.
 
         The cache must be empty: the first row of its first block is written to.
         """
@@ -157,9 +158,9 @@ class PaddedPrefill:
 
     def _compute(self, shape: Shape, step: tuple[Span, ...]) -> None:
         self._send(shape, step)
-        # Which way the experts are computed must not depend on how many tokens are real where sums have one order.
+        # In deterministic steps, how the experts are computed must not depend on the number of real tokens.
         real = shape.tokens if self.deterministic else sum(span.count for span in step)
-        # Fetching them takes longer than launching anything, and nothing of it is recorded.
+        # Fetching takes longer than any launching, so it is never recorded.
         fetches = self._on_host is not None and self._on_host.fetches(real)
         if self._graphs is None or fetches:
             self._step(shape, real)
@@ -182,7 +183,7 @@ class PaddedPrefill:
             blocks = span.blocks[: -(-span.stop // self._cache.block_size)]
             table[: len(blocks)] = blocks
             last[number] = end - 1
-            # Spans that are not there end where the last one does.
+            # Unused spans end where the last real one does.
             q_ends[number + 1 :] = end
             k_ends[number + 1 :] = k_ends[number] + span.stop
             at = end
@@ -205,10 +206,10 @@ class PaddedPrefill:
 
 
 class _Write:
-    """Writes K and V of the tokens of a step into the cache."""
+    """Writes the K and V of a step's tokens into the cache."""
 
     def __init__(self, cache: KVCache, slots: Tensor) -> None:
-        """slots int32 [tokens or more]: where each goes, -1 for padding."""
+        """slots int32 [tokens or more]: the cache slot of each token, -1 for padding."""
         self._cache = cache
         self._slots = slots
 
@@ -235,7 +236,7 @@ class _Write:
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """Attention of a deterministic step."""
+    """The attention of a deterministic step."""
 
     cache: KVCache
     unusual: Layers
@@ -243,7 +244,7 @@ class _Slab:
     span: Tensor
     """int32 [3]: see `prompt_attention`."""
     table: Tensor
-    """int32 [blocks]"""
+    """int32 [blocks]: the block table."""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.write(layer_index, k, v)
@@ -257,7 +258,7 @@ class _Slab:
 
 
 def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:
-    """Each span cut where a slab of its sequence ends."""
+    """Yield each span, cut at the ends of its sequence's slabs."""
     for span in spans:
         rest: Span | None = span
         while rest is not None:
@@ -267,7 +268,7 @@ def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:
 
 
 def packed(spans: Iterable[Span], tokens: int, most: int) -> Iterator[tuple[Span, ...]]:
-    """Steps of up to `tokens` tokens of up to `most` spans, in order; a span is cut where a step is full."""
+    """Yield steps of up to `tokens` tokens and `most` spans, in order; a span is cut when a step is full."""
     step: list[Span] = []
     left = tokens
     for span in spans:

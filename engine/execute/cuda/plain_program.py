@@ -1,7 +1,7 @@
-"""The decode step by the plain modules, with everything that changes from step to step read from the device.
+"""The decode step by the plain modules, with everything that changes between steps read from the device.
 
-The reference of `engine/execute/cuda/fused_program.py`, and the program of the models that it does not know, as far as
-their attention is a plain softmax over all rows before.
+It is the reference of `engine/execute/cuda/fused_program.py`, and the program for models which that does not support,
+if their attention is a plain softmax over all preceding rows.
 """
 
 import torch
@@ -15,7 +15,7 @@ from models.reference.decoder import Decoder
 
 
 class PlainDecoder:
-    """One token of each sequence through the model, from a `StepInput` to logits on the device."""
+    """Runs one token of each sequence through the model, from a `StepInput` to logits on the device."""
 
     name = "plain modules"
     kv = None
@@ -28,15 +28,15 @@ class PlainDecoder:
         attention: str,
         on_host: HostExperts | None = None,
     ) -> None:
-        """`attention` is the name of the backend whose kernel attends: flash, or else triton's; `on_host` computes the
-        experts that lie in host memory."""
+        """`attention` names the backend whose kernel attends: "flash", or else Triton's. `on_host` computes the experts
+        in host memory."""
         self._model = Decoder(network, on_host=None if on_host is None else on_host.mix)
         self._cache = cache
         self._given = given
         self._flash = attention == "flash" and not cache.row.is_quantised
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
-        """Enqueue a step of the first `rows` rows; logits [rows, vocab]. See `FusedDecoder.run`."""
+        """Enqueue a step of the first `rows` rows; return logits [rows, vocab]. See `FusedDecoder.run`."""
         given = self._given
         slots = given.active[:rows].clamp(min=0)
         token = given.token.index_select(0, slots).clamp(min=0)
@@ -46,7 +46,7 @@ class PlainDecoder:
 
 
 class _Step:
-    """Attention of one token of each sequence. Implements `models.reference.attention.Attention`."""
+    """The attention of one token of each sequence. Implements `models.reference.attention.Attention`."""
 
     def __init__(self, cache: KVCache, given: StepInput, rows: int, limit: int, flash: bool) -> None:
         self._cache = cache

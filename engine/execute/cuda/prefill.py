@@ -1,7 +1,7 @@
-"""Many rows through the layers by the library's products, with one kernel for what lies between two of them.
+"""Runs many rows through the layers with the library's products, and one kernel between each two of them.
 
-The plain twin is `models/reference/decoder.py`. Prompts take it, and decode steps of more than 16 rows
-(`fused_program.py`).
+The plain twin is `models/reference/decoder.py`. Prompts and decode steps of more than 16 rows (`fused_program.py`) use
+it.
 """
 
 from collections.abc import Callable
@@ -33,43 +33,43 @@ from models.spec import Experts, FeedForward, Norm
 
 Normed = tuple[Norm, NormWeights]
 Attend = Callable[[int, Tensor], Tensor]
-"""(layer, q, k and v as projected [T, numbers]) -> what the output is made of [T, q numbers]"""
+"""(layer, projected q, k and v [T, numbers]) -> the input of the output projection [T, q numbers]."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
-    """How rows have the experts computed that lie in host memory."""
+    """How the experts in host memory are computed."""
 
     experts: HostExperts
     fetches: bool
-    """Whether they are brought to the device for that."""
+    """Whether they are copied to the device for it."""
     active: Tensor | None = None
-    """int32 [T or more]: negative for padding, which chooses none."""
+    """int32 [T or more]: negative for padding rows, which choose no experts."""
 
 
 class Products(Protocol):
-    """Who computes the products of many rows, and what stands right after them."""
+    """Computes products of many rows, and the operation right after each."""
 
     @property
     def pdl(self) -> bool:
-        """Whether the kernels between them are launched with programmatic dependent launch."""
+        """Whether the kernels between products use programmatic dependent launch."""
         ...
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
-        """[T, columns] -> [T, rows]"""
+        """Multiply: [T, columns] -> [T, rows]."""
         ...
 
     def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
-        """[T, columns] -> [T, size]: what the gate and the other half of the rows make of it."""
+        """Multiply and gate: [T, columns] -> [T, size]. The first half of the product gates the second."""
         ...
 
     def parts(self, linear: Linear, x: Tensor) -> Tensor:
-        """As `product`, or fp32 [parts, T, rows] whose sum is the product; `add_norm` takes both."""
+        """Multiply as `product` does, or return its summands fp32 [parts, T, rows]; `add_norm` takes both."""
         ...
 
 
 class LibraryProducts:
-    """Implements `Products` by the library that is best at large ones."""
+    """Implements `Products` with the library's products, which are the fastest for large ones."""
 
     pdl = False
 
@@ -99,7 +99,7 @@ def run_layers(
     by: Products = LIBRARY,
     peers: Peers | None = None,
 ) -> Tensor:
-    """Embedded tokens [T, hidden] -> the same shape after the final norm. `peers` have the other parts of the sums."""
+    """Run all layers: embedded tokens [T, hidden] -> the same shape, after the final norm. `peers` sum over ranks."""
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
@@ -119,19 +119,19 @@ def run_layers(
 
 
 def _together(x: Tensor, peers: Peers | None) -> Tensor:
-    """What all ranks have of a product (`Products.parts`)."""
+    """Sum a product (`Products.parts`) over all ranks."""
     if peers is None:
         return x
     return peers.sum(x.sum(0) if x.dim() == 3 else x)
 
 
 class FusedPrefill:
-    """Implements `engine.execute.runner.Decoder`, for what `engine.execute.cuda.fused_program` supports."""
+    """Implements `engine.execute.runner.Decoder` for the networks that `engine.execute.cuda.fused_program` supports."""
 
     def __init__(
         self, network: Network, on_host: HostExperts | None = None, peers: Peers | None = None
     ) -> None:
-        """`on_host` computes the experts that lie in host memory, `peers` the other parts of the network."""
+        """`on_host` computes the experts in host memory, `peers` the other parts of a divided network."""
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding, peers=peers)
         self._on_host = on_host
@@ -145,7 +145,7 @@ class FusedPrefill:
         active: Tensor | None = None,
         real: int | None = None,
     ) -> Tensor:
-        """As `Decoder.forward`. Tokens whose `active` is negative are padding, all but `real` of them."""
+        """Run as `Decoder.forward` does. Tokens with a negative `active` are padding; `real` counts the others."""
         on_host = None
         if self._on_host is not None:
             fetches = self._on_host.fetches(len(token_ids) if real is None else real)
@@ -158,7 +158,7 @@ class FusedPrefill:
         return run_layers(self._network, x, attend, on_host, peers=self._peers)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Decoder.logits`."""
+        """See `Decoder.logits`."""
         return self._reference.logits(hidden)
 
     def _attend(self, index: int, projected: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -213,7 +213,7 @@ def _feed(
     on_host: OnHost | None,
     by: Products,
 ) -> Tensor:
-    """[T, hidden] -> the same shape, or parts of it (`Products`)"""
+    """Run the feed-forward of a layer: [T, hidden] -> the same shape, or parts of it (`Products`)."""
     if isinstance(weights, FeedForwardWeights):
         assert isinstance(spec, FeedForward)
         return by.parts(weights.down, by.gated(weights.gate_up, given, spec))
@@ -237,14 +237,14 @@ def _feed(
 
 
 def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
-    """None where there is no norm."""
+    """Pair a norm with its weights; None if there is no norm."""
     return None if norm is None or weights is None else (norm, weights)
 
 
 def _add_norm(
     x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None, pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """x (`Products.parts`), residual [T, size] -> (`norm` of the sum, the sum) of residual and scale * `post` of x"""
+    """Return (`norm` of the sum, the sum) for residual [T, size] + scale * `post` of x (`Products.parts`)."""
     if residual is None and norm is None:
         return x, x
     total = x if residual is None else torch.empty_like(residual)
@@ -265,9 +265,9 @@ def add_norm(
     total: Tensor,
     pdl: bool = False,
 ) -> Any:
-    """total [T, size] = residual + scale times `post` of x, and out = `norm` of that; T as `out` has. The kernel.
+    """Write total [T, size] = residual + scale * `post` of x, and out = `norm` of total. Return the launched kernel.
 
-    x [T, size], or what `Products.parts` gives.
+    x is [T, size], or a result of `Products.parts`. `out` determines T.
     """
     rows, size = out.shape
     block = triton.next_power_of_2(size)
@@ -299,7 +299,7 @@ def add_norm(
 
 
 def _gate(gate_up: Tensor, spec: FeedForward) -> Tensor:
-    """[T, 2 size] -> [T, size]: what the gate, the first half, and the second make of it"""
+    """Gate: [T, 2 size] -> [T, size]. The first half gates the second."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))

@@ -1,6 +1,6 @@
-"""Which sequences of a decode step read a common prefix together (`engine/kernels/triton/attention_mma.py`).
+"""Chooses the sequences of a decode step that read a common prefix together (`engine/kernels/triton/attention_mma.py`).
 
-Up to FEW rows share nothing: what kernels with the bits of a row alone gained was little.
+Steps of up to FEW rows share nothing: with kernels that keep the bits of a row alone, the gain was small.
 """
 
 from collections import defaultdict
@@ -10,42 +10,42 @@ from dataclasses import dataclass
 from engine.execute.cuda.tiles import FEW
 
 LEAST = 1024
-"""Rows of a prefix that is worth sharing."""
+"""Rows of the shortest prefix worth sharing."""
 WORTH = 8 << 20
-"""Bytes of K and V that a layer must read less; with fewer, who shares is not worth looking for."""
+"""Bytes of K and V that sharing must save per layer; below that, looking for sharers is not worthwhile."""
 DEPTH = 3
-"""How often a group may be divided into such that have more in common: a bound for the time that it takes."""
+"""How often a group may be divided into groups with more in common; it bounds the time of the search."""
 QUERIES = 32
-"""Query heads of a KV head that a program of `parts_kernel` takes at once, those of two sequences at least. With 64
-shared rows are read half as often, but fewer programs fit on a multiprocessor: it took 9 to 30% longer on an H200."""
+"""Query heads per KV head that a program of `parts_kernel` takes at once, from at least two sequences. With 64, shared
+rows are read half as often, but fewer programs fit on a multiprocessor: it took 9 to 30% longer on an H200."""
 MOST_QUERIES = 64
-"""The most that it can take."""
+"""The most query heads that a program can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What sharing has to know of a model's attention and its cache."""
+    """The properties of a model's attention and its cache that sharing depends on."""
 
     group: int
-    """Query heads of a KV head."""
+    """Query heads per KV head."""
     block_size: int
     row_bytes: int
-    """K and V of a row in one layer."""
+    """Bytes of K and V of a row in one layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the shared rows of a step are cut: it belongs to the size of the step, not to who is in it."""
+    """How the shared rows of a step are cut. It depends on the size of the step, not on its sequences."""
 
     members: int
-    """Sequences of a tile."""
+    """Sequences per tile."""
     tiles: int
 
 
 def choose_sharing(rows: int, group: int) -> Sharing | None:
-    """For steps of so many rows and models of `group` query heads a KV head; None where sharing has no kernel.
+    """Return the cut for steps of `rows` rows and `group` query heads per KV head; None if there is no kernel for it.
 
-    All its tiles have at most `most_members(rows)` members.
+    All its tiles together have at most `most_members(rows)` members.
     """
     members = min(max(QUERIES // _power(group), 2), _power(rows))
     if rows <= FEW or members * _power(group) > MOST_QUERIES:
@@ -54,23 +54,23 @@ def choose_sharing(rows: int, group: int) -> Sharing | None:
 
 
 def most_members(rows: int) -> int:
-    """Members of all tiles together of a step of up to `rows` rows, whatever the model."""
+    """Return the most members that all tiles of a step of up to `rows` rows have together, for any model."""
     return rows + 4 * QUERIES
 
 
 def pays(members: int, rows: int, row_bytes: int) -> bool:
-    """Whether so many sequences should read `rows` common rows together; `row_bytes`: K and V of one in one layer."""
+    """Return whether `members` sequences should read `rows` common rows together; `row_bytes` as in `KVShape`."""
     return rows >= LEAST and (members - 1) * rows * row_bytes >= WORTH
 
 
 def share(
     tables: Sequence[list[int]], rows: Sequence[int], kv: KVShape, sharing: Sharing
 ) -> tuple[list[int], list[list[int]]]:
-    """`shared` (rows that each sequence shares) and `members` (of each tile, -1 for none), by rows of the batch.
+    """Return `shared`, the number of rows each sequence shares, and `members`, the sequences of each tile, -1 for none.
 
-    tables: blocks of each; rows: how many of its rows are final, i.e. before that of its newest token. Whoever shares
-    is in one tile; all of a tile share the same rows. It holds for as long as the same sequences decode, since
-    full blocks that several have stay where they are.
+    tables: the blocks of each sequence; rows: its number of final rows, i.e. those before its newest token's. A
+    sequence that shares is in exactly one tile, and all members of a tile share the same rows. The result holds as long
+    as the same sequences decode, because full blocks that several sequences hold do not move.
     """
     shared = [0] * len(tables)
     members: list[list[int]] = []
@@ -97,7 +97,8 @@ def share(
 def _split(
     group: list[int], tables: Sequence[list[int]], rows: Sequence[int], block_size: int, depth: int = DEPTH
 ) -> list[tuple[list[int], int]]:
-    """Those of `group`, who begin alike, that should read together, and how many rows: all, or some of them more."""
+    """Return the groups of `group`, whose members begin alike, that should read together, and their number of common
+    rows: all members as one group, or smaller groups that share more."""
     if len(group) < 2:
         return []
     low, high = (choose(tables[index] for index in group) for choose in (min, max))
@@ -121,5 +122,5 @@ def _split(
 
 
 def _power(number: int) -> int:
-    """The power of two from `number` on."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

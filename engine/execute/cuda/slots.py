@@ -1,4 +1,4 @@
-"""What a decode step reads of the sequences in its slots, in device memory, and how the host changes it."""
+"""The device memory that a decode step reads about the sequences in its slots, and how the host changes it."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from engine.execute.cuda.sharing import most_members
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What a decode step reads, all on the device, so that the next step needs nothing from the host."""
+    """The inputs of a decode step, all on the device, so that the next step needs nothing from the host."""
 
     active: Tensor
-    """int32 [rows]: the slot of each row of the step, -1 for none; those that have one come first."""
+    """int32 [rows]: the slot of each row of the step; unused rows come last and have -1."""
     token: Tensor
     """int64 [slots]: the newest token."""
     counters: Tensor
-    """int64 [slots, 2]: the newest token's row in its sequence, its position."""
+    """int64 [slots, 2]: the newest token's row in its sequence, and its position."""
     tables: Tensor
-    """int32 [slots, blocks]"""
+    """int32 [slots, blocks]: the block tables."""
     shared: Tensor
-    """int32 [rows]: how many rows a row of the step reads together with others; only steps with sharing look at it."""
+    """int32 [rows]: how many sequence rows a row of the step shares with others; read only by steps with sharing."""
     members: Tensor
-    """int32 [most_members]: the rows of the step in each tile (`Sharing`), tile after tile, -1 for none."""
+    """int32 [most_members]: the step's rows in each tile (`Sharing`), tile after tile, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Numbers by their places in the words and in the counters of a `Slots`."""
+    """New numbers by their index in the words and in the counters of a `Slots`."""
 
     words: dict[int, int]
     counters: dict[int, int]
@@ -38,7 +38,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class DividedStep:
-    """What other ranks have to know of a step: see `DecodeProgram.run`, and what has changed in `Slots`."""
+    """What other ranks must know about a step: the arguments of `DecodeProgram.run`, and the changes in `Slots`."""
 
     changes: Changes
     rows: int
@@ -47,10 +47,10 @@ class DividedStep:
 
 
 class Slots:
-    """The host's side of a `StepInput`: it knows what the device has, and sends what differs.
+    """The host's side of a `StepInput`: it knows what the device holds, and sends only what differs.
 
-    A change is enqueued, so that it comes after the steps that were launched before. All changes of a step are one copy
-    from pinned memory, which torch does not give away again before the copy is done.
+    A change is enqueued, so it takes effect after the steps launched before it. All changes of a step are sent in one
+    copy from pinned memory, which torch does not reuse before the copy is done.
     """
 
     def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
@@ -78,15 +78,15 @@ class Slots:
         self._places: dict[int, int] = {}
 
     def put(self, slot: int, row: int, position: int) -> None:
-        """The newest token of `slot` lies at `row` and has this position; both count on by themselves."""
+        """Set the row and position of the newest token of `slot`. The device advances both with each step."""
         self._places[2 * slot] = row
         self._places[2 * slot + 1] = position
         self._tables[slot] = []
 
     def show(self, slot: int, blocks: Items[int], first: int = 0) -> None:
-        """The block table of `slot`: blocks come at the end, and the last full one may be replaced.
+        """Set the block table of `slot`. Blocks are only appended, but the last full one may be replaced.
 
-        Those before number `first` are let go of, one after the other.
+        Blocks before index `first` are released one after the other.
         """
         known = self._tables[slot]
         at = self._start + slot * self.given.tables.shape[1]
@@ -94,7 +94,7 @@ class Slots:
             if known[index] == blocks[index]:
                 break
             self._changes[at + index] = known[index] = blocks[index]
-        del known[len(blocks) :]  # what guesses did not need was given back
+        del known[len(blocks) :]  # blocks that guesses did not need were returned
         start = max(len(known) - 2, 0)
         if known[start:] == blocks[start:]:
             return
@@ -104,7 +104,7 @@ class Slots:
         known[start:] = blocks[start:]
 
     def activate(self, slots: Items[int], rows: int) -> None:
-        """The next steps, of `rows` rows, are of these slots."""
+        """Make these the slots of the next steps, which have `rows` rows."""
         wanted = [*slots, *(-1 for _ in range(rows - len(slots)))]
         if wanted != self._active[:rows]:
             for row, slot in enumerate(wanted):
@@ -113,21 +113,21 @@ class Slots:
             self._active[:rows] = wanted
 
     def share(self, shared: list[int], members: list[list[int]]) -> None:
-        """The next steps with sharing: what `share` of `sharing.py` says."""
+        """Set what the next steps with sharing read: the result of `share` in `sharing.py`."""
         for (start, known), wanted in zip(self._together, (shared, list(chain(*members))), strict=True):
             for index, number in enumerate(wanted):
                 if known[index] != number:
                     self._changes[start + index] = known[index] = number
 
     def send(self) -> Changes:
-        """Enqueue what has changed, and return it."""
+        """Enqueue all pending changes and return them."""
         changed = Changes(self._changes, self._places)
         self._changes, self._places = {}, {}
         self.change(changed)
         return changed
 
     def change(self, asked: Changes) -> None:
-        """Enqueue changes."""
+        """Enqueue the given changes."""
         changes = [(self._words, asked.words), (self.given.counters.view(-1), asked.counters)]
         where = [index for _, changed in changes for index in changed]
         if not where:

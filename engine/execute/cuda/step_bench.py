@@ -1,7 +1,7 @@
-"""Times whole decode steps with other cuts of their kernels: alone a kernel says little of how it gets on in a step.
+"""Times whole decode steps with different cuts of their kernels: a kernel timed alone says little about a whole step.
 
-The weights are those of the model, each read once a step, so all but the smallest models come from memory and not from
-L2, as in use. The KV cache is one of its own, because steps write to it.
+The weights are the model's, each read once per step, so as in use, they come from memory and not from L2, except in the
+smallest models. The KV cache is a separate one, because steps write to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,35 +29,36 @@ from models.network import Network
 
 T = TypeVar("T")
 ROW = 511
-"""Where the token of a step lies: with the context that benchmarks have."""
+"""The row of a step's token: the context that the benchmarks use."""
 PROMPT, PROMPT_TOKENS, PROMPT_LAYERS = 0, 1024, 4
-"""In the place of a number of rows: the attention of a prompt of so many tokens, in so many layers."""
+"""In place of a number of rows, PROMPT means the attention of a prompt of PROMPT_TOKENS tokens in PROMPT_LAYERS
+layers."""
 SLICE_S = 0.015
-"""Steps of so long are one piece of work, which somebody's next token may have to wait for."""
+"""The longest that steps run as one job, which another sequence's next token may have to wait for."""
 
 
 class Compute(Protocol):
-    """Has a function called by the thread that computes, once nobody needs it."""
+    """Runs a function on the computing thread, once no request needs that thread."""
 
     def __call__(self, job: Callable[[], T], /) -> T:
-        """What `job` returns or raises."""
+        """Return what `job` returns, or raise what it raises."""
         ...
 
 
 class Stopwatch(Protocol):
-    """Records steps, and times what was recorded."""
+    """Records steps, and times the recordings."""
 
     def record(self, step: Callable[[], object]) -> Any:
-        """Do `step` once, and record it. Raises what goes wrong."""
+        """Run `step` once, then record it. Raises any error of the step."""
         ...
 
     def seconds(self, recordings: Sequence[Any]) -> list[float]:
-        """Of each of these, run one after the other."""
+        """Return the seconds of each recording, run one after the other."""
         ...
 
 
 class GraphStopwatch:
-    """CUDA graphs and events."""
+    """A stopwatch made of CUDA graphs and events."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -76,7 +77,7 @@ class GraphStopwatch:
     def seconds(self, recordings: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
         """See `Stopwatch`."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(recordings) + 1)]  # type: ignore[no-untyped-call]
-        recordings[0].replay()  # while it runs the host enqueues the others: nothing waits for it
+        recordings[0].replay()  # meanwhile the host enqueues the others, so none waits for it
         marks[0].record()
         for graph, mark in zip(recordings, marks[1:], strict=True):
             graph.replay()
@@ -86,7 +87,7 @@ class GraphStopwatch:
 
 
 class StepBench:
-    """Steps of a network of its own cache. Its methods may be called from any thread but the one that computes."""
+    """Times steps of a network on a cache of its own. Call its methods from any thread but the computing one."""
 
     def __init__(
         self,
@@ -100,9 +101,8 @@ class StepBench:
         prompts: bool = False,
         used: Chosen = MappingProxyType({}),
     ) -> None:
-        """`like` is the cache that sequences have, `used` their cuts; `prompts`: their attention is ours, too. Without
-        `compilers` kernels are compiled where they are launched first.
-        """
+        """`like` is the cache of real sequences, `used` their cuts. `prompts` says whether our kernels compute prompt
+        attention, too. Without `compilers`, kernels are compiled when they are first launched."""
         self._network, self._like, self._pdl = network, like, pdl
         self._cuts = cuts
         self._compute = compute
@@ -116,14 +116,14 @@ class StepBench:
 
     @staticmethod
     def cache_bytes(like: KVCache) -> int:
-        """What its cache takes beside one like this."""
+        """Return the bytes that the bench's own cache takes in addition to `like`."""
         return like.kv[:, :, :1].nbytes * _blocks(like) * like.block_size
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
-        """See `Bench`; in the order in which a step has it."""
+        """See `Bench`. The candidates are in the order in which a step uses them."""
 
         if rows > FEW and has_experts(self._network.spec):
-            return {}  # products of the library
+            return {}  # the library computes the products
 
         def ask() -> dict[str, tuple[Numbers, ...]]:
             program = self._ready()
@@ -192,7 +192,7 @@ class StepBench:
         return found
 
     def _ready(self) -> FusedDecoder:
-        """The program, made on the thread that computes. Raises RuntimeError where there is no memory for it."""
+        """Return the program, made on the computing thread. Raises RuntimeError if there is no memory for it."""
         if self._program is None:
             spec, like = self._network.spec, self._like
             heads, device = spec.attention, like.kv.device
@@ -254,12 +254,12 @@ class StepBench:
         with (
             recorded() as launches,
             suppress(Exception),
-        ):  # what does not even compile is found out with the others
+        ):  # what fails to compile shows up when it is recorded
             self._run(rows)
         return launches
 
     def _recorded(self, rows: int, chosen: Chosen) -> Any:
-        """None where these cuts do not work here."""
+        """Record a step with these cuts; None if they do not work here."""
         self._ready().cuts = self._cuts.with_(chosen)
         try:
             return self._stopwatch.record(lambda: self._run(rows))
@@ -268,5 +268,5 @@ class StepBench:
 
 
 def _blocks(like: KVCache) -> int:
-    """Of the sequence that steps are of."""
+    """Return the blocks of a bench sequence."""
     return -(-SMALLEST // like.block_size)

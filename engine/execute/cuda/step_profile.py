@@ -1,4 +1,4 @@
-"""Which kernel of which layer a decode step spends its time in."""
+"""Shows in which kernel of which layer a decode step spends its time."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import torch
 
 STEPS = 32
 ATTENDS = ("attention_kernel", "parts_kernel")
-"""A layer has one of these, once."""
+"""The attention kernels; every layer runs one of them once."""
 AFTER = ("o", "gate and up", "down")
-"""The products of a layer behind its attention."""
+"""The products of a layer after its attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A kernel as it ran; microseconds on one clock."""
+    """A kernel that ran, with times in microseconds on one clock."""
 
     name: str
     start: float
@@ -25,16 +25,16 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A kernel of a layer, or of what comes before and after the layers (layer None)."""
+    """A kernel of a layer, or one before or after the layers (layer None)."""
 
     layer: int | None
     name: str
     seconds: float
-    """From the end of the kernel before it to its own, so that parts add up to the step: kernels overlap."""
+    """From the end of the previous kernel to its own end. Kernels overlap; so counted, the parts add up to the step."""
 
 
 def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
-    """Run a recorded step STEPS times, and write a trace for Perfetto. Empty where nothing may be seen."""
+    """Run a recorded step STEPS times and write a trace for Perfetto. Empty if the profiler may see nothing."""
     replay.replay()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as session:
@@ -47,12 +47,12 @@ def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
 
 
 def parts_of(ran: Iterable[Ran]) -> list[Part]:
-    """The medians of several runs of the same step, in its order. Empty where they are no such steps."""
+    """Return the median of each kernel over several runs of a step, in order. Empty if `ran` holds no such steps."""
     runs = list(_steps(sorted(ran, key=lambda one: one.start)))
     if not runs:
         return []
     usual = max(map(len, runs))
-    whole = [run for run in runs[1:] or runs if len(run) == usual]  # the first one waits for the host
+    whole = [run for run in runs[1:] or runs if len(run) == usual]  # the first waits for the host
     names = [one.name for one in runs[0]] if len(runs[0]) == usual else [one.name for one in whole[0]]
     times = [
         median((run[at].end - (run[at - 1].end if at else run[at].start)) * 1e-6 for run in whole)
@@ -62,7 +62,7 @@ def parts_of(ran: Iterable[Ran]) -> list[Part]:
 
 
 def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:
-    """A step begins with the embedding."""
+    """Split the kernels into steps; each begins with the embedding."""
     found: list[Ran] = []
     for one in ran:
         if "embedding" in one.name:
@@ -76,11 +76,11 @@ def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:
 
 
 def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
-    """The layer of each kernel of a step, and what it is for."""
+    """Return the layer of each kernel of a step, and the name of its purpose."""
     attends = [at for at, name in enumerate(names) if name.startswith(ATTENDS)]
     before = attends[0] - 1 if attends else 0
     starts = [at - before for at in attends]
-    if len(starts) > 1:  # the last layer has as many as the one before
+    if len(starts) > 1:  # the last layer has as many kernels as the one before
         starts.append(starts[-1] + starts[-1] - starts[-2])
     found: list[tuple[int | None, str]] = []
     layer, products = -1, 0

@@ -1,4 +1,4 @@
-"""How the work of a decode step is cut among the programs of its kernels."""
+"""How the work of a decode step is cut into programs of its kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,22 +8,22 @@ from models.weights.block_formats import Kind
 from models.weights.packing import PACKINGS
 
 HELD = 80 * 1024
-"""Bytes of weights that a program copies ahead at most; the smallest GPUs with tensor cores have 100 KB for it."""
+"""The most bytes of weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB for it."""
 FEW = 8
-"""Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
+"""Up to this many rows, a step reads each weight once and gives each row the bits that it has alone."""
 FUSED = 16
-"""Up to so many rows its products are fused with what stands before and after them, if the network is small."""
+"""Up to this many rows, products of a small or quantised network are fused with the operations around them."""
 FUSED_MOST = 8 << 20
-"""Weights of the largest product of a layer of such a network; in others there are FEW such rows."""
+"""The most weights in a layer's largest product of a small network; in larger ones only FEW rows are fused."""
 WIDE_MOST = {16: 128 << 20, 32: 32 << 20, 64: 8 << 20}
-"""Weights of the largest product of more rows that the library is slower at, by how many rows."""
+"""The largest products, in weights, that are faster than the library's, by number of rows."""
 WIDE_LINES = 1 << 15
-"""The same, in lines: those of the vocabulary are more."""
+"""The same limit in lines of weights; the vocabulary has more lines."""
 MOST_CHUNKS = 80
-"""Parts of a sequence that its attention may leave; combining them stays cheap."""
+"""The most partial results per sequence that the attention leaves; combining them stays cheap."""
 SMALLEST = 640
-"""Rows of the smallest context that steps are made for; the next ones are twice as long each. A prompt of a power of
-two has room to go on."""
+"""Rows of the smallest context that steps are made for; each further context is twice as long. It leaves a prompt whose
+length is a power of two room to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Tile:
     ahead: int
 
     def outputs(self, gated: bool) -> int:
-        """Of a program."""
+        """Return the number of outputs of a program."""
         return 16 * self.tiles // (self.folds * (2 if gated else 1))
 
     def shared(self, inputs: int) -> int:
-        """Bytes of shared memory that a program holds weights in."""
+        """Return the bytes of shared memory in which a program holds weights."""
         spans = _parts(inputs, 128 * self.warps * self.folds)
         return 4096 * self.warps * self.tiles * min(self.ahead, spans)
 
@@ -56,7 +56,7 @@ TILES = tuple(
         *((2, 2, 2, 2), (2, 4, 2, 2), (1, 2, 2, 3), (1, 2, 4, 2), (2, 8, 2, 2), (1, 8, 4, 1)),
     )
 )
-"""What is worth a measurement. Which is best depends on the GPU."""
+"""The cuts worth measuring. Which is best depends on the GPU."""
 
 
 FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
@@ -76,15 +76,15 @@ FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
         (8192, 2048, True): Tile(1, 2, 4, 2),
     }
 )
-"""By outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B and of Llama-3.2-1B, for up to FEW rows.
-What they gain in whole steps is in docs/decode-speed.md."""
+"""Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B and of Llama-3.2-1B, for up to FEW
+rows. Their gain in whole steps is in docs/decode-speed.md."""
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Tile:
-    """What was fastest on an H200 for so many rows (pairs of rows where gated) of so many columns.
+    """Return the tile that was fastest on an H200 for `outputs` rows (pairs of rows if gated) of `inputs` columns.
 
-    Measured in whole steps of Qwen3-0.6B and 8B: alone a product says little of how it gets on with its neighbours.
-    `few`: it is for up to FEW rows.
+    It was measured in whole steps of Qwen3-0.6B and 8B: timing a product alone says little about how it runs between
+    its neighbours. `few` is for up to FEW rows of the batch.
     """
     if few:
         found = FEW_TILES.get((outputs, inputs, gated))
@@ -96,13 +96,13 @@ def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Ti
             return Tile(2, 4, 2, 2)
     if (
         inputs > 3072 and outputs < 2048 and not gated
-    ):  # else there would be fewer programs than multiprocessors
+    ):  # otherwise there would be fewer programs than multiprocessors
         return Tile(2, 8, 1, 3)
     if inputs > 3072:
         return Tile(1, 4 if not gated and 4096 < outputs <= 8192 else 8, 1, 3)
     if gated:
         return Tile(1, 4, 2, 4) if inputs <= 1152 and outputs > 4096 else Tile(1, 8, 1, 4)
-    if outputs > 1 << 15:  # a span of two folds is as wide as 1,024 columns: the last one may be nearly empty
+    if outputs > 1 << 15:  # two folds span 1,024 columns, so the last span may be nearly empty
         return Tile(1, 4, 1, 4) if 1024 < inputs <= 1536 else Tile(2, 4, 2, 4)
     return Tile(2 if outputs <= 2048 else 1, 4, 1, 4)
 
@@ -112,20 +112,20 @@ class WideTile:
     """How a product of many rows is cut (see `wide_linear_kernel`)."""
 
     outputs: int
-    """Lines of weights of a program."""
+    """Lines of weights per program."""
     columns: int
     stages: int
     split: int
-    """Parts of the columns."""
+    """The number of parts that the columns are split into."""
     down: int
     warps: int
 
 
 def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
-    """What was fastest on an H200 for a power of two of rows, outputs (pairs of them where gated) and inputs.
+    """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and inputs.
 
-    `apart`: sums may stay apart. None: the library's product is as fast. A program reads all rows, so the more there
-    are, the fewer weights a product may have.
+    With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all rows, so the
+    more rows there are, the fewer weights a product may have.
     """
     lines = outputs * (2 if gated else 1)
     if lines > WIDE_LINES or lines * inputs > WIDE_MOST.get(rows, 0):
@@ -138,7 +138,7 @@ def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: b
         return WideTile(32, 256, 3, 4, 1, 4) if lines <= 2048 else WideTile(64, 128, 4, 2, 1, 4)
     if rows == 64 and gated:
         return None
-    # Larger tiles are faster alone, but they leave the attention beside them less shared memory.
+    # Larger tiles are faster alone, but leave less shared memory to the attention that runs beside them.
     return WideTile(32, 128, 4, 4 if apart else 1, 2, 4)
 
 
@@ -151,11 +151,11 @@ class PackedTile:
     ahead: int
 
     def outputs(self, gated: bool) -> int:
-        """Of a program."""
+        """Return the number of outputs of a program."""
         return 8 * self.tiles if gated else 16 * self.tiles
 
     def shared(self, inputs: int, kind: Kind) -> int:
-        """Bytes of shared memory that a program holds weights in, about."""
+        """Return the approximate bytes of shared memory in which a program holds weights."""
         stages = min(self.ahead, _parts(inputs, 256 * self.warps))
         return 4096 * kind.block_bytes // kind.block * self.warps * self.tiles * stages
 
@@ -165,14 +165,14 @@ PACKED_TILES = (
     *(PackedTile(*cut) for cut in ((4, 1, 8), (2, 1, 8), (8, 1, 1), (4, 4, 2), (2, 4, 4), (16, 1, 2))),
     *(PackedTile(*cut) for cut in ((8, 1, 3), (4, 4, 1), (2, 4, 1))),
 )
-"""What is worth a measurement. Which is best depends on the GPU."""
+"""The cuts worth measuring. Which is best depends on the GPU."""
 
 
 def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> PackedTile:
-    """What was fastest on an H200 for the products of Qwen3-8B in Q4_0, Q8_0 and Q4_K.
+    """Return the tile that was fastest on an H200 for the products of Qwen3-8B in Q4_0, Q8_0 and Q4_K.
 
-    Many outputs share the reading of the rows where that leaves more programs than multiprocessors; where there are
-    few programs, more warps share the columns.
+    Programs compute many outputs from one read of the rows if that leaves more programs than multiprocessors. If there
+    are few programs, more warps share the columns.
     """
     programs = outputs // (8 if gated else 16)
     wide, nested = kind.block_bytes >= kind.block, kind.block > 32
@@ -186,9 +186,9 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
 
 
 def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
-    """How the products of a row with quantised experts are cut: gate and up of each, or down of all side by side.
+    """Return how the expert products of a row are cut: gate and up of each expert, or down of all experts side by side.
 
-    What was fastest on an H200 for Qwen3-30B-A3B in Q4_0, Q4_K, Q8_0 and MXFP4, and for gpt-oss-20b.
+    It was the fastest choice on an H200 for Qwen3-30B-A3B in Q4_0, Q4_K, Q8_0 and MXFP4, and for gpt-oss-20b.
     """
     spans = _parts(inputs, 128) * (1 if gated else chosen)
     warps, tiles, ahead = (4, 2, 2) if gated else (16, 1, 2) if spans <= 64 else (8, 1, 6)
@@ -200,18 +200,18 @@ def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the attention of up to FEW sequences is cut, where they are short; longer ones are cut into as many parts."""
+    """How the attention of up to FEW short sequences is cut; a longer sequence is cut into as many parts."""
 
     tensor_cores: bool
-    """`parts_kernel` attends, else `attention_kernel`."""
+    """Whether `parts_kernel` computes the attention; otherwise `attention_kernel` does."""
     tile: int
     """Rows that a program holds at once."""
     tiles: int
-    """Tiles of a program."""
+    """Tiles per program."""
 
     @property
     def rows(self) -> int:
-        """Rows of a program."""
+        """Rows per program."""
         return self.tile * self.tiles
 
 
@@ -219,32 +219,32 @@ SPLITS = (
     *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
     *(Split(True, 64, tiles) for tiles in (1, 2, 4)),
 )
-"""What is worth a measurement. Rows of a part are a power of two, or sequences would be cut otherwise in company."""
+"""The cuts worth measuring. A part has a power of two of rows, or the other sequences would change how one is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How the rows of a sequence are cut among the programs of the attention."""
+    """How the rows of a sequence are cut into programs of the attention."""
 
     warps: int
     tile: int
     """Rows that a program holds at once."""
     tiles: int
-    """Tiles of a program."""
+    """Tiles per program."""
     chunks: int
-    """Programs of a KV head."""
+    """Programs per KV head."""
     first: int = 0
     end: int = 0
-    """It is for tokens in rows `first` to `end` of their sequences; 0: for all."""
+    """Applies to tokens in rows `first` to `end` of their sequences; with `end` 0, to all tokens."""
 
     @property
     def rows(self) -> int:
-        """Rows of a program."""
+        """Rows per program."""
         return self.tile * self.tiles
 
 
 def context_limit(row: int) -> int:
-    """The smallest context that has `row`: a step is made for one of few, and a sequence alone is cut as that says."""
+    """Return the smallest context limit above `row`. Steps exist for few limits; a sequence is cut by its own limit."""
     limit = SMALLEST
     while limit <= row:
         limit *= 2
@@ -252,9 +252,10 @@ def context_limit(row: int) -> int:
 
 
 def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunking:
-    """What was fastest on an H200 for one sequence of up to `limit` rows and so many KV heads, or as `split` says.
+    """Return the fastest cut on an H200 for a sequence of up to `limit` rows with `heads` KV heads, or that of `split`.
 
-    Few heads are cut into shorter parts, or there would be few programs; where that makes too many, as many heads are.
+    Sequences with few heads are cut into shorter parts, or there would be too few programs. If that makes too many
+    parts, they are cut like those with many heads.
     """
     if split is not None:
         tiles = split.tiles
@@ -263,7 +264,7 @@ def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunk
         return Chunking(4, split.tile, tiles, _parts(limit, split.tile * tiles))
     tile, tiles = (32, min(heads, 2)) if heads <= 4 else (64, 2)
     if _parts(limit, tile * tiles) > MOST_CHUNKS:
-        # Twice as long from one context to the next at most: `combine_kernel` counts on it.
+        # From one context to the next a part at most doubles: `combine_kernel` counts on it.
         tile, tiles = (64, limit // 5120) if limit <= 10240 else (32, _parts(limit, MOST_CHUNKS * 32))
     return Chunking(4, tile, tiles, _parts(limit, tile * tiles))
 
@@ -271,12 +272,13 @@ def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunk
 def choose_chunkings(
     rows: int, limit: int, heads: int, window: int | None = None, split: Split | None = None
 ) -> tuple[Chunking, ...]:
-    """The launches of the attention of so many sequences of up to `limit` rows, with so many KV heads.
+    """Return the attention launches for `rows` sequences of up to `limit` rows with `heads` KV heads.
 
-    `split` says how up to FEW are cut; None: as is best on an H200.
+    `split` says how up to FEW sequences are cut; None is the fastest choice on an H200.
 
-    Few sequences are each cut as alone, which depends on how long they are. Of many, each is cut into few large parts.
-    With a window they are cut as if they were twice as long as that at most, and only chunks in the window count.
+    Each of a few sequences is cut as it is alone, by its length. Each of many is cut into few large parts. With a
+    window, sequences are cut as if they were at most twice as long as the window, and only chunks within the window are
+    launched.
     """
     if window is not None:
         *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)), heads, None, split)
@@ -307,7 +309,7 @@ def choose_chunkings(
 
 
 def most_chunks(rows: int) -> int:
-    """The most parts that the attention of one of so many rows leaves."""
+    """Return the most parts per sequence that the attention of `rows` sequences leaves."""
     return MOST_CHUNKS if rows < 32 else 32 if rows < 128 else 16
 
 

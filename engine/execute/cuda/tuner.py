@@ -1,7 +1,7 @@
-"""Finds how kernels are best cut on this GPU for a model, and keeps it for the next start.
+"""Finds the fastest cuts of the kernels for a model on this GPU, and keeps them for the next start.
 
-It measures while nobody asks for anything, a few steps at a time, or all at once where somebody waits for it. An engine
-that runs keeps its cuts, for with other cuts a row would get other bits.
+It measures a few steps at a time while no request is running, or all at once if somebody waits for the result. A
+running engine keeps its cuts, because a row would get other bits with other cuts.
 """
 
 import os
@@ -34,53 +34,53 @@ from models.units import counted
 
 T = TypeVar("T")
 IDLE_S = 4.0
-"""So long nobody asked for anything before tuning begins: a single answer is not for it."""
+"""Seconds without a request before tuning begins, so that it does not start after every single answer."""
 BUSY_S = 0.3
-"""It looks again after so long whether somebody asks for something."""
+"""Seconds between checks whether a request is running."""
 SMALL_BYTES, SMALL_S, LARGE_S = 3 << 30, 10.0, 30.0
-"""Weights of a small model; the seconds of measuring after which no more is begun, for it and for larger ones."""
+"""The most bytes of a small model's weights; seconds after which no measurement begins, for small and large models."""
 SPARE_BYTES = 512 << 20
-"""What tuning needs of the GPU's memory beside the rows of its sequence, so that nobody else misses it."""
+"""GPU memory that tuning needs besides the rows of its sequence; with less free it does not run."""
 MOST_PROCESSES, PROCESS_BYTES = 16, 1 << 30
-"""That compile, and what each takes of the host's free memory at most."""
+"""The most compiler processes, and the most host memory that each takes."""
 
 
 class Bench(Protocol):
-    """What times steps (see `StepBench`)."""
+    """Times steps (see `StepBench`)."""
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
-        """What there is to choose for steps of so many rows; the first of each is what the tables say."""
+        """Return the candidates for steps of `rows` rows; the first of each is the default of the tables."""
         ...
 
     def compile(self, rows: int, choices: Sequence[Choice]) -> Callable[[], None]:
-        """Begin to compile what steps with these choices need; what is returned waits for it."""
+        """Start compiling the kernels of steps with these choices; return a function that waits for it."""
         ...
 
     def measure(self, rows: int) -> Measure:
-        """What times steps of so many rows."""
+        """Return the timer of steps of `rows` rows."""
         ...
 
     def profile(self, trace: Path) -> list[Ran]:
-        """The kernels of some steps of one row, with what was chosen before; writes a trace."""
+        """Run some steps of one row with the choices in use; write a trace and return the kernels that ran."""
         ...
 
     def close(self) -> None:
-        """Let go of everything, and wait for nothing. Closing twice is fine."""
+        """Release everything without waiting. Closing twice is fine."""
         ...
 
 
 class StoppedError(Exception):
-    """The engine is being closed."""
+    """Raised because the engine is being closed."""
 
 
 def tune(
     bench: Bench, model: str, in_time: Callable[[], bool], told: Callable[[str], None] = lambda _: None
 ) -> Tuning:
-    """Search what is best for steps of one row and of FUSED, and for prompts; nothing for one may slow down FEW."""
+    """Search the best cuts for steps of one and FUSED rows and for prompts; none for one row may slow down FEW."""
     chosen: dict[str, Numbers] = {}
     seconds: dict[str, tuple[float, float]] = {}
     known = {rows: bench.candidates(rows) for rows in (1, FUSED, PROMPT)}
-    for rows, candidates in known.items():  # all are compiled while the first ones are measured
+    for rows, candidates in known.items():  # compile all while the first ones are measured
         bench.compile(rows, every(candidates))
     for rows, candidates in known.items():
         if not candidates:
@@ -94,7 +94,7 @@ def tune(
 
 
 def every(candidates: Mapping[str, Sequence[Numbers]]) -> list[Choice]:
-    """As few choices as have every candidate once: the n-th of each thing at once."""
+    """Return the fewest choices that cover every candidate: the n-th choice takes the n-th candidate of each thing."""
     most = max(map(len, candidates.values()), default=0)
     return [
         {name: found[min(at, len(found) - 1)] for name, found in candidates.items()} for at in range(most)
@@ -102,7 +102,7 @@ def every(candidates: Mapping[str, Sequence[Numbers]]) -> list[Choice]:
 
 
 def machine_identity(device: torch.device) -> dict[str, str]:
-    """What every measurement on this machine holds for."""
+    """Return the part of the identity that all measurements on this machine share."""
     import triton
 
     driver = None
@@ -117,7 +117,7 @@ def machine_identity(device: torch.device) -> dict[str, str]:
 
 
 def model_identity(network: Network) -> str:
-    """The same for networks whose steps have the same kernels."""
+    """Return a hash that is equal for networks whose steps have the same kernels."""
     formats = [
         (weight.format.name, weight.planes is not None, weight.rows, weight.columns)
         for weight in network.parts(Weight)
@@ -126,14 +126,14 @@ def model_identity(network: Network) -> str:
 
 
 def _sources() -> str:
-    """Changes with the kernels, and with what launches them."""
+    """Return a hash of the sources of the kernels and of the code that launches them."""
     rooms = Path(__file__).parent, Path(engine.kernels.triton.__file__).parent
     files = [path for room in rooms for path in sorted(room.glob("*.py"))]
     return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def tuned_cuts(network: Network, device: torch.device) -> Cuts:
-    """How kernels are cut here: as was chosen at an earlier start, where something was."""
+    """Return the cuts to use here: those chosen at an earlier start, if any."""
     kept, cuts = store.kept(_identity(network, device)), table_cuts(device)
     return cuts if kept is None else cuts.with_(kept.chosen)
 
@@ -143,7 +143,7 @@ def _identity(network: Network, device: torch.device) -> dict[str, str]:
 
 
 class Tuner:
-    """Tunes one model, once, in a thread of its own or in that of the caller."""
+    """Tunes one model once, in its own thread or in the caller's."""
 
     def __init__(
         self,
@@ -154,8 +154,9 @@ class Tuner:
         is_busy: Callable[[], bool],
         seconds: float,
     ) -> None:
-        """`make_bench` gets what has the thread that computes call a function; `call` does that at once, and
-        `is_busy`, on that thread, says whether somebody waits for it. After `seconds` nothing more is tried."""
+        """`make_bench` receives a function that runs a job on the computing thread. `call` runs a function there at
+        once; `is_busy`, called on that thread, returns whether a request is waiting. After `seconds`, nothing more is
+        tried."""
         self._make_bench = make_bench
         self._identity = identity
         self._model = model
@@ -167,7 +168,7 @@ class Tuner:
         self._thread: threading.Thread | None = None
         self._waited = 0.0
         self.notes: tuple[str, ...] = ()
-        """What there is to tell of it, for people."""
+        """Notes on the tuning, for people."""
 
     @classmethod
     def of(
@@ -179,9 +180,9 @@ class Tuner:
         call: Callable[[Callable[[], object]], object],
         is_busy: Callable[[], bool],
     ) -> "Tuner":
-        """For a network on a GPU and the cache that its sequences have; `prompts`: their attention is ours.
+        """Make a tuner for a network on a GPU with this cache; `prompts` says whether our kernels attend for prompts.
 
-        Raises EngineError where nothing is to tune.
+        Raises EngineError if there is nothing to tune.
         """
         if (reason := unsupported(network)) is not None:
             raise EngineError(f"Only the fused kernels can be tuned or profiled, and {reason}.")
@@ -203,29 +204,29 @@ class Tuner:
         )
 
     def kept(self) -> Tuning | None:
-        """What was found before."""
+        """Return the result of an earlier tuning; None if there is none."""
         return store.kept(self._identity)
 
     def start(self) -> None:
-        """Tune in the background, from when nobody asks for anything on."""
+        """Tune in the background once no request has been running for a while."""
         self._thread = threading.Thread(target=self._wait_and_run, name="tuner", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more, and wait for nothing that is compiled."""
+        """Start nothing more, and do not wait for compilations."""
         self._stop.set()
         if (bench := self._bench) is not None:
             bench.close()
 
     def join(self) -> None:
-        """Wait until it has stopped, and let go of everything."""
+        """Wait until the thread has ended."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def run(self, told: Callable[[str], None] = lambda _: None) -> Tuning:
-        """Tune now, and keep what was found.
+        """Tune now and store the result.
 
-        Raises EngineError where that is not possible, StoppedError once stopped.
+        Raises EngineError if that is not possible, StoppedError after `stop`.
         """
         until, self._waited = monotonic() + self._seconds, 0.0
         self._bench = bench = self._make_bench(self._compute)
@@ -245,7 +246,7 @@ class Tuner:
         return found
 
     def profile(self, trace: Path) -> list[Part]:
-        """Where a step of one token spends its time; writes a trace for Perfetto. Raises EngineError."""
+        """Return where a step of one token spends its time; write a trace for Perfetto. Raises EngineError."""
         bench = self._make_bench(self._compute)
         try:
             parts = parts_of(bench.profile(trace))
@@ -294,7 +295,7 @@ class Tuner:
 
 
 def result_line(found: Tuning) -> str:
-    """What tuning gave, for people."""
+    """Describe the result of tuning, for people."""
     if not found.chosen:
         return "Tuned for this GPU: the built-in choices are the fastest here."
     return (

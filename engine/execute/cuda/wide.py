@@ -1,4 +1,4 @@
-"""Products of decode steps of many rows, by kernels that begin before the kernel before them has ended."""
+"""Products of decode steps of many rows, by kernels that start before the previous kernel has ended."""
 
 import torch
 import triton
@@ -14,10 +14,10 @@ from models.spec import FeedForward
 
 
 class WideProducts:
-    """Implements `Products`, small ones by `wide_linear_kernel`: with the library's, a step waits for each to begin."""
+    """Implements `Products`, with `wide_linear_kernel` for small ones: those of the library start late."""
 
     def __init__(self, pdl: bool) -> None:
-        """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
+        """`pdl` turns on programmatic dependent launch (sm_90 and later)."""
         self.pdl = pdl
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class WideProducts:
 
 
 def wide_product(linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile, pdl: bool) -> Tensor:
-    """[T, columns] -> [T, rows], half as many where there is a gate; fp32 [tile.split, T, rows] where that is cut."""
+    """Multiply: [T, columns] -> [T, rows], half as many if gated; fp32 [tile.split, T, rows] if columns are split."""
     lines, inputs = linear.weight.shape
     outputs, pair = (lines, 1) if gate is None else (lines // 2, 2)
     count = x.shape[0]

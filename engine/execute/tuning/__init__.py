@@ -1,1 +1,1 @@
-"""What is chosen by measuring it on this machine: the search, and the file that keeps what was found."""
+"""Choices made by measuring on this machine: the search, and the file that keeps its results."""

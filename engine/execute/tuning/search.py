@@ -1,4 +1,4 @@
-"""The search for the fastest choices: of each thing one after the other, by whole steps. It knows no GPU."""
+"""The search for the fastest choices, one thing after another, timed by whole steps. It knows nothing about GPUs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,25 +7,25 @@ from typing import Protocol
 
 Numbers = tuple[int, ...]
 Choice = Mapping[str, Numbers]
-"""What is chosen for each thing; what is not named stays as it is."""
+"""The value chosen for each thing; a thing that is not named keeps its default."""
 MARGIN = 0.005
-"""A choice must make a whole step faster by this share of it: a product is a tenth to a quarter of a step, so that is 2
-to 5% of the product. The medians of what is alike differ by less."""
+"""The least share of a whole step that a choice must save. A product is a tenth to a quarter of a step, so this is 2 to
+5% of the product. The medians of identical choices differ by less."""
 SCREEN, CONFIRM = 8, 32
-"""Rounds: of all candidates of a thing, and of the best one beside what is in use."""
+"""Rounds for all candidates of a thing, and for the best one against the current choice."""
 
 
 class Measure(Protocol):
-    """Times steps with several choices."""
+    """Times steps under several choices."""
 
     def __call__(self, choices: Sequence[Choice], rounds: int) -> Sequence[Sequence[float]]:
-        """Seconds of a step, `rounds` of them with each choice by turns. Empty where a choice does not work."""
+        """Return the seconds of `rounds` steps with each choice, measured in turn; empty for a choice that fails."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was chosen, and seconds of a step without it and with it."""
+    """The choices made, and the seconds of a step without and with them."""
 
     chosen: dict[str, Numbers]
     before: float
@@ -39,10 +39,10 @@ def search(
     guard: Measure | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """The best of `candidates`, of which the first is in use. Things that come once time is up keep theirs.
+    """Find the best of `candidates`, whose first is the default. Things reached after time is up keep their default.
 
-    What is found lasts only where it is faster in the end, too, all together, and does not slow down the steps that
-    `guard` measures. `told` gets the name of each thing before it is tried.
+    The result stands only if all choices together are faster at the end and do not slow down the steps that `guard`
+    measures. `told` receives the name of each thing before it is tried.
     """
     chosen: dict[str, Numbers] = {}
     for name, (used, *others) in candidates.items():
@@ -66,7 +66,7 @@ def search(
 
 
 def _guarded(chosen: dict[str, Numbers], guard: Measure) -> dict[str, Numbers]:
-    """Those that are left once what slows the guarded steps down most was given up, one after the other."""
+    """Drop choices one by one, the most harmful first, until the guarded steps are as fast as with the defaults."""
     while chosen:
         fewer = [{name: chosen[name] for name in chosen if name != left_out} for left_out in chosen]
         usual, now, *rest = map(_middle, guard([{}, chosen, *fewer], SCREEN))

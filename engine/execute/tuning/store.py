@@ -1,4 +1,4 @@
-"""The file that keeps what was chosen for a model on a machine. What is in it is never trusted, only looked up."""
+"""The file that keeps the choices for a model on a machine. Its content is never trusted, only looked up."""
 
 import json
 import time
@@ -15,32 +15,32 @@ from models.hub.catalogue import cache_folder
 
 VERSION = 1
 LARGEST = 1 << 18
-"""Bytes of a file that is read at all; one of ours has a few thousand."""
+"""The most bytes of a file that is read at all; a normal one has a few thousand."""
 OLD_S = 3600.0
-"""What a process that was killed left behind is swept away after so long."""
+"""Seconds after which leftovers of a killed process are swept away."""
 Identity = Mapping[str, str]
-"""What a measurement holds for: the GPU, its driver, the compiler, the kernels, the model."""
+"""The conditions of a measurement: the GPU, its driver, the compiler, the kernels, the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was chosen, and what it gains."""
+    """The choices for a model, and what they gain."""
 
     model: str
-    """For people."""
+    """The model's name, for people."""
     chosen: dict[str, tuple[int, ...]]
     seconds: dict[str, tuple[float, float]]
-    """Of a step of so many rows: without what was chosen, and with it."""
+    """Seconds of a step by number of rows: with the defaults, and with the choices."""
 
     @property
     def gain(self) -> float:
-        """The share of a token's time that is saved, alone."""
+        """The share of a token's time that is saved at batch 1."""
         before, after = next(iter(self.seconds.values()), (1.0, 1.0))
         return 1 - after / before
 
 
 def keep(identity: Identity, tuning: Tuning) -> None:
-    """Write it, whole or not at all. Raises OSError."""
+    """Write a tuning atomically. Raises OSError."""
     path = _path(identity)
     content = {
         "version": VERSION,
@@ -54,13 +54,13 @@ def keep(identity: Identity, tuning: Tuning) -> None:
 
 
 def kept(identity: Identity) -> Tuning | None:
-    """What was written for just this; None where nothing was, or where the file is not one of ours."""
+    """Return the tuning for exactly this identity; None if there is none or the file is invalid."""
     found = _read(_path(identity))
     return found[1] if found is not None and found[0] == dict(identity) else None
 
 
 def all_kept(identity: Identity) -> Iterator[Tuning]:
-    """What was written for all models where everything that `identity` names is the same."""
+    """Yield the tunings of all models whose identity agrees with every entry of `identity`."""
     with suppress(OSError):
         for path in sorted(_folder().glob("*.json")):
             found = _read(path)
@@ -88,7 +88,7 @@ def _read(path: Path) -> tuple[dict[str, str], Tuning] | None:
 
 
 def _checked(content: Any) -> tuple[dict[str, str], Tuning] | None:
-    """Raises ValueError for what is none of ours."""
+    """Return the identity and tuning of a file; None for another version. Raises ValueError for invalid content."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         return None
     identity, chosen, seconds = (_entries(content.get(name)) for name in ("for", "chosen", "seconds"))
@@ -115,7 +115,7 @@ def _numbers(value: Any, kind: type, most: int) -> tuple[Any, ...]:
 
 
 def _sweep(folder: Path) -> None:
-    """Take away what is left of processes that were killed while they wrote."""
+    """Delete the leftovers of processes that were killed while writing."""
     for path in folder.glob("*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > OLD_S:

@@ -1,1 +1,1 @@
-"""Native kernels for CPUs in C++, and the library that they become."""
+"""Native kernels for CPUs in C++, and the library that they are compiled into."""

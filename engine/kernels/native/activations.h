@@ -1,4 +1,4 @@
-// What comes between gate_up and down. Part of kernels_impl.h.
+// The activations between gate_up and down. Part of kernels_impl.h.
 #pragma once
 
 #include "kernels.h"
@@ -23,7 +23,7 @@ struct Gelu {
   }
 };
 
-// x / 2 * (1 + tanh(u)) is x / (1 + exp(-2 u)).
+// x / 2 * (1 + tanh(u)) equals x / (1 + exp(-2 u)).
 struct GeluTanh {
   Floats of(Floats x) const { return x / (1.0f + exponential((x + 0.044715f * x * x * x) * -1.59576912f)); }
 };
@@ -32,7 +32,8 @@ struct Relu {
   Floats of(Floats x) const { return x < 0.0f ? Floats{} : x; }
 };
 
-// What up is to the activation: nothing, a factor, or one that is clamped, as gate is before it, and moved.
+// How up combines with the activation: not at all, as a factor, or as a factor that is clamped and shifted (gate is
+// capped, too).
 struct NoUp {
   Floats gate(Floats x) const { return x; }
   Floats times(Floats x, const float*) const { return x; }
@@ -43,7 +44,7 @@ struct PlainUp {
   Floats times(Floats x, const float* up) const { return x * load(up); }
 };
 
-// What is no number stays so.
+// NaN stays NaN.
 struct ClampedUp {
   float limit, offset;
   Floats gate(Floats x) const { return x > limit ? splat(limit) : x; }

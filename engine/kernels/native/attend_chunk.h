@@ -1,7 +1,8 @@
-// Attention of many queries: 64 rows of K and V become fp32 once for all of them, and are multiplied as matrices are.
-// Part of kernels_impl.h.
+// Attention of many queries: 64 rows of K and V are converted to fp32 once for all queries, and multiplied like
+// matrices. Part of kernels_impl.h.
 //
-// What a query gets does not depend on those beside it: its sums have one order, and rows it must not see add zeros.
+// The result of a query does not depend on the other queries: its sums have one order, and rows that it must not see
+// add zeros.
 #pragma once
 
 #include "kernels.h"
@@ -10,7 +11,7 @@
 namespace chatterm {
 namespace {
 
-constexpr int32_t TOGETHER = 6;  // queries whose sums fit the registers
+constexpr int32_t TOGETHER = 6;  // queries whose sums fit into the registers
 
 // c[M][N * WIDTH] += a[M][depth] * b[depth][N * WIDTH]
 template <int M, int N>
@@ -39,8 +40,9 @@ inline void add_block(const float* a, int32_t a_row, const float* b, int32_t b_r
   }
 }
 
-// c[M][N * WIDTH] = a[M][depth] * b[depth][N * WIDTH]; depth is a multiple of 8. Every eighth product is added up
-// apart, and these sums in the order of `sum_of`: as the decode step does, which has them in the lanes of a vector.
+// c[M][N * WIDTH] = a[M][depth] * b[depth][N * WIDTH]; depth is a multiple of 8. The products of every eighth column
+// are summed separately, and these sums are added in the order of `sum_of`, like those in the lanes of a vector in a
+// decode step.
 template <int M, int N>
 inline void score_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
                         int32_t c_row) {
@@ -108,7 +110,8 @@ inline void multiply_columns(const float* a, int32_t a_row, const float* b, int3
   }
 }
 
-// c[rows][columns] = a[rows][depth] * b[depth][columns], without SCORES added to c; columns is a multiple of WIDTH
+// c[rows][columns] = a[rows][depth] * b[depth][columns]; without SCORES it is added to c. columns is a multiple of
+// WIDTH.
 template <bool SCORES>
 void multiply_floats(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t rows, int32_t depth,
                      int32_t columns, float* c, int32_t c_row) {
@@ -131,7 +134,7 @@ inline void transpose_floats(Floats* rows) {
 #endif
 }
 
-// keys[dim][ATTEND_ROWS] and values[count][row]; columns from `count` on are zeros up to a multiple of 8
+// Fills keys[dim][ATTEND_ROWS] and values[count][row]; columns from `count` up to a multiple of 8 become zeros.
 template <typename Type>
 void widen(const AttendChunk& a, int32_t count, const uint8_t* const* k, const uint8_t* const* v, int32_t row) {
   for (int32_t r = 0; r < ATTEND_ROWS; r += 8) {
@@ -151,7 +154,7 @@ void widen(const AttendChunk& a, int32_t count, const uint8_t* const* k, const u
 
 template <typename Type>
 void attend_chunk_as(const AttendChunk& a) {
-  const int32_t row = padded(a.dim);  // of values and outputs
+  const int32_t row = padded(a.dim);  // length of a row of values and outputs
   for (int32_t i = 0; i < a.queries; ++i) a.most[i] = -3.0e38f, a.sum[i] = 0.0f;
   for (int32_t i = 0; i < a.queries * row; ++i) a.out[i] = 0.0f;
   const uint8_t *k[ATTEND_ROWS], *v[ATTEND_ROWS];

@@ -1,7 +1,7 @@
-// The attention of a group: rows of different sequences and parts of a long context are tasks of their own. A query's
-// sums are kept apart for every PART_ROWS rows of its context and put together in their order, so that they depend
-// neither on the tasks nor on what else is attended. Parts before the window of a row are not read; within the first
-// one that is, rows before it have no weight.
+// The attention of a group: rows of different sequences and parts of a long context are separate tasks. A query's sums
+// are kept separately for every PART_ROWS rows of its context and combined in order, so they depend neither on the
+// tasks nor on what else is computed. Parts before the window of a row are not read; rows before it within the first
+// part that is read have no weight.
 #include <cstring>
 
 #include "group.h"
@@ -12,27 +12,27 @@ namespace {
 
 constexpr int32_t LEAST_QUERIES = 4;
 
-// A quotient rounded up.
+// Divides, rounding up.
 int32_t up(int32_t number, int32_t by) { return (number + by - 1) / by; }
 
 int32_t parts_of(int32_t rows) { return up(rows, PART_ROWS); }
 
-// The first row that a row sees.
+// Returns the first row that a row sees.
 int32_t first_seen(int32_t row, int32_t window) { return window > 0 && row >= window ? row + 1 - window : 0; }
 
 int32_t within(int32_t value, int32_t least, int32_t most) {
   return value < least ? least : value > most ? most : value;
 }
 
-// `count` rows from row `from` of a stretch on. Threads share K and V rather than the queries of few rows, for each
-// task makes numbers of all K and V it sees.
+// Returns `count` rows from row `from` of a stretch on. Threads divide K and V rather than the queries of a few rows,
+// because each task converts all K and V that it sees to numbers.
 Queries queries_of(const Stretch& span, int32_t from, int32_t count, int32_t window) {
   const int32_t row = span.row + from, part = first_seen(row, window) / PART_ROWS, end = parts_of(row + count);
   const bool apart = span.count <= MOST_QUERIES && end - part > 1;
   return {{span.table, row, span.first + from, count}, part, end, apart, 0};
 }
 
-// The norm of what lies from a number on.
+// Returns the part of a norm from number `number` on.
 ct_norm from_number(const ct_norm& norm, int32_t number) {
   ct_norm part = norm;
   part.weight += number;
@@ -41,17 +41,17 @@ ct_norm from_number(const ct_norm& norm, int32_t number) {
 
 }  // namespace
 
-// Cuts the stretches into rows that are attended together, and all into tasks: the largest come first.
+// Groups the rows of the stretches that are attended together, and cuts all work into tasks, the largest first.
 void Group::share_attention(Plan& plan) {
   const std::vector<Stretch>& spans = space.stretches;
   const int32_t working = decoder.pool.working(), most_tasks = TASKS_A_THREAD * decoder.pool.size();
-  int32_t single = 0, several = 0;  // heads and parts to share, of single rows and of others
+  int32_t single = 0, several = 0;  // heads and parts to divide, of single rows and of other stretches
   for (const Stretch& span : spans) {
     const Queries all = queries_of(span, 0, span.count, plan.window);
     (span.count == 1 ? single : several) += span.count * sizes.kv_heads * (all.apart ? all.parts() : 1);
   }
-  // So many queries together that every thread finds some; heads that lie side by side are read together, unless
-  // threads would find too little: all heads in groups of one size.
+  // Group so many queries that every thread finds some. Adjacent heads are read together, unless that leaves threads
+  // without work; all groups of heads have one size.
   const int32_t together = within(several / (TASKS_A_THREAD * working), LEAST_QUERIES, MOST_QUERIES);
   const int32_t most_heads = within(up(single, most_tasks), 1, sizes.kv_heads);
   const int32_t side_by_side = up(sizes.kv_heads, up(sizes.kv_heads, most_heads));
@@ -62,7 +62,7 @@ void Group::share_attention(Plan& plan) {
   for (bool alone : {false, true}) {
     for (const Stretch& span : spans) {
       if (alone != (span.count == 1)) continue;
-      // The last rows see most: they come first.
+      // The last rows see the most, so they come first.
       for (int32_t first = (span.count - 1) / together * together; first >= 0; first -= together) {
         const int32_t rows = span.count - first < together ? span.count - first : together;
         Queries some = queries_of(span, first, rows, plan.window);
@@ -83,7 +83,7 @@ void Group::share_attention(Plan& plan) {
   for (Bench& bench : space.benches) bench.sums.reserve(own, sizes.dim);
 }
 
-// The part with the newest row comes first: where there is one row, whoever attends it also writes it.
+// The part with the newest row comes first: for a single row, the thread that attends to that part also writes the row.
 void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
   const Queries& some = plan.queries[size_t(index)];
   const int32_t pieces = some.apart ? some.parts() : 1, parts = some.apart ? 1 : some.parts();
@@ -95,7 +95,7 @@ void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
   }
 }
 
-// One head of the projection, normed and rotated.
+// Norms and rotates one head of the projection.
 void Group::position_head(int32_t layer, int32_t r, int32_t which, float* out) const {
   const float* from = heads(r) + which * sizes.dim;
   const ct_attention& how = decoder.layers[size_t(layer)].attention;
@@ -155,7 +155,7 @@ void Group::attend(int32_t layer, const Task& task, Bench& bench) {
   }
   const int64_t stride = decoder.slot_bytes;
   const int64_t offset = int64_t(task.head) * dim * decoder.number_bytes;
-  const int64_t scales = sizes.kv_size + 4 * task.head - offset;  // from the first number of the task's first head
+  const int64_t scales = sizes.kv_size + 4 * task.head - offset;  // relative to the first number of the task's first head
   uint8_t *k = cached(cache.k, layer) + offset, *v = cached(cache.v, layer) + offset;
   if (!positioned && task.end == some.end) {
     float* keys = query + queries * dim;
@@ -188,7 +188,7 @@ void Group::attend(int32_t layer, const Task& task, Bench& bench) {
   }
 }
 
-// The sums of `heads` KV heads of a row, which lie as those of `kept_heads`; with the sinks of their queries.
+// Combines the sums of `heads` KV heads of a row, stored among those of `kept_heads`, with the sinks of their queries.
 void Group::combine(const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads,
                     int32_t heads, float* out) const {
   const int32_t dim = sizes.dim, groups = sizes.groups, stride = kept_heads * some.count * groups;

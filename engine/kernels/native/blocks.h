@@ -1,4 +1,4 @@
-// A block of a quantised row in plain C++, whatever the format.
+// A block of a quantised row in plain C++, for every format.
 #pragma once
 
 #include "formats.h"
@@ -6,7 +6,7 @@
 namespace chatterm {
 namespace {
 
-// Its digits, and a scale and a low for each group of columns: a number is scale * digit + low.
+// A block's digits, with a scale and a low for each group of columns: a number is scale * digit + low.
 template <int TYPE>
 struct Block {
   static constexpr int SIZE = shape_of(TYPE).numbers, BYTES = shape_of(TYPE).bytes;

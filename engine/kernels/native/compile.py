@@ -2,7 +2,7 @@
 
     python engine/kernels/native/compile.py
 
-The package's build calls `compile_library`. Nothing but the standard library is used, and nothing of this project.
+The package's build calls `compile_library`. This module uses only the standard library and nothing of this project.
 """
 
 import hashlib
@@ -32,20 +32,20 @@ VARIANTS = {
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
 }
-"""Flags of each variant of the kernels; what a compiler does not know is left out, but for the first."""
+"""Compiler flags of each kernel variant. Variants unknown to the compiler are left out, except the first."""
 
 
 class CompileError(Exception):
-    """There is no compiler, or it failed; the text is one line for people."""
+    """Raised if there is no compiler or it failed; the text is one line for people."""
 
 
 def library_name() -> str:
-    """The file name of the library on this system."""
+    """Return the file name of the library on this system."""
     return f"chatterm_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 
 def source_hash() -> str:
-    """What tells one state of the sources from another."""
+    """Return a hash that identifies the state of the sources."""
     digest = hashlib.sha256()
     for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"), FOLDER / "compile.py"]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -53,7 +53,7 @@ def source_hash() -> str:
 
 
 def find_compiler() -> str:
-    """The C++ compiler: CXX, or the first of the usual names. Raises CompileError."""
+    """Return the C++ compiler: CXX, or the first of the usual names. Raises CompileError."""
     if sys.platform == "win32":
         raise CompileError("the native kernels are not built on Windows")
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
@@ -63,7 +63,7 @@ def find_compiler() -> str:
 
 
 def compile_library(out: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
-    """Compile everything to `out` (default: beside the sources), with `extra` flags. Raises CompileError."""
+    """Compile everything to `out` (default: beside the sources) with `extra` flags; return it. Raises CompileError."""
     target = out or FOLDER / library_name()
     compiler = find_compiler().split()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -85,7 +85,7 @@ def compile_library(out: Path | None = None, extra: tuple[str, ...] = ()) -> Pat
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(build, units))
-        # Written beside and renamed: a process that has the old library open keeps it.
+        # Written beside the target and renamed, so that a process with the old library open keeps it.
         linked = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             _run([*compiler, *FLAGS, *extra, "-shared", "-pthread", *objects, "-o", str(linked)])

@@ -1,4 +1,4 @@
-// Making a decoder, and what it refuses.
+// Creates a decoder, and refuses inputs that do not fit.
 #include "decoder.h"
 
 #include <new>
@@ -85,7 +85,7 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   return nullptr;
 }
 
-// The span at `at`, which is then behind it.
+// Reads the span at `at`, and moves `at` behind it.
 Span read_span(const int32_t*& at) {
   const int32_t blocks = at[0], row = at[1], tokens = at[2], wanted = at[3];
   const int32_t *table = at + 4, *token = table + blocks, *position = token + tokens;

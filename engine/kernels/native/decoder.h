@@ -1,4 +1,4 @@
-// What a decoder keeps between its calls.
+// The state that a decoder keeps between its calls.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace chatterm {
 
-constexpr int32_t MOST_ROWS = 128;             // more share the unpacking no better, and their numbers leave the cache
-constexpr int32_t MOST_ROWS_OF_EXPERTS = 512;  // each is read by some of the rows only
+constexpr int32_t MOST_ROWS = 128;             // with more, unpacking costs no less per row, and the rows leave the cache
+constexpr int32_t MOST_ROWS_OF_EXPERTS = 512;  // because only some of the rows read each expert
 constexpr int32_t MOST_QUERIES = 32;           // rows whose queries read K and V together
-constexpr int32_t TASKS_A_THREAD = 4;          // of attention, that the threads finish together
+constexpr int32_t TASKS_A_THREAD = 4;          // tasks of attention per thread
 constexpr int32_t QUANTIZED = 32;              // numbers that are rounded to int8 together
 
 inline int32_t inner_of(const ct_feed& feed) { return feed.down.parts[0].columns; }
@@ -49,9 +49,9 @@ struct Sizes {
   void grow(int32_t own) { inner = own > inner ? own : inner; }
 };
 
-// What one thread has for itself, where up to `rows` rows are computed together.
+// Scratch memory of one thread, for up to `rows` rows computed together.
 struct Bench {
-  InputsRoom own;  // of one row
+  InputsRoom own;  // for one row
   Buffer row, tile, other, query, scores, keys, values;
   SumsRoom sums;
   Multiplier multiplier;
@@ -79,7 +79,7 @@ struct Bench {
   }
 };
 
-// Of one sequence, as `ct_decoder_run` is told of it.
+// A span of one sequence, as given to `ct_decoder_run`.
 struct Span {
   const int32_t* table;
   const int32_t* tokens;
@@ -90,57 +90,59 @@ struct Span {
   int32_t wanted;
 };
 
-// A row of activations and the token it belongs to.
+// A row of activations, described by its token.
 struct Row {
   int32_t token;
   int32_t position;
   int64_t slot;
 };
 
-// Rows of one sequence that lie side by side.
+// Adjacent rows of one sequence.
 struct Stretch {
   const int32_t* table;
-  int32_t row;    // of the first of them in the sequence
-  int32_t first;  // the same in the group
+  int32_t row;    // of the first one in the sequence
+  int32_t first;  // of the first one in the group
   int32_t count;
 };
 
-// Those whose queries read K and V together, and the parts of the context that they see, PART_ROWS each.
+// Rows whose queries read K and V together, and the parts of the context that they see, of PART_ROWS each.
 struct Queries : Stretch {
   int32_t part, end;
-  bool apart;   // whether each part is a task of its own, whose sums are put together afterwards
-  size_t sums;  // where these are: [parts][kv_heads][count][groups]
+  bool apart;   // whether each part is a task of its own, with sums that are combined afterwards
+  size_t sums;  // where these sums are: [parts][kv_heads][count][groups]
 
   int32_t parts() const { return end - part; }
 };
 
-// What a thread attends at once: some KV heads of one row or one of several rows, over parts of the context.
+// The attention that a thread computes at once: some KV heads of one row, or one of several rows, over parts of the
+// context.
 struct Task {
   int32_t queries;
   int32_t head, heads;
   int32_t part, end;
 };
 
-// How the rows of a group are attended to in all layers of one window.
+// How the rows of a group attend in all layers with the same window.
 struct Plan {
   int32_t window;  // as in ct_attention
   std::vector<Queries> queries;
   std::vector<Task> tasks;
-  std::vector<int32_t> of_row;  // which of the queries each row belongs to
+  std::vector<int32_t> of_row;  // the index in `queries` of each row
 };
 
-// Room for up to `rows` rows that are computed together, and what is known of them before the first layer.
+// Memory for up to `rows` rows computed together, and their inputs.
 struct Workspace {
   int32_t rows;
-  // fp32 [rows][...]: `normed` and `inner` are for plain weights, `added` for what is normed before it is added to x
+  // fp32 [rows][...]: `normed` and `inner` are for plain weights, `added` for outputs that are normed before they are
+  // added to x
   Buffer x, heads, mixed, normed, inner, added;
   InputsRoom shared, gated;
   SumsRoom sums;
   std::vector<Bench> benches;
   std::vector<Row> given;
-  std::vector<int32_t> wanted;  // rows whose logits are
+  std::vector<int32_t> wanted;  // rows whose logits are wanted
   std::vector<Stretch> stretches;
-  std::vector<Plan> plans;  // by the number of their window in Decoder
+  std::vector<Plan> plans;  // by the index of their window in Decoder
   MixtureRoom mixture;
 
   Workspace(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& experts, int32_t threads, int32_t most,
@@ -162,7 +164,7 @@ struct Workspace {
   Buffer floats(int32_t columns) const { return room<float>(size_t(rows) * size_t(columns)); }
 };
 
-// Of a number in a KV cache of this type; 0 for one that there is not.
+// Bytes of a number in a KV cache of this type; 0 for an unknown type.
 constexpr int32_t number_bytes(int32_t type) {
   return type == CT_F32 ? 4 : type == CT_BF16 || type == CT_F16 ? 2 : type == CT_KV_INT8 || type == CT_KV_FP8 ? 1 : 0;
 }
@@ -175,27 +177,27 @@ struct Decoder {
   Pool& pool;
   const Kernels& kernels;
   std::vector<ct_layer> layers;
-  std::vector<ct_experts> experts;           // those of the layers that have some
-  std::vector<std::vector<ct_feed>> feeds;  // of these: the experts, the shared one last
+  std::vector<ct_experts> experts;           // of the layers that have some
+  std::vector<std::vector<ct_feed>> feeds;  // the feed-forwards of each of these, the shared expert last
   Interleaver interleaver;
   const int32_t number_bytes;  // in the KV cache
   const int64_t slot_bytes;
-  const bool plain;        // whether a weight is multiplied with what is not rounded
+  const bool plain;        // whether any weight is not quantised, so that its inputs are not rounded
   const bool norms_after;  // whether a layer has a norm after one of its parts
-  std::vector<int32_t> windows;  // that layers have, each once
-  std::vector<size_t> plans;     // of every layer: the number of its window
+  std::vector<int32_t> windows;  // the distinct windows of the layers
+  std::vector<size_t> plans;     // for every layer the index of its window
   std::unique_ptr<Workspace> space;
-  std::vector<Span> spans;  // of a call
+  std::vector<Span> spans;  // of the current call
 
-  // Rows that are computed together.
+  // The most rows that are computed together.
   int32_t most_rows() const { return mixture.taken ? MOST_ROWS_OF_EXPERTS : MOST_ROWS; }
 
   Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen);
-  // Have room for `rows` rows. Throws std::bad_alloc.
+  // Makes room for `rows` rows. Throws std::bad_alloc.
   void reserve(int32_t rows);
 
  private:
-  // Experts of its own, in place of those that were told of: where weights lie may change.
+  // Replaces the given experts by copies of our own, because the addresses of weights may change.
   void take_experts();
   void note_mapped();
 };
@@ -204,9 +206,9 @@ inline int32_t forms_of(const ct_feed& feed) { return forms_of(feed.gate_up) | f
 
 bool fits(const ct_linear& linear, int32_t columns, int32_t rows);
 bool fits(const ct_feed& feed, const Sizes& sizes);
-// What is wrong with a mixture, null for nothing.
+// Returns what is wrong with a mixture, null if nothing is.
 const char* misfit(const ct_experts& layer, const Sizes& sizes);
-// The same, whatever its router and its shared expert are.
+// The same check, ignoring the router and the shared expert.
 const char* misfit_alone(const ct_experts& layer, const Sizes& sizes);
 
 }  // namespace chatterm

@@ -1,4 +1,4 @@
-// The choice of experts, and the visits that follow from it.
+// Chooses experts, and arranges the visits that follow.
 #include "experts.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 int32_t visitors(const ct_experts& layer) { return layer.count + (layer.shared != nullptr); }
 
-// Shares from scores: of each by itself, or e to the score over the sum of all. `count` is a multiple of 8.
+// Turns scores into shares: the sigmoid of each, or the softmax of all. `count` is a multiple of 8.
 void weigh(float* scores, int32_t count, bool sigmoid) {
   if (sigmoid) {
     for (int32_t i = 0; i < count; i += 8) store(scores + i, 1.0f / (1.0f + exponential(-load(scores + i))));
@@ -66,7 +66,7 @@ void Visits::choose(const ct_experts& layer, const float* outputs, Choice* out) 
   weigh(scores.data(), wide, layer.sigmoid);
   for (int32_t i = 0; i < count; ++i) {
     const float rank = scores[size_t(i)] + (layer.selection_bias != nullptr ? layer.selection_bias[i] : 0.0f);
-    // What is no number is chosen first, so that it shows.
+    // NaN is chosen first, so that it shows.
     ranks[size_t(i)] = rank > LEAST ? rank : rank <= LEAST ? LEAST : -LEAST;
   }
   float sum = 0.0f;

@@ -1,15 +1,15 @@
-// A mixture of experts: which of them the rows of a step take, and where the numbers of these rows lie.
+// A mixture of experts: which experts the rows of a step use, and where the numbers of these rows lie.
 //
-// What an expert computes is a visit: the rows that chose it, side by side. All rows visit the shared one, which comes
-// last. The outputs of visits are added to a row in the order of the experts, whatever is beside it.
+// The work of an expert is a visit: the rows that chose it, side by side. All rows visit the shared expert, which comes
+// last. The outputs of visits are added to a row in the order of the experts, whatever other rows there are.
 //
 //   route    norm, router, choice           x -> choices
 //   gather   rounding, rows by their visit  normed -> gathered
 //   gate_up  products, activation, rounding gathered -> gated
 //   down     products, weighted sum         gated -> x
 //
-// A barrier follows each part. One row is not gathered, and all threads choose for it. Where a norm follows, sums go to
-// `added` and are normed there.
+// A barrier follows each part. A single row is not gathered, and every thread chooses its experts for itself. If a norm
+// follows, the sums go to `added` and are normed there.
 #pragma once
 
 #include <vector>
@@ -18,15 +18,15 @@
 
 namespace chatterm {
 
-// The sizes that memory depends on: of the layers with experts the most.
+// The sizes that memory depends on: the largest among the layers with experts.
 struct MixtureSizes {
-  int32_t experts = 0;  // the shared one included
-  int32_t taken = 0;    // so many of them take a row
+  int32_t experts = 0;  // including the shared one
+  int32_t taken = 0;    // experts per row
   int32_t outputs = 0;  // of the router
   int32_t inner = 0;    // numbers between gate_up and down
 
   explicit MixtureSizes(const ct_model& model);
-  // Of rows in visits, where so many rows are computed together.
+  // Places for rows in visits, if `rows` rows are computed together.
   int32_t places(int32_t rows) const;
 };
 
@@ -37,23 +37,23 @@ struct Choice {
 
 struct Visit {
   const ct_feed* expert;
-  int32_t size;   // inner numbers of a row
+  int32_t size;   // inner numbers per row
   int32_t rows;
   int32_t place;  // of its first row
   size_t inner;   // where its inner numbers begin
-  int32_t first;  // its first inner output, where those of all visits follow each other
+  int32_t first;  // its first inner output, numbered through all visits
 };
 
-// Rows that lie side by side in a visit.
+// Adjacent rows of a visit.
 struct Gathering {
   int32_t visit;
   int32_t first;
   int32_t count;
 };
 
-// The visits of a layer, as each thread works them out for itself.
+// The visits of a layer; each thread works them out for itself.
 struct Visits {
-  std::vector<Choice> own;  // of one row
+  std::vector<Choice> own;  // of a single row
   std::vector<Visit> all;
   std::vector<Gathering> gatherings;
   std::vector<int32_t> row;  // [places]
@@ -62,14 +62,14 @@ struct Visits {
   std::vector<float> scores, ranks;
 
   Visits(const MixtureSizes& sizes, int32_t rows);
-  // What a row takes, from the outputs of the router.
+  // Chooses the experts of a row from the outputs of the router.
   void choose(const ct_experts& layer, const float* outputs, Choice* out);
-  // All visits of `rows` rows, from what each of them takes.
+  // Arranges all visits of `rows` rows from the choices of each.
   void arrange(const ct_experts& layer, const Choice* taken, int32_t rows);
   int32_t outputs() const { return all.back().first + all.back().size; }
 };
 
-// Room for the mixtures of a step of up to `rows` rows.
+// Memory for the mixtures of a step of up to `rows` rows.
 struct MixtureRoom {
   InputsRoom gathered, gated;
   Buffer plain, inner;  // fp32 [places][...], for plain weights
@@ -81,7 +81,7 @@ struct MixtureRoom {
 
 inline int32_t taken_by_a_row(const ct_experts& layer) { return layer.chosen + (layer.shared != nullptr); }
 
-// Forms of the activations that its experts read.
+// The forms of the activations that the layer's experts read.
 int32_t forms_of(const ct_experts& layer);
 
 }  // namespace chatterm

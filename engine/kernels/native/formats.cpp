@@ -1,4 +1,4 @@
-// The types: their blocks, what they are multiplied with, and single rows as numbers.
+// The types: their blocks, the form of their inputs, and the expansion of single rows.
 #include "blocks.h"
 #include "kernels.h"
 

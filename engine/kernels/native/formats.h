@@ -11,7 +11,7 @@ namespace {
 constexpr int Q4_0_BYTES = 18, Q4_1_BYTES = 20, Q8_0_BYTES = 34, Q4_K_BYTES = 144, Q5_K_BYTES = 176,
               Q6_K_BYTES = 210, MXFP4_BYTES = 17;
 
-// The digits of MXFP4, to which 12 is added so that none is negative, by what is stored.
+// The digits of MXFP4 by their codes; 12 is added so that none is negative.
 constexpr int MXFP4_ZERO = 12;
 alignas(16) constexpr uint8_t MXFP4_DIGITS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
@@ -77,7 +77,7 @@ constexpr bool is_small(int32_t type) {
   return type == CT_Q4_0 || type == CT_Q4_1 || type == CT_Q8_0 || type == CT_MXFP4;
 }
 
-// The same for small blocks.
+// Calls part with a type of small blocks as a constant.
 template <typename Part>
 inline auto by_small_blocks(int32_t type, const Part& part) {
   switch (type) {
@@ -116,7 +116,7 @@ inline uint32_t as_bits(float value) {
   return bits;
 }
 
-// 2 to the power of a stored exponent less 128: the scale of a block of MXFP4.
+// 2 to the power of a stored exponent minus 128: the scale of a block of MXFP4.
 inline float mxfp4_scale(uint8_t exponent) {
   return as_float(exponent < 2 ? 0x00200000u << exponent : uint32_t(exponent - 1) << 23);
 }
@@ -125,7 +125,7 @@ inline float half_to_float(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000) << 16;
   const uint32_t rest = half & 0x7fff;
   if (rest >= 0x7c00) return as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-  // The exponent is moved by a product, which makes denormals right, too.
+  // A multiplication moves the exponent, which makes denormals right, too.
   return as_float(sign | as_bits(as_float(rest << 13) * as_float(0x77800000)));
 }
 
@@ -161,7 +161,7 @@ inline void k_scale(const uint8_t* packed, int j, int& scale, int& minimum) {
   }
 }
 
-// The 256 digits of a block: Q4_K 0..15, Q5_K 0..31, Q6_K 0..63 (before 32 is taken off).
+// The 256 digits of a block: Q4_K 0..15, Q5_K 0..31, Q6_K 0..63 (before 32 is subtracted).
 inline void q4_k_digits(const uint8_t* block, uint8_t* out) {
   for (int j = 0; j < 4; ++j) {
     for (int i = 0; i < 32; ++i) {

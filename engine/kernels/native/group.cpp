@@ -23,8 +23,8 @@ const uint8_t* Group::begin(const ct_linear& linear, int32_t outputs, int32_t gr
   return row_of(linear, Deal::begin(decoder.pool, thread, outputs, grain));
 }
 
-// What a product of so many rows reads: make(r, spare) returns row r, in `spare` or where it lies already, and may read
-// from(r). Plain weights find all rows from `plain` on.
+// Prepares the inputs of a product with `rows` rows. make(r, spare) returns row r, in `spare` or where it already lies,
+// and may read from(r). Plain weights read all rows from `plain` on.
 template <typename From, typename Make>
 Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make) {
   if (rows == 1) {
@@ -54,7 +54,7 @@ void Group::embed(int32_t r, float* spare) const {
   for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += spare[i];
 }
 
-// The norms of all rows, or of `some`; where there is none, the rows.
+// Returns the norms of all rows, or of `some`; without a norm, the rows themselves.
 Inputs Group::normed(const ct_norm& norm, int32_t forms, const std::vector<int32_t>* some, Bench& bench) {
   auto from = [&](int32_t r) { return x(some == nullptr ? r : (*some)[size_t(r)]); };
   const int32_t rows = some == nullptr ? count : int32_t(some->size());
@@ -80,8 +80,8 @@ Inputs Group::put_together(int32_t layer, int32_t forms, Bench& bench) {
   });
 }
 
-// Outputs first..end of a feed-forward between gate_up and down, for the rows of x; the thread reads `later` after them.
-// What it computes it rounds at once, so pieces are as long as what has one scale.
+// Computes outputs first..end of a feed-forward between gate_up and down, for the rows of x; the thread reads `later`
+// after them. It rounds its outputs at once, so a piece is as long as the numbers that share a scale.
 void Group::gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inputs& given, const Inputs& out,
                       const uint8_t* later, Bench& bench) const {
   const ct_linear& linear = feed.gate_up;
@@ -190,7 +190,7 @@ void Group::run(int32_t thread) {
 void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits) {
   int64_t left = 0;
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
-  int32_t done = 0;  // rows of the first of the spans that are left
+  int32_t done = 0;  // finished rows of the first span that is left
   while (left > 0) {
     const int32_t most = decoder.most_rows();
     decoder.reserve(left < most ? int32_t(left) : most);

@@ -1,19 +1,19 @@
 // Up to MOST_ROWS rows of several sequences through the whole model, by all threads of a pool.
 //
-// A barrier follows each part. One row has none before its products: what they read (a norm, attention put together)
-// each thread computes and rounds for itself, and so the threads position the heads that they attend with.
+// A barrier follows each part. A single row has none before its products: each thread computes and rounds their inputs
+// (a norm, combined attention) for itself, and positions the heads that it attends with.
 //
 //   qkv        norm, products                  x -> heads
 //   attention  head norms, RoPE, KV write      heads -> heads, cache
 //              attention                       heads -> mixed, or sums of parts
-//   output     sums put together               sums -> mixed
+//   output     combination of sums             sums -> mixed
 //              products, residual              mixed -> x
 //   gate_up    norm, products, activation,     x -> gated
 //              rounding
 //   down       products, residual              gated -> x
 //
-// A norm after a part takes one barrier more: products -> added, and then its rows, normed, -> x.
-// Where there are experts, experts.h says what comes in place of the last two.
+// A norm after a part takes one more barrier: products -> added, and then its rows, normed, -> x. With experts, the
+// steps in experts.h replace the last two.
 #pragma once
 
 #include "decoder.h"
@@ -24,11 +24,11 @@ constexpr int32_t SOME_ROWS = 8;  // rows of activations that a thread takes at 
 
 class Group {
  public:
-  // The rows are those that were added to `space.given` and `space.stretches`. Throws std::bad_alloc.
+  // Takes the rows in `space.given` and `space.stretches`. Throws std::bad_alloc.
   Group(Decoder& decoder, float* logits);
   void run(int32_t thread);
-  // What the experts of a layer give, where `space.mixture.taken` says which of them a row takes: row r of the group is
-  // row rows[r] of a job.
+  // Computes the experts of a layer for a job; `space.mixture.taken` has the choices of each row. Row r of the group is
+  // row rows[r] of the job.
   void run_mixture(const ct_layer& layer, const ct_mixture_job& job, const int32_t* rows, int32_t thread);
 
  private:
@@ -39,16 +39,16 @@ class Group {
   uint8_t* cached(void* numbers, int32_t layer) const {
     return static_cast<uint8_t*>(numbers) + layer * decoder.cache.slots * decoder.slot_bytes;
   }
-  // Where a thread begins with a layer: its memory is asked for ahead.
+  // Returns where a thread begins with a layer, so that its memory can be prefetched.
   const uint8_t* begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const;
 
-  // Calls part(n) for every n below `parts`; each is one thread's.
+  // Calls part(n) once for every n below `parts`, in any thread.
   template <typename Part>
   void claim(int32_t parts, Part part) const {
     for (int32_t n = decoder.pool.claim(); n < parts; n = decoder.pool.claim()) part(n);
   }
-  // Calls part(first, end) for some rows at once until it was called for all, which read `columns` numbers at from(r)
-  // each. The thread asks for what another one has in its cache.
+  // Calls part(first, end) for a few rows at a time, until all are done. Each row reads `columns` numbers at from(r),
+  // which the thread prefetches, because they may be in another core's cache.
   template <typename From, typename Part>
   void claim_some(int32_t rows, int32_t columns, From from, Part part) const {
     const int32_t fair = rows / (4 * decoder.pool.working());
@@ -78,7 +78,7 @@ class Group {
   Inputs gate_up(const ct_feed& feed, const Inputs& x, int32_t thread);
   void gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inputs& x, const Inputs& out,
                  const uint8_t* later, Bench& bench) const;
-  // out[r][i] = row r of the inputs times row i of a layer, or with `scale` is increased by so many times that.
+  // out[r][i] = row r of the inputs times row i of a layer; with `scale`, out is increased by `scale` times that.
   void multiply(const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, float scale,
                 int32_t thread);
   // x += scale * norm(the product).
@@ -90,7 +90,7 @@ class Group {
 
   void mix(const ct_layer& layer, int32_t thread, const uint8_t* later);
   Inputs route(const ct_layer& layer, int32_t thread);
-  // What the visits that a thread knows of add to x; `one` is what all of them read where there is one row.
+  // Adds the results of the visits that a thread has arranged to x; `one` is the input of all of them for a single row.
   void visit(const ct_layer& layer, const Inputs& one, int32_t thread, const uint8_t* later);
   void gather(const Visits& visits) const;
   void gate_up_visits(const Inputs& x, int32_t thread);
@@ -98,7 +98,7 @@ class Group {
   Inputs visitors(const Visit& visit) const;
   Inputs gated(const Visit& visit) const;
 
-  // Whether q and k are normed and rotated before they are attended with, not by who does.
+  // Whether q and k are normed and rotated for all threads before the attention, instead of by the threads that attend.
   bool positions_first(const ct_layer& layer) const { return count > 1 || layer.attention.together; }
   Plan& plan_of(int32_t layer) const { return space.plans[decoder.plans[size_t(layer)]]; }
   void share_attention(Plan& plan);
@@ -117,7 +117,7 @@ class Group {
   float* logits;
 };
 
-// All rows of the spans, so many at a time as are computed together. Throws std::bad_alloc.
+// Computes all rows of the spans, as many at a time as are computed together. Throws std::bad_alloc.
 void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits);
 
 }  // namespace chatterm

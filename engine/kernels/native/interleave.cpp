@@ -17,7 +17,7 @@ size_t bytes_of(const ct_matrix& matrix) { return size_t(matrix.rows) * size_t(m
 
 size_t with_gap(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-// The whole pages of a mapped file may go: they are read again where somebody still needs them.
+// Gives back the whole pages of a mapped file; they are read again if still needed.
 void give_back(const uint8_t* data, size_t bytes) {
   const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (uintptr_t(data) + page - 1) / page * page, end = (uintptr_t(data) + bytes) / page * page;
@@ -43,7 +43,7 @@ struct Copying {
   Pool& pool;
   const ct_matrix& matrix;
   int32_t first, count;  // panels
-  uint8_t* out;          // of all panels
+  uint8_t* out;          // for all panels
 };
 
 void copy_some(void* given, int32_t) {
@@ -89,7 +89,7 @@ void Interleaver::add(ct_linear& linear) {
 bool Interleaver::reserve() {
   if (memory_ != nullptr) return true;
   copied_.reserve(matrices_.size());
-  size_t size = HUGE_PAGE;  // what is lost where the first huge page begins
+  size_t size = HUGE_PAGE;  // the most that is lost before the first huge page begins
   for (const ct_matrix* matrix : matrices_) size += with_gap(bytes_of(*matrix));
   void* found = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (found == MAP_FAILED) return false;
@@ -97,7 +97,7 @@ bool Interleaver::reserve() {
   size_ = size;
   at_ = memory_ + (HUGE_PAGE - uintptr_t(memory_) % HUGE_PAGE) % HUGE_PAGE;
 #ifdef MADV_HUGEPAGE
-  madvise(at_, size_t(memory_ + size_ - at_), MADV_HUGEPAGE);  // a system without them says so, and has small ones
+  madvise(at_, size_t(memory_ + size_ - at_), MADV_HUGEPAGE);  // where there are none, small pages are used
 #endif
   return true;
 }
@@ -118,7 +118,7 @@ bool Interleaver::go_on(Pool& pool, int64_t bytes) {
     if (count == rest) finish(matrix);
   }
   if (next_ == matrices_.size()) {
-    for (const auto& [data, size] : copied_) give_back(data, size);  // what neighbours were read with
+    for (const auto& [data, size] : copied_) give_back(data, size);  // pages that were read with their neighbours
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// What a variant of the kernels offers, and what a product reads. Every variant is compiled from kernels_impl.h.
+// The functions of a kernel variant, and the inputs of a product. Every variant is compiled from kernels_impl.h.
 #pragma once
 
 #include "chatterm_native.h"
@@ -7,8 +7,8 @@ namespace chatterm {
 
 constexpr int32_t TILE = 8;  // rows of activations that lie side by side
 
-// Rows of activations as products read them: as they are for plain weights, and for quantised ones rounded to int8 with
-// one scale for 32 columns, x = scale * q. Up to TILE rows lie `wide` side by side, and more in tiles of TILE.
+// Rows of activations as products read them: unchanged for plain weights; for quantised ones rounded to int8 with one
+// scale per 32 columns, x = scale * q. Up to TILE rows lie `wide` side by side, more rows in tiles of TILE.
 struct Inputs {
   const float* x;  // [rows][columns]
   uint32_t* q;     // [tiles][columns / 4][wide], four q of -127..127 each
@@ -22,8 +22,8 @@ struct Inputs {
 
 enum Form : int32_t { FORM_FLOAT = 1, FORM_INT8 = 2 };
 
-// Rows of a matrix to multiply, and the first byte of what the thread multiplies after them: memory is asked for
-// AHEAD bytes before it is read, across the end of the rows. Hardware does not foresee where a thread reads next.
+// Rows of a matrix to multiply, and the first byte that the thread reads after them. Memory is prefetched AHEAD bytes
+// before it is read, across the end of the rows, because hardware does not foresee where a thread reads next.
 struct Rows {
   const uint8_t* data;
   size_t row_bytes;
@@ -34,8 +34,8 @@ struct Rows {
 
 constexpr size_t AHEAD = 16384;
 
-// out[r * stride + i] = row r of the inputs times row i, in one order of sums whatever is beside them. Quantised rows
-// take at most TILE rows of inputs.
+// out[r * stride + i] = row r of the inputs times row i, in one order of sums whatever other rows there are. Quantised
+// rows take at most TILE rows of inputs.
 using Product = void (*)(const Rows& rows, const Inputs& x, float* out, int32_t stride);
 
 constexpr int32_t PANEL = 16;  // rows of a weight that are multiplied side by side
@@ -49,14 +49,14 @@ struct Panel {
   int32_t columns;
 };
 
-// Some KV heads of a layer that lie side by side, `groups` query heads each, over rows first..end of the sequence.
+// Some adjacent KV heads of a layer, with `groups` query heads each, over rows first..end of the sequence.
 struct Attend {
   const float* q;  // [heads, groups, dim], scaled
   const uint8_t* k;
   const uint8_t* v;
   const int32_t* table;
   int64_t stride;  // bytes from slot to slot
-  int64_t scales;  // bytes from the first number of the first head to its scale, of quantised rows
+  int64_t scales;  // for quantised rows: bytes from the first number of the first head to its scale
   int32_t type;
   int32_t block_size;
   int32_t heads;
@@ -73,15 +73,16 @@ struct Attend {
 };
 
 constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
-// Rows that a query's sums are kept apart for, wherever a prompt was split and however many threads there are.
+// A query's sums are kept separately for this many rows, wherever a prompt was split and however many threads there
+// are.
 constexpr int32_t PART_ROWS = 128;
-// Rows of which all heads are read before the next ones: they lie side by side, and memory is read fastest in its order.
+// All heads of this many rows are read before the next rows: they are adjacent, and memory is read fastest in order.
 constexpr int32_t TOGETHER_ROWS = 8;
 
-// One KV head of a layer: the queries of the newest rows, the last of them at `newest`, over rows first..end - 1, each
-// up to its own row, of a window the last ones up to it.
+// One KV head of a layer: the queries of the newest rows, of which `newest` is the last, over rows first..end - 1. Each
+// query sees rows up to its own; with a window, only the last of them.
 struct AttendChunk {
-  const float* q;  // [queries, dim], scaled; `heads` for each row
+  const float* q;  // [queries, dim], scaled; `heads` of them per row
   const uint8_t* k;
   const uint8_t* v;
   const int32_t* table;
@@ -95,7 +96,7 @@ struct AttendChunk {
   int32_t newest;
   int32_t first;
   int32_t end;
-  int32_t hidden;  // rows from `first` on that lie before the windows of all: they are not read
+  int32_t hidden;  // rows from `first` on that lie before all windows: they are not read
   int32_t window;  // 0: none
   float cap;
   float* keys;    // scratch: [dim, ATTEND_ROWS]
@@ -106,52 +107,53 @@ struct AttendChunk {
   float* sum;     // [queries]: sum of exp(score - most)
 };
 
-// What a row of so many numbers takes in whole vectors.
+// The length of a row of `numbers` numbers in whole vectors.
 constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
-// Logits whose weights are added up together before one of them is drawn.
+// Logits whose weights are summed together before one of them is drawn.
 constexpr int32_t PIECE_OF_LOGITS = 512;
 
 struct Kernels {
   const char* name;
-  bool interleaves;  // whether it has kernels for rows that are interleaved
-  Product (*product_of)(int32_t type, bool interleaved);  // of a type that has kernels
-  // x [count] to columns first..first + count (multiples of 32) of row r.
+  bool interleaves;  // whether it has kernels for interleaved rows
+  Product (*product_of)(int32_t type, bool interleaved);  // for a type that has kernels
+  // Rounds x [count] to columns first..first + count (multiples of 32) of row r.
   void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
-  // Rows first..first + count of a quantised weight.
+  // Unpacks rows first..first + count of a quantised weight.
   void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
-  // out[r * stride + i] = row r of more than TILE inputs times row i of the panel, for all PANEL rows and r rounded up
-  // to TILE
+  // out[r * stride + i] = row r of more than TILE inputs times row i of the panel, for all PANEL rows, with r rounded
+  // up to TILE.
   void (*multiply_panel)(const Panel& panel, const Inputs& x, float* out, int32_t stride);
   // `out` may be x.
   void (*norm)(const float* x, const ct_norm& norm, int32_t n, float* out);
-  // The first `rotated` numbers of a head.
+  // Rotates the first `rotated` numbers of a head.
   void (*rotate)(float* head, const float* cos_sin, int32_t rotated, bool interleaved);
-  // What comes between gate_up and down; `up` is null where `feed` is not gated. `out` may be one of them.
+  // The operation between gate_up and down; `up` is null if `feed` is not gated. `out` may be one of them.
   void (*gate)(const ct_feed& feed, const float* gate, const float* up, int32_t n, float* out);
   // x = most * tanh(x / most)
   void (*cap)(float* x, int32_t n, float most);
   void (*attend)(const Attend& given);
   void (*attend_chunk)(const AttendChunk& given);
-  // Parts of the context with their `most` and `sum`, part i of head h at [i * stride + h] -> out [heads, dim]; sinks
-  // [heads] or null
+  // Combines parts of the context with their `most` and `sum`, part i of head h at [i * stride + h] -> out [heads,
+  // dim]; sinks [heads] or null.
   void (*combine)(const float* parts, const float* most, const float* sum, const float* sinks, int32_t count,
                   int32_t stride, int32_t heads, int32_t dim, float* out);
-  // Heads [heads, dim] to `out`, and their scales, where the type has some.
+  // Writes heads [heads, dim] to `out`, and their scales if the type has them.
   void (*store)(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales);
-  // The largest of n numbers; no number if one of them is none.
+  // The largest of n numbers; NaN if one of them is NaN.
   float (*largest)(const float* x, int32_t n);
-  // out = exp((x - most) / temperature), 0 where that is under e^-87; for every PIECE_OF_LOGITS their sum and the largest
+  // out = exp((x - most) / temperature), 0 if that is below e^-87; for every PIECE_OF_LOGITS also their sum and the
+  // largest.
   void (*soften)(const float* x, int32_t n, float most, float temperature, float* out, double* sums, float* peaks);
 };
 
-// The form of the activation that a type is multiplied with; 0 for a type without kernels.
+// The form of the inputs that a type is multiplied with; 0 for a type without kernels.
 int32_t form_of(int32_t type);
 void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out);
-// Whether rows, columns and row_bytes of a matrix fit together.
+// Whether rows, columns and row_bytes of a matrix are consistent.
 bool is_sound(const ct_matrix& matrix);
 
-// The kernels of a variant; null when this machine does not run it.
+// Returns the kernels of a variant; null if this machine does not run it.
 const Kernels* kernels_of(int32_t variant);
 
 extern const Kernels portable_kernels;

@@ -1,7 +1,7 @@
-// One variant of the kernels. Compiled once per instruction set, with CT_KERNELS naming the table it fills.
+// One variant of the kernels. It is compiled once per instruction set; CT_KERNELS names the table to fill.
 //
-// Everything is in an unnamed namespace and no template of the standard library is used: the linker would take one
-// copy of a shared function for all variants, and it might be one that this machine cannot run.
+// Everything is in an unnamed namespace, and no template of the standard library is used: of a shared function, the
+// linker would take one copy for all variants, possibly one that this machine cannot run.
 #include "kernels.h"
 #include "kv_rows.h"
 #include "vectors.h"
@@ -9,10 +9,10 @@
 namespace chatterm {
 namespace {
 
-// Small fixed loops over what is to stay in registers.
+// Unrolls small fixed loops over values that should stay in registers.
 #define CT_UNROLL _Pragma("GCC unroll 8")
 
-constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
 
 #ifdef __AVX512VL__
 constexpr int AT_ONCE_PLAIN = 4;  // rows of inputs whose sums stay in registers
@@ -20,7 +20,7 @@ constexpr int AT_ONCE_PLAIN = 4;  // rows of inputs whose sums stay in registers
 constexpr int AT_ONCE_PLAIN = 2;
 #endif
 
-// Calls part with the number of rows of inputs that lie side by side as a constant.
+// Calls part with the number of rows of inputs that lie side by side, as a constant.
 template <typename Part>
 inline void by_width(int32_t wide, const Part& part) {
   switch (wide) {
@@ -35,7 +35,7 @@ inline void by_width(int32_t wide, const Part& part) {
   }
 }
 
-// out[r * stride] = N rows of x times a row of a weight, which is asked for `ahead` bytes before it is read.
+// out[r * stride] = N rows of x times a row of a weight, which is prefetched `ahead` bytes before it is read.
 template <typename Type, int N>
 inline void multiply_plain_row(const uint8_t* row, const float* x, int32_t columns, uintptr_t ahead, float* out,
                                int32_t stride) {
@@ -59,7 +59,7 @@ inline void multiply_plain_row(const uint8_t* row, const float* x, int32_t colum
   }
 }
 
-// A row of a weight comes from memory once, for it stays in the cache until all inputs are multiplied with it.
+// Reads each row of a weight from memory once: it stays in the cache until it has been multiplied with all inputs.
 template <typename Type>
 void multiply_plain(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
   const uint8_t* end = rows.data + size_t(rows.count) * rows.row_bytes;
@@ -89,13 +89,13 @@ void multiply_plain(const Rows& rows, const Inputs& x, float* out, int32_t strid
 namespace chatterm {
 namespace {
 
-// q = round(x * inverse) of 8 numbers to `out`. What is no number was noted by `scale_of`.
+// Writes q = round(x * inverse) of 8 numbers to `out`. `peak` has already made the scale NaN if one of them is NaN.
 inline void round_eight(const float* x, Floats inverse, int8_t* out) {
   const Bytes q = __builtin_convertvector((Ints)(load(x) * inverse + MAGIC), Bytes);
   std::memcpy(out, &q, sizeof q);
 }
 
-// The largest magnitude of n (a multiple of 32) numbers; NaN if one of them is not finite.
+// The largest magnitude of n numbers, n a multiple of 32; NaN if one of them is not finite.
 inline float peak(const float* x, int32_t n) {
   Floats most{}, poison{};
   for (int32_t i = 0; i < n; i += 8) {
@@ -106,7 +106,7 @@ inline float peak(const float* x, int32_t n) {
   return largest_of(most) + sum_of(poison);
 }
 
-// 32 numbers as int8 to `q`: their scale, and the sums of the first and the last 16 q.
+// Rounds 32 numbers to int8 in `q`. Returns their scale, and the sums of the first and of the last 16 q.
 inline float quantize_block(const float* x, int8_t* q, int32_t& left, int32_t& right) {
   const float most = peak(x, 32);
   const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
@@ -151,7 +151,7 @@ void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inp
 namespace chatterm {
 namespace {
 
-// out = x without its mean
+// out = x minus its mean
 void centre(const float* x, int32_t n, float* out) {
   Floats sums{};
   int32_t i = 0;
@@ -247,8 +247,8 @@ inline void mix(const float* weights, const uint8_t* const* rows, int32_t count,
   }
 }
 
-// Some rows of a KV head, and those that are asked for meanwhile: a few lines at a time, and only into the second cache,
-// for the first one has few misses under way at once and waits for more.
+// Some rows of a KV head, and the rows to prefetch meanwhile: a few lines at a time, and only into the second-level
+// cache, because the first level can have few misses in flight and waits when there are more.
 struct Some {
   const uint8_t* rows[TOGETHER_ROWS];
   const uint8_t* later[TOGETHER_ROWS];
@@ -257,7 +257,7 @@ struct Some {
   void ask(int32_t row, int32_t byte) const { __builtin_prefetch(later[row] + byte, 0, 2); }
 };
 
-// The scores of some rows by query heads of a KV head: as many rows at once as fit the registers.
+// Scores some rows for query heads of a KV head, as many rows at once as fit into the registers.
 template <typename Type, int G>
 inline void score_some(const float* q, int32_t dim, const Some& some, float* scores) {
   constexpr int ROWS = G <= 3 ? 4 : 2;
@@ -292,7 +292,7 @@ inline void mix_some(const float* weights, const Some& some, int32_t dim, float*
   for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, row, d, out);
 }
 
-// Calls part(G, first) for the query heads of a KV head, up to four at a time: their number as a constant, the first.
+// Calls part(G, first) for the query heads of a KV head, up to four at a time: G is their number as a constant.
 template <typename Part>
 inline void by_groups(int32_t groups, const Part& part) {
   int32_t group = 0;
@@ -309,8 +309,8 @@ inline void by_groups(int32_t groups, const Part& part) {
   }
 }
 
-// Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are. For those that are hidden, the
-// first one that is not is read: it gets no weight.
+// Finds the memory of the rows from `row` on, at most ATTEND_ROWS; returns their number. A hidden row is replaced by
+// the first visible one; it gets no weight.
 template <typename Attention>
 inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const uint8_t** v) {
   const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
@@ -325,7 +325,7 @@ inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const 
   return count;
 }
 
-constexpr int32_t AHEAD_BYTES = 32768;  // so far ahead the rows to come are asked for
+constexpr int32_t AHEAD_BYTES = 32768;  // how far ahead rows are prefetched
 
 template <typename Type>
 void attend_rows(const Attend& a) {

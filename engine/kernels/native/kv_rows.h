@@ -1,6 +1,6 @@
-// Numbers of a quantised KV cache: one byte each, and a scale in fp32 for each head of a row, behind the numbers of all
-// heads. The twin of engine/cache/kv_rows.py. Scores are multiplied by K's scales and weights by V's, wherever that is
-// done, so that a query gets the same bits alone and in a chunk. Part of kernels_impl.h.
+// Numbers of a quantised KV cache: one byte each, with an fp32 scale for each head of a row, behind the numbers of all
+// heads. The twin of engine/cache/kv_rows.py. Scores are multiplied by K's scales and weights by V's everywhere, so
+// that a query gets the same bits alone and in a chunk. Part of kernels_impl.h.
 #pragma once
 
 #include "kernels.h"
@@ -12,7 +12,7 @@ namespace {
 struct Bytes8 {
   static constexpr int BYTES = 1;
   static constexpr bool SCALED = true;
-  // Eight bytes as whole numbers, with or without their sign.
+  // Eight bytes as integers, signed or unsigned.
   template <bool SIGNED>
   static Ints whole(const uint8_t* p) {
 #ifdef __AVX2__
@@ -29,7 +29,7 @@ struct Bytes8 {
 struct Int8 : Bytes8 {
   static Floats eight(const uint8_t* p) { return __builtin_convertvector(whole<true>(p), Floats); }
   static uint8_t code(float x) {
-    const float rounded = x + 12582912.0f;  // 1.5 * 2^23: half to even
+    const float rounded = x + 12582912.0f;  // 1.5 * 2^23: rounds half to even
     uint32_t bits;
     std::memcpy(&bits, &rounded, sizeof bits);
     return uint8_t(bits);
@@ -40,7 +40,7 @@ struct Int8 : Bytes8 {
   }
 };
 
-// E4M3, whose bits in those of fp32 are the number divided by 2^120; the scale is a power of two.
+// E4M3: its bits, placed in an fp32, are the number divided by 2^120. The scale is a power of two.
 struct Fp8 : Bytes8 {
   static Floats eight(const uint8_t* p) {
     const Ints v = whole<false>(p);
@@ -69,7 +69,7 @@ inline float scale_at(const uint8_t* p) {
   return scale;
 }
 
-// Each of `lines` lines of scores or weights times the scales of the rows that it is of.
+// Multiplies each of `lines` lines of scores or weights by the scales of their rows.
 inline void scale_rows(float* scores, int32_t lines, int32_t count, const uint8_t* const* rows, int64_t scales) {
   float factors[ATTEND_ROWS];
   for (int32_t r = 0; r < count; ++r) factors[r] = scale_at(rows[r] + scales);
@@ -78,7 +78,7 @@ inline void scale_rows(float* scores, int32_t lines, int32_t count, const uint8_
   }
 }
 
-// Numbers [heads, dim] to their bytes, and their scales to where these are.
+// Stores numbers [heads, dim] as bytes in `out`, and their scales in `scales`.
 template <typename Type>
 inline void store_bytes(const float* x, int32_t heads, int32_t dim, uint8_t* out, uint8_t* scales) {
   for (int32_t h = 0; h < heads; ++h, x += dim, out += dim) {

@@ -1,5 +1,5 @@
-// Quantised rows side by side for AVX2: lane r of a vector has the numbers of row r, as they lie in a file or interleaved.
-// Part of products_avx2.h.
+// Quantised rows side by side for AVX2: lane r of a vector has the numbers of row r, read as stored in a file or
+// interleaved. Part of products_avx2.h.
 #pragma once
 
 #include "interleave.h"
@@ -12,21 +12,21 @@ typedef Floats LaneFloats;
 typedef Ints LaneInts;
 typedef uint32_t LaneBits __attribute__((vector_size(32)));  // four bytes of each row
 
-// Two halves side by side of all rows: the lower and the upper ones
+// Splits words of two half floats, one word per row, into the lower and the upper ones.
 inline void split_halves(__m128i first, __m128i second, LaneFloats& lower, LaneFloats& upper) {
   const __m128i mask = _mm_set1_epi32(0xffff);
   lower = (LaneFloats)_mm256_cvtph_ps(_mm_packus_epi32(_mm_and_si128(first, mask), _mm_and_si128(second, mask)));
   upper = (LaneFloats)_mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16)));
 }
 
-// A block of LANES rows that lie one after the other, as in a file. What is read lies `at` bytes into the block.
+// A block of LANES rows that are stored one after the other, as in a file. `at` is an offset in bytes into the block.
 struct Apart {
   const uint8_t* const* rows;
   ptrdiff_t block;
 
   const uint8_t* of(int r, int at) const { return rows[r] + block + at; }
 
-  // Halves of all rows
+  // A half float of each row.
   LaneFloats halves(int at) const {
     __m128i v = _mm_cvtsi32_si128(load_u16(of(0, at)));
     v = _mm_insert_epi16(v, load_u16(of(1, at)), 1);
@@ -39,12 +39,12 @@ struct Apart {
     return (LaneFloats)_mm256_cvtph_ps(v);
   }
 
-  // Bytes of all rows
+  // A byte of each row.
   LaneInts bytes(int at) const {
     return LaneInts{*of(0, at), *of(1, at), *of(2, at), *of(3, at), *of(4, at), *of(5, at), *of(6, at), *of(7, at)};
   }
 
-  // Four bytes of four rows
+  // Four bytes of each of four rows.
   __m128i four(int first, int at) const {
     __m128i v = _mm_cvtsi32_si128(int32_t(load_u32(of(first, at))));
     v = _mm_insert_epi32(v, int32_t(load_u32(of(first + 1, at))), 1);
@@ -52,7 +52,7 @@ struct Apart {
     return _mm_insert_epi32(v, int32_t(load_u32(of(first + 3, at))), 3);
   }
 
-  // 16 bytes of all rows: out[i] has bytes 4 * i.. of each.
+  // 16 bytes of each row: out[i] has bytes 4 * i.. of each.
   void sixteen(int at, LaneBits* out) const {
     auto load = [&](int r) { return _mm_loadu_si128((const __m128i*)of(r, at)); };
     __m256i v[4];
@@ -67,12 +67,12 @@ struct Apart {
   }
 };
 
-// The same of rows that are interleaved (interleave.h).
+// The same for interleaved rows (interleave.h).
 template <int TYPE>
 struct Interleaved {
   using Order = InterleavedBlock<TYPE>;
   const uint8_t* block;  // of the PANEL rows
-  int first;             // of the LANES rows among them
+  int first;             // index of the LANES rows among them
 
   __m256i word(int at) const { return load_bytes(block + Order::word(at) + 4 * first); }
   LaneFloats halves(int) const {
@@ -103,14 +103,14 @@ inline LaneFloats fused(LaneFloats a, LaneFloats b, LaneFloats c) {
   return (LaneFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 
-// Byte j of each number
+// Byte j of each number.
 inline LaneFloats byte_of(LaneBits v, int j) { return to_floats((LaneInts)(v >> (8 * j) & 255u)); }
 
 inline LaneBits low_nibbles(LaneBits v) { return v & 0x0f0f0f0fu; }
 inline LaneBits high_nibbles(LaneBits v) { return v >> 4 & 0x0f0f0f0fu; }
 
-// A block of all rows: the digits of columns 32 * part.., four in a lane, and a scale and a low for each group of
-// columns. DEPTH times two products fit 16 bits.
+// A block of all rows: the digits of columns 32 * part.., four per lane, and a scale and a low for each group of
+// columns. DEPTH times two products fit into 16 bits.
 template <int TYPE>
 struct Lanes;
 
@@ -188,7 +188,7 @@ struct Lanes<CT_MXFP4> {
   LaneFloats low(int) const { return step * float(-MXFP4_ZERO); }
 };
 
-// Q4_K, and Q5_K where FIFTH.
+// Q4_K, and Q5_K with FIFTH.
 template <bool FIFTH>
 struct LanesK {
   static constexpr int PARTS = 8, BYTES = FIFTH ? Q5_K_BYTES : Q4_K_BYTES, GROUP = 32, DEPTH = FIFTH ? 4 : 8;

@@ -1,6 +1,6 @@
 """The library of native kernels (engine/kernels/native): finding it, its functions, its threads.
 
-The library is optional: without a compiler at install there is none, and `problem()` says why.
+The library is optional. If there was no compiler at install, it is missing, and `problem()` says why.
 """
 
 import ctypes
@@ -29,23 +29,23 @@ VARIANT_NAMES = {
     "avxvnni": "AVX2 with VNNI",
     "avx512": "AVX-512 with VNNI",
 }
-"""Variants of the kernels for people."""
+"""Names of the kernel variants for people."""
 
 IMPOSSIBLE = -2
 """CT_IMPOSSIBLE"""
 ROWS, MAPPED, INTERLEAVED = 0, 1, 2
-"""ct_storage"""
+"""The values of ct_storage."""
 
 _Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 def _of(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    """Fields of one type."""
+    """Return fields that share one type."""
     return [(name, kind) for name in names]
 
 
 class Matrix(ctypes.Structure):
-    """ct_matrix: rows of a weight in memory."""
+    """ct_matrix: the rows of a weight in memory."""
 
     _fields_: ClassVar = [
         ("data", _Pointer),
@@ -55,19 +55,19 @@ class Matrix(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """ct_linear: matrices over the same input, side by side in the output."""
+    """ct_linear: matrices with the same input, side by side in the output."""
 
     _fields_: ClassVar = [("parts", Matrix * 3), ("bias", _Pointer), *_of(_Int, "count", "unused")]
 
 
 class Norm(ctypes.Structure):
-    """ct_norm: what is zero stands for no norm."""
+    """ct_norm: all zeros mean no norm."""
 
     _fields_: ClassVar = [*_of(_Pointer, "weight", "bias"), ("eps", _Float), ("centred", _Int)]
 
 
 class Attention(ctypes.Structure):
-    """ct_attention: what is a layer's own in it."""
+    """ct_attention: the attention settings of one layer."""
 
     _fields_: ClassVar = [
         ("head_norm", Norm),
@@ -185,42 +185,42 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_interleave": (_Int, (ctypes.POINTER(Matrix), _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
 }
-"""Result and arguments of every function of chatterm_native.h."""
+"""Result and argument types of every function of chatterm_native.h."""
 
 
 class NativeError(EngineError):
-    """The library is not there, or cannot do what was asked; the text is the middle of a sentence."""
+    """Raised if the library is missing or cannot do what was asked; the text is the middle of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The loaded library and what this machine runs of it."""
+    """The loaded library, and the variants that this machine runs."""
 
     functions: Any
     """A ctypes.CDLL with typed functions; calls release the interpreter's lock."""
     variants: dict[str, int]
-    """Numbers of the variants that work here, by name, the best last."""
+    """Indices of the variants that work here, by name, the best one last."""
 
     @property
     def best(self) -> int:
-        """The fastest variant of this machine."""
+        """The index of the fastest variant on this machine."""
         return max(self.variants.values())
 
     @property
     def best_name(self) -> str:
-        """The same for people."""
+        """The name of the fastest variant, for people."""
         name = next(name for name, number in self.variants.items() if number == self.best)
         return VARIANT_NAMES[name]
 
 
 @cache
 def library() -> Library:
-    """The library beside its sources. Raises NativeError when there is none that fits."""
+    """Return the library beside its sources. Raises NativeError if it is missing or does not match them."""
     return open_library(FOLDER / compiling.library_name())
 
 
 def open_library(path: Path) -> Library:
-    """The library in a file. Raises NativeError when it is none or was made from other sources."""
+    """Load a library from a file. Raises NativeError if that fails or if it was built from other sources."""
     if sys.byteorder != "little":
         raise NativeError("the native kernels are for little-endian machines")
     if not path.exists():
@@ -234,7 +234,7 @@ def open_library(path: Path) -> Library:
         raise NativeError(
             f"the native kernels cannot be loaded ({' '.join(str(error).split())[:200]})"
         ) from None
-    # Structs of another state of the sources would be read at the wrong places.
+    # A library built from other sources would read the structs at the wrong offsets.
     if functions.ct_source_hash().decode() != compiling.source_hash():
         raise NativeError("the native kernels were built from other sources; install chatterm again")
     works = [number for number in range(functions.ct_variants()) if functions.ct_variant_works(number)]
@@ -242,7 +242,7 @@ def open_library(path: Path) -> Library:
 
 
 def problem() -> str | None:
-    """Why there are no native kernels here, as the middle of a sentence; None where there are."""
+    """Return why there are no native kernels here, as the middle of a sentence; None if there are."""
     try:
         library()
     except NativeError as error:
@@ -251,10 +251,10 @@ def problem() -> str | None:
 
 
 def sample(logits: "Tensor", how: Sampling, mask: "Tensor | None" = None) -> int:
-    """The token that a chance falls on, of fp32 logits [how.count]; -1 where they are no numbers.
+    """Draw a token from fp32 logits [how.count] by `how.chance`; -1 if a logit is NaN or the largest is not finite.
 
-    Only tokens whose bits are set in int32 `mask` [(count + 31) / 32] may be drawn. Raises NativeError when memory is
-    short.
+    Only tokens whose bits are set in int32 `mask` [(count + 31) / 32] may be drawn. Raises NativeError if there is too
+    little memory, ValueError if the sizes differ.
     """
     given, found = logits.contiguous(), library()
     words = mask.contiguous() if mask is not None else None
@@ -273,7 +273,7 @@ class Pool:
     """A team of threads in the library. They spin for some 100 µs after a step and then sleep."""
 
     def __init__(self, threads: int | None = None, using: Library | None = None) -> None:
-        """`threads` counts the caller (None: `default_threads`). Raises NativeError when they cannot be started."""
+        """`threads` includes the caller (None: `default_threads`). Raises NativeError if they cannot be started."""
         self.library = using or library()
         functions = self.library.functions
         self.threads = threads or default_threads()
@@ -283,19 +283,19 @@ class Pool:
             raise NativeError(f"{self.threads} threads cannot be started")
         self._lock = Lock()
         self._process = os.getpid()
-        # At the end of the program a thread may still be within a step; the system ends them all.
+        # When the program exits, a thread may still be within a step; the system ends all threads.
         weakref.finalize(self, _destroy_pool, functions, self._handle, self._process).atexit = False
 
     @contextmanager
     def held(self) -> Iterator[int]:
-        """The handle, for one call at a time. Raises NativeError in a forked process, which has no such threads."""
+        """Yield the handle, to one caller at a time. Raises NativeError in a forked process: it lacks the threads."""
         if os.getpid() != self._process:
             raise NativeError("the threads of the native kernels do not exist in the forked process")
         with self._lock:
             yield self._handle
 
     def set_alone(self, alone: bool) -> None:
-        """Whether callers compute by themselves from now on; the results are the same to the bit."""
+        """Set whether callers compute by themselves from now on; the results are the same to the bit."""
         with self.held() as handle:
             self.library.functions.ct_pool_alone(handle, alone)
         self.alone = alone
@@ -307,20 +307,20 @@ def _destroy_pool(functions: Any, handle: int, process: int) -> None:
 
 
 def default_threads() -> int:
-    """Physical cores that this process may use; one is left to the screen where there are more than two."""
+    """Return the physical cores that this process may use, minus one for the screen if there are more than two."""
     cores = physical_cores()
     return cores - 1 if cores > 2 else cores
 
 
 def check_threads(threads: int | None) -> None:
-    """Raises EngineError for a number that this machine has no processors for."""
+    """Raise EngineError if this machine does not have that many processors."""
     most = os.cpu_count() or 1
     if threads is not None and not 1 <= threads <= most:
         raise EngineError(f"--threads is {threads}; it must be from 1 to {most} on this machine.")
 
 
 def physical_cores() -> int:
-    """Physical cores among the processors of this process, at least one, within the quota of a container."""
+    """Return the physical cores among this process's processors, within the quota of its container; at least one."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = {_core_of(processor) for processor in os.sched_getaffinity(0)}
@@ -329,7 +329,7 @@ def physical_cores() -> int:
 
 
 def _core_of(processor: int) -> str:
-    """What the processors of one core have in common."""
+    """Return a text that is the same for all processors of one core."""
     path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
     try:
         return path.read_text(encoding="ascii").strip()
@@ -338,7 +338,7 @@ def _core_of(processor: int) -> str:
 
 
 def _cgroup_processors(path: Path) -> int | None:
-    """Processors that a container may keep busy, rounded up; None without a limit."""
+    """Return how many processors a container may keep busy, rounded up; None if there is no limit."""
     try:
         quota, period = path.read_text(encoding="ascii").split()
         return None if quota == "max" else max(1, -(-int(quota) // int(period)))

@@ -1,4 +1,4 @@
-// The feed-forward of a group by experts: see experts.h.
+// The feed-forward of a group with experts: see experts.h.
 #include <algorithm>
 #include <cstring>
 
@@ -8,10 +8,10 @@ namespace chatterm {
 
 namespace {
 
-constexpr int32_t ROUTED = 8;  // outputs of the router that a thread takes at once for one row
-constexpr int32_t DOWN = 64;   // outputs of many rows that a thread takes at once, of all visits
+constexpr int32_t ROUTED = 8;  // router outputs that a thread takes at once for one row
+constexpr int32_t DOWN = 64;   // outputs of many rows that a thread takes at once, over all visits
 
-// The first of `visits` from number v on that has output `first`.
+// Returns the index of the visit, from number v on, that contains output `first`.
 size_t visit_of(const std::vector<Visit>& visits, size_t v, int32_t first) {
   while (first >= visits[v].first + visits[v].size) ++v;
   return v;
@@ -53,7 +53,7 @@ void Group::run_mixture(const ct_layer& layer, const ct_mixture_job& job, const 
   claim(count, [&](int32_t r) { std::memcpy(job.out + size_t(rows[r]) * hidden, x(r), hidden * sizeof(float)); });
 }
 
-// Has the thread know the visits of this layer; returns what all of them read where there is one row.
+// Makes the visits of this layer known to the thread. For a single row, returns the inputs that all visits read.
 Inputs Group::route(const ct_layer& layer, int32_t thread) {
   const ct_experts& experts = *layer.experts;
   const ct_linear& router = experts.router;
@@ -151,7 +151,7 @@ void Group::gate_up_visits(const Inputs& one, int32_t thread) {
   }
 }
 
-// Every output is one thread's: it adds what the visits give in their order.
+// Every output belongs to one thread, which adds the results of the visits in order.
 void Group::down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later) {
   const bool apart = layer.mlp_post_norm.weight != nullptr;
   const float scale = apart ? 1.0f : layer.residual_scale;

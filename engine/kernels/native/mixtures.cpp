@@ -1,4 +1,4 @@
-// Mixtures by themselves, for a network that is otherwise computed elsewhere: by a GPU that has no room for them.
+// Mixtures by themselves, for a network that is otherwise computed elsewhere: by a GPU without room for them.
 #include <cmath>
 #include <memory>
 #include <new>
@@ -8,7 +8,7 @@
 using namespace chatterm;
 
 struct ct_mixtures {
-  // The routers and the shared experts are none of ours.
+  // The routers and the shared experts are computed elsewhere.
   ct_mixtures(const ct_experts* given, int32_t count, int32_t hidden) : experts(given, given + count), hidden(hidden) {
     for (ct_experts& layer : experts) {
       layer.router = {};
@@ -21,7 +21,7 @@ struct ct_mixtures {
     rows.reserve(MOST_ROWS_OF_EXPERTS);
   }
 
-  // A model without attention: one head that nobody attends with.
+  // A model without attention: its one head is never used.
   ct_model model() const {
     ct_model found{};
     found.layers = layers.data();
@@ -36,7 +36,7 @@ struct ct_mixtures {
   std::vector<ct_layer> layers;
   const int32_t hidden;
   std::unique_ptr<Decoder> decoder;
-  std::vector<int32_t> rows;  // of the job, that are computed together
+  std::vector<int32_t> rows;  // of the job: those that are computed together
 };
 
 namespace {
@@ -57,7 +57,7 @@ void fill(const ct_mixture_job& job, int32_t row, float value) {
   std::fill(out, out + job.mixtures->hidden, value);
 }
 
-// Which experts row `row` takes, unless it has none, or one that there is not: then it is filled with what it gets.
+// Reads the experts of row `row`. If it has none, or an invalid id, fills its output and returns false.
 bool take(const ct_mixture_job& job, const ct_experts& layer, int32_t row, Choice* out) {
   const int64_t first = int64_t(row) * layer.chosen;
   for (int32_t n = 0; n < layer.chosen; ++n) {

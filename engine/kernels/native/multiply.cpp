@@ -43,7 +43,7 @@ void Multiplier::multiply(const ct_linear& linear, int32_t first, int32_t end, c
   }
 }
 
-// Rows of a panel that are not there may be written where later ones follow, but not past the end of a stride.
+// Missing rows of a panel may be written if later ones overwrite them, but not past the end of a stride.
 void Multiplier::multiply_panel(const ct_matrix& part, int32_t first, int32_t count, const Inputs& x, float* out,
                                 int32_t stride, bool fits) {
   kernels_.unpack(part, first, count, panel_);

@@ -9,7 +9,7 @@
 namespace chatterm {
 namespace {
 
-// Number r of a group's scales and lows
+// Stores number r of a group's scales and lows.
 inline void place_scale(float scale, float low, int32_t group, int32_t r, Panel& out) {
   out.scale[group * PANEL + r] = scale;
   out.low[group * PANEL + r] = low;
@@ -38,7 +38,7 @@ void unpack(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out) {
   by_blocks(matrix.type, [&](auto type) { unpack_as<type.value>(matrix, first, count, out); });
 }
 
-// One tile of the inputs as a product reads it.
+// One tile of the inputs, as a product reads it.
 struct InputTile {
   const uint32_t* q;   // [columns / 4][TILE]
   const float* scale;  // [columns / 32][TILE]

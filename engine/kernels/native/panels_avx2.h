@@ -1,6 +1,6 @@
-// Panels for AVX2, with VNNI where the compiler was told so: a vector holds four columns of 8 rows. Part of panels.h.
+// Panels for AVX2, with VNNI if the compiler targets it: a vector holds four columns of 8 rows. Part of panels.h.
 //
-// Without VNNI the products of neighbours are added up in 16 bits as long as they fit: DEPTH times two products.
+// Without VNNI, neighbouring products are summed in 16 bits as long as they fit: DEPTH times two products.
 #pragma once
 
 namespace chatterm {
@@ -9,7 +9,7 @@ namespace {
 constexpr int AT_ONCE = 4;          // rows of inputs that are multiplied with all rows of a panel
 constexpr int HALVES = PANEL / 8;  // vectors for the rows of a panel
 
-// dots[r][h] += the digits from `digits` on times those of the inputs from `q` on; DEPTH * 4 columns
+// dots[r][h] += the digits from `digits` on times those of the inputs from `q` on, over DEPTH * 4 columns.
 template <int DEPTH, bool SIGNED>
 inline void add_products(const uint32_t* digits, const uint32_t* q, __m256i (*dots)[HALVES]) {
 #if defined(__AVXVNNI__)

@@ -74,7 +74,7 @@ void Pool::follow(int32_t thread) {
 
 void Pool::barrier() {
   const uint32_t part = part_.load(std::memory_order_relaxed);
-  const int32_t others = working_ - 1;  // read before arriving: after the last arrival it may change
+  const int32_t others = working_ - 1;  // read before arriving: it may change after the last arrival
   if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) == others) {
     arrived_.value.store(0, std::memory_order_relaxed);
     claimed_[part & 1].value.store(0, std::memory_order_relaxed);
@@ -85,7 +85,7 @@ void Pool::barrier() {
     if (spin < SPINS_BEFORE_YIELD) {
       relax();
     } else {
-      std::this_thread::yield();  // a thread of ours may wait for this core
+      std::this_thread::yield();  // another of our threads may be waiting for this core
     }
   }
 }

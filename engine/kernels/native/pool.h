@@ -10,7 +10,7 @@
 
 namespace chatterm {
 
-// What one thread of the team does; the caller of `run` is thread 0.
+// The work of one thread of the team; the caller of `run` is thread 0.
 using Work = void (*)(void* given, int32_t thread);
 
 class Pool {
@@ -21,15 +21,16 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int32_t size() const { return size_; }
-  // How many of them work on the jobs: all, or only the caller of `run`.
+  // How many threads work on jobs: all, or only the caller of `run`.
   int32_t working() const { return working_; }
-  // Between two jobs: whether the caller does the next ones by itself. The others sleep then.
+  // Between two jobs: sets whether the caller does the next ones by itself, while the others sleep.
   void set_alone(bool alone) { working_ = alone ? 1 : size_; }
-  // Have every thread do `work` once, and return when all are done.
+  // Makes every thread do `work` once, and returns when all are done.
   void run(Work work, void* given);
-  // Within `work`: wait until every thread is here. The last one makes `claimed_` of the next part but one zero.
+  // Within `work`: waits until every thread is here. The last one resets the claim counter of this part, for the next
+  // part but one.
   void barrier();
-  // Within `work`: the next of the pieces of the part between two barriers, from 0 on.
+  // Within `work`: returns the next piece of the part between two barriers, from 0 on.
   int32_t claim() { return claimed_[part_.load(std::memory_order_relaxed) & 1].value.fetch_add(1, std::memory_order_relaxed); }
 
  private:

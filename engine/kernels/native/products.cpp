@@ -1,4 +1,4 @@
-// Products by themselves, for a network that is otherwise computed elsewhere, and what tests and benchmarks ask for.
+// Products by themselves, for a network that is otherwise computed elsewhere, and functions for tests and benchmarks.
 #include <memory>
 #include <new>
 

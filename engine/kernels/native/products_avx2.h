@@ -1,7 +1,7 @@
-// Products with quantised rows for AVX2, with VNNI where the compiler was told so.
+// Products with quantised rows for AVX2, with VNNI if the compiler targets it.
 //
-// Eight rows are multiplied at once: lane r of a vector has the numbers of row r, and what was unpacked is multiplied
-// with up to TILE rows of inputs. So sums have the order that those of panels have (panels.h), to the bit. Vectors of 16
+// Eight rows are multiplied at once: lane r of a vector has the numbers of row r, and unpacked numbers are multiplied
+// with up to TILE rows of inputs. So sums have the same order as those of panels (panels.h), to the bit. Vectors of 16
 // lanes were no faster.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace chatterm {
 namespace {
 
-// AVX2 multiplies signed bytes through their magnitudes; with VNNI digits are unsigned.
+// AVX2 multiplies signed bytes through their magnitudes; with VNNI, digits are unsigned.
 #if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
 constexpr bool SIGNED_BYTES = false;
 #else
@@ -22,7 +22,7 @@ constexpr bool SIGNED_BYTES = true;
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 
-// sums + the products of unsigned a and signed b, added up in fours. Without VNNI two products must fit 16 bits.
+// sums + the products of unsigned a and signed b, added up in fours. Without VNNI, two products must fit into 16 bits.
 inline __m256i add_dot(__m256i sums, __m256i a, __m256i b) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   return _mm256_dpbusd_epi32(sums, a, b);
@@ -37,7 +37,7 @@ inline void add_fours(const int8_t* q, int32_t* out) {
   _mm256_storeu_si256((__m256i*)out, add_dot(_mm256_setzero_si256(), _mm256_set1_epi8(1), load_bytes(q)));
 }
 
-// 16 bytes to 32 digits: the low halves, then the high halves
+// Expands 16 bytes to 32 digits: the low halves, then the high halves.
 inline __m256i nibbles(const uint8_t* p) {
   const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
   const __m256i shifts = _mm256_set_epi64x(4, 4, 0, 0);
@@ -52,10 +52,10 @@ inline __m256i nibbles(const uint8_t* p) {
 namespace chatterm {
 namespace {
 
-constexpr size_t LANES_AHEAD = 4096;  // the AHEAD of these products
+constexpr size_t LANES_AHEAD = 4096;  // replaces AHEAD in these products
 
-// The products of COUNT * 4 digits of each row with as many numbers of one of N rows of inputs; without VNNI those of
-// neighbours are added up in 16 bits as long as they fit.
+// The products of COUNT * 4 digits of each row with as many numbers of one of N rows of inputs. Without VNNI,
+// neighbouring products are summed in 16 bits as long as they fit.
 template <int COUNT, int DEPTH, bool SIGNED, int N>
 inline LaneInts dot_of(const LaneBits* digits, const uint32_t* q) {
   __m256i sums[2] = {};
@@ -79,8 +79,8 @@ inline LaneInts dot_of(const LaneBits* digits, const uint32_t* q) {
   return (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
 }
 
-// Memory that is asked for ahead of its use, in its order, and from `end` on what the thread multiplies after that.
-// An address that is never read need not be one of ours.
+// Prefetches memory in order, and from `end` on what the thread multiplies next. An address that is never read need not
+// be valid.
 struct Fetch {
   uintptr_t at, end, next;
 
@@ -93,7 +93,7 @@ struct Fetch {
   }
 };
 
-// Of one row of inputs and LANES rows, block by block: add<N>() is called for every part of each block.
+// The sums of LANES rows with N rows of inputs, block by block: add() is called for every part of each block.
 template <int TYPE, int N>
 struct LaneSums {
   using L = Lanes<TYPE>;
@@ -102,7 +102,7 @@ struct LaneSums {
   L block;
   LaneFloats sums[N];
 
-  // 32 columns, which are number n of the row and `part` of the block
+  // Adds 32 columns, which are number n of the row and `part` of the block.
   template <typename From>
   void add(const From& from, int part, int32_t n, const Inputs& x) {
     const float* lows = L::GROUP == 32 ? x.low : x.low_16;
@@ -123,11 +123,12 @@ struct LaneSums {
   }
 };
 
-// SIDES times LANES rows with N rows of inputs; from(b, side) is where block b of them lies.
+// Multiplies SIDES times LANES rows with N rows of inputs; from(b, side) gives block b of a side.
 template <int TYPE, int N, int SIDES, typename From>
 inline void multiply_lanes(From from, int32_t columns, Fetch& fetch, const Inputs& x, LaneSums<TYPE, N>* sides) {
   using L = Lanes<TYPE>;
-  // One row of inputs leaves no time to find out which part it is; more of them would be very long code.
+  // A single row of inputs leaves no time to look up which part it is; for more rows the unrolled code would be very
+  // long.
   constexpr int UNROLLED = N == 1 || L::PARTS == 1 ? L::PARTS : 2;
   CT_UNROLL
   for (int s = 0; s < SIDES; ++s) {
@@ -149,7 +150,7 @@ inline void multiply_lanes(From from, int32_t columns, Fetch& fetch, const Input
   }
 }
 
-// The next rows are there before they are read, and not long before: 16 KB ahead was 15% slower.
+// The next rows arrive before they are read, but not long before: 16 KB ahead was 15% slower.
 inline Fetch fetch_of(const Rows& rows, size_t group) {
   const uintptr_t begin = uintptr_t(rows.data);
   Fetch fetch{begin + (LANES_AHEAD > group * 5 / 4 ? LANES_AHEAD : group * 5 / 4),
@@ -164,7 +165,7 @@ void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride
   Fetch fetch = fetch_of(rows, LANES * bytes);
   for (int32_t first = 0; first < rows.count; first += LANES) {
     const uint8_t* some[LANES];
-    for (int32_t r = 0; r < LANES; ++r) {  // what lacks of so many rows repeats the last one
+    for (int32_t r = 0; r < LANES; ++r) {  // missing rows repeat the last one
       some[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
     }
     LaneSums<TYPE, N> lanes[1];
@@ -180,7 +181,7 @@ void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride
   }
 }
 
-// Whether N rows of inputs leave registers for the sums of a whole panel; else its halves are read in turns.
+// Whether N rows of inputs leave registers for the sums of a whole panel; otherwise its halves are read in turn.
 template <int TYPE, int N>
 constexpr bool takes_whole_panel() {
 #ifdef __AVX512VL__

@@ -1,5 +1,5 @@
-// Products with quantised rows in plain C++: right on every machine, fast on none. Sums have the order that those of
-// panels have (panels_portable.h).
+// Products with quantised rows in plain C++: correct on every machine, fast on none. Sums have the same order as those
+// of panels (panels_portable.h).
 #pragma once
 
 #include "blocks.h"

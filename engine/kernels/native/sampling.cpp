@@ -1,6 +1,6 @@
-// A token from logits: a mask, penalties, then what top-k, top-p and min-p leave of them, in this order, and one draw.
+// Draws a token from logits: a mask, penalties, then top-k, top-p and min-p, in this order, and one draw.
 //
-// Nothing is sorted but the likeliest: weights under ever smaller bounds are looked for until there are enough.
+// Only the likeliest tokens are sorted: weights above smaller and smaller bounds are collected until there are enough.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -31,11 +31,11 @@ struct Weights {
     return all;
   }
 
-  // Where `at` falls among the weights, one after the other.
+  // Returns the token that `at` falls on when the weights are laid end to end.
   int32_t at(double at) const {
     size_t piece = 0;
     for (; piece + 1 < sums.size() && at >= sums[piece]; ++piece) at -= sums[piece];
-    while (piece > 0 && peaks[piece] == 0.0f) --piece;  // rounded up, it lies behind the last one
+    while (piece > 0 && peaks[piece] == 0.0f) --piece;  // through rounding, `at` lies behind the last weight
     const int32_t first = int32_t(piece) * PIECE_OF_LOGITS;
     int32_t last = first;
     for (int32_t i = first; i < std::min(count, first + PIECE_OF_LOGITS); ++i) {
@@ -46,7 +46,7 @@ struct Weights {
     return last;
   }
 
-  // Those of `bound` and more, but none without weight.
+  // Collects the tokens with a weight of at least `bound`, but none with weight 0.
   void above(float bound, std::vector<Likely>& found) const {
     found.clear();
     for (int32_t i = 0; i < count; ++i) {
@@ -91,7 +91,7 @@ int32_t choose(const Weights& all, const ct_sampling& how) {
   }
   const float bound = how.min_p * left[0].weight;
   while (left.back().weight < bound) left.pop_back();
-  // In an order that does not turn around where rounding does it to two that are nearly alike.
+  // In an order that does not depend on the rounding of two nearly equal logits.
   std::sort(left.begin(), left.end(), [](const Likely& a, const Likely& b) { return a.id < b.id; });
   double at = how.chance * sum_of(left);
   for (const Likely& one : left) {
@@ -100,7 +100,7 @@ int32_t choose(const Weights& all, const ct_sampling& how) {
   return left.back().id;
 }
 
-// Calls part(i) for the few that are not 0: most of what is looked at together is.
+// Calls part(i) for the few marks that are not 0, skipping 64 zeros at a time.
 template <typename T, typename Part>
 void for_marked(const T* marks, int32_t count, const Part& part) {
   constexpr int32_t TOGETHER = 64;
@@ -129,7 +129,7 @@ void penalise(const ct_sampling& how, int32_t count, float* logits) {
   }
 }
 
-// Logits to `out`, -inf where the mask has no bit. Most of its words have all of them, or none.
+// Copies logits to `out`, with -inf for bits that the mask lacks. Most of its words have all bits set, or none.
 void masked(const float* logits, const uint32_t* mask, int32_t count, float* out) {
   static constexpr auto BITS = [] {
     std::array<uint32_t, 32> bits{};
@@ -151,7 +151,7 @@ void masked(const float* logits, const uint32_t* mask, int32_t count, float* out
   }
 }
 
-// The first of the largest.
+// Returns the first of the largest logits.
 int32_t likeliest(const Kernels& kernels, const float* logits, int32_t count) {
   float most = -INFINITY;
   const float* piece = logits;

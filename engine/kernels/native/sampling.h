@@ -1,4 +1,4 @@
-// Logits to weights. Part of kernels_impl.h.
+// Turns logits into weights. Part of kernels_impl.h.
 #pragma once
 
 #include "kernels.h"

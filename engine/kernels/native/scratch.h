@@ -1,4 +1,4 @@
-// Memory for activations, aligned to cache lines so that threads do not write to each other's.
+// Memory for activations, aligned to cache lines so that threads do not write to each other's lines.
 #pragma once
 
 #include <cstdlib>
@@ -15,7 +15,7 @@ inline size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit -
 
 class Buffer {
  public:
-  // Zeros. Throws std::bad_alloc.
+  // Zeroed memory. Throws std::bad_alloc.
   explicit Buffer(size_t bytes) {
     const size_t size = (bytes / LINE + 2) * LINE;
     void* memory = std::aligned_alloc(LINE, size);
@@ -41,14 +41,14 @@ Buffer room(size_t count) {
   return Buffer(count * sizeof(T));
 }
 
-// Attention of some queries to each part of the context, before it is put together.
+// The attention of some queries to each part of the context, before the parts are combined.
 struct Sums {
   float* out;   // [sums][padded(dim)]
   float* most;  // [sums]
   float* sum;   // [sums]
 };
 
-// Room for so many sums; it grows with the context.
+// Memory for sums; it grows with the context.
 class SumsRoom {
  public:
   // Throws std::bad_alloc.
@@ -69,11 +69,11 @@ class SumsRoom {
   Buffer out_{0}, most_{0}, sum_{0};
 };
 
-// How many of so many rows of inputs lie side by side, and how many there is room for in all.
+// How many of `rows` rows of inputs lie side by side, and how many there is room for in all.
 inline int32_t wide_of(int32_t rows) { return rows < 3 ? rows : rows < 5 ? 4 : TILE; }
 inline int32_t with_padding(int32_t rows) { return int32_t(up_to(rows, wide_of(rows))); }
 
-// Memory for up to `rows` rows of inputs of up to `columns` columns, but for what plain weights read.
+// Memory for up to `rows` rows of inputs of up to `columns` columns, except the inputs of plain weights.
 class InputsRoom {
  public:
   InputsRoom(int32_t rows, int32_t columns)
@@ -81,7 +81,7 @@ class InputsRoom {
         scale_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
         low_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
         low_16_(room<float>(up_to(rows, TILE) * size_t(columns / 16))) {}
-  // Those from number `first` on, a multiple of 32 where they are rounded.
+  // The inputs from number `first` on, a multiple of 32 if they are rounded.
   Inputs of(int32_t rows, int32_t columns, size_t first = 0) const {
     return {nullptr,
             q_.as<uint32_t>() + first / 4,

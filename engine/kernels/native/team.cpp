@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t MOST_THREADS = 256;
 
-constexpr int32_t PIECES = 16;  // of a thread's part: few enough that taking one costs nothing
+constexpr int32_t PIECES = 16;  // per thread's part: few enough that taking one costs nothing
 
 int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
   return pool.working() == 1 ? rows : rows / pool.working() * 3 / 4 / grain * grain;

@@ -11,18 +11,18 @@ struct ct_pool {
 
 namespace chatterm {
 
-// Which of `rows` a thread computes: first a large share of its own, then small pieces of what is left, so that a
-// thread that was interrupted is not waited for. Pieces are multiples of `grain` rows. There the piece after the present
-// one is known, so that its memory can be asked for.
+// Deals `rows` rows to a thread: first a large share of its own, then small pieces of the rest, so that nobody waits
+// for a thread that was interrupted. Pieces are multiples of `grain` rows. With own shares, the piece after the present
+// one is known, so that its memory can be prefetched.
 class Deal {
  public:
-  // `own` is whether threads have a share of their own; else they take every piece, of `grain` rows, when they are done
-  // with the one before: what was taken ahead of that would be waited for in the end.
+  // With `own`, threads have a share of their own. Without it they take every piece, of `grain` rows, only when they
+  // are done with the one before: a piece taken ahead would be waited for at the end.
   Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain, bool own = true);
-  // The next rows first..end of this thread, and the first row after them, -1 for none that is known; false when all are
+  // Returns the next rows first..end of this thread, and the first row after them, -1 if unknown; false when all are
   // dealt.
   bool next(int32_t& first, int32_t& end, int32_t& after);
-  // Where a thread will begin.
+  // Returns where a thread will begin.
   static int32_t begin(const Pool& pool, int32_t thread, int32_t rows, int32_t grain);
 
  private:
@@ -32,7 +32,7 @@ class Deal {
   const int32_t rows_;
   const bool ahead_;
   int32_t own_;    // rows that every thread gets at first
-  int32_t piece_;  // rows of what is dealt after that
+  int32_t piece_;  // rows per piece after that
   int32_t first_, end_;
 };
 

@@ -1,4 +1,4 @@
-// Rows of a weight to panels with AVX2: 32 columns of 8 rows at a time. Part of panels.h.
+// Unpacks rows of a weight to panels with AVX2: 32 columns of 8 rows at a time. Part of panels.h.
 #pragma once
 
 namespace chatterm {
@@ -39,7 +39,8 @@ inline float number_of(const uint8_t* half) {
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(load_u16(half))));
 }
 
-// How a format lies in memory: `digits` are those of columns 32 * part.. of a block, `scales` the scales of all of it.
+// The memory layout of a format: `digits` are those of columns 32 * part.. of a block, `scales` those of the whole
+// block.
 template <int TYPE>
 struct Format;
 
@@ -144,7 +145,7 @@ void unpack_as(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out
   using F = Format<TYPE>;
   for (int32_t half = 0; half < count; half += 8) {
     const uint8_t* blocks[8];
-    for (int32_t r = 0; r < 8; ++r) {  // what a panel lacks of 16 rows repeats the last one; nobody reads its outputs
+    for (int32_t r = 0; r < 8; ++r) {  // missing rows of a panel repeat the last one; their outputs are unused
       const int32_t row = half + r < count ? half + r : count - 1;
       blocks[r] = matrix.data + int64_t(first + row) * matrix.row_bytes;
     }
@@ -168,7 +169,7 @@ void unpack_as(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out
   }
 }
 
-// A whole panel of rows that are interleaved, from row `first` on.
+// Unpacks a whole panel of interleaved rows, from row `first` on.
 template <int TYPE>
 void unpack_interleaved(const ct_matrix& matrix, int32_t first, Panel& out) {
   constexpr int BYTES = PANEL * shape_of(TYPE).bytes;

@@ -1,4 +1,4 @@
-// Rows of a weight to panels in plain C++. Part of panels.h.
+// Unpacks rows of a weight to panels in plain C++. Part of panels.h.
 #pragma once
 
 namespace chatterm {
@@ -8,7 +8,7 @@ template <int TYPE>
 void unpack_as(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out) {
   using B = Block<TYPE>;
   const uint8_t* row = matrix.data + int64_t(first) * matrix.row_bytes;
-  // What a panel lacks of 16 rows keeps the digits of another; nobody reads its outputs.
+  // Missing rows of a panel keep earlier digits; their outputs are unused.
   for (int32_t r = 0; r < count; ++r, row += matrix.row_bytes) {
     for (int32_t b = 0; b < matrix.columns / B::SIZE; ++b) {
       const B block(row + b * B::BYTES);

@@ -1,4 +1,4 @@
-// Which variants were compiled, and which of them this machine runs.
+// Lists the compiled variants, and which of them this machine runs.
 #include "kernels.h"
 
 namespace chatterm {

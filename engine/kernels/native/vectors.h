@@ -1,4 +1,4 @@
-// Eight floats at once in the compiler's vector types: whatever the instruction set, it finds the instructions.
+// Eight floats at once in the compiler's vector types: the compiler finds the instructions for any instruction set.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 inline Floats magnitude(Floats v) { return (Floats)((Ints)v & 0x7fffffff); }
 
-// In the order of `sum_four`.
+// Adds in the order of `sum_four`.
 inline float sum_of(Floats v) {
 #ifdef __AVX2__
   const __m256 twos = _mm256_hadd_ps((__m256)v, (__m256)v), fours = _mm256_hadd_ps(twos, twos);
@@ -52,7 +52,7 @@ inline float largest_of(Floats v) {
 #endif
 }
 
-// Sums of four vectors, one after the other.
+// The sums of four vectors, one after the other.
 inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* out) {
 #ifdef __AVX2__
   const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a, (__m256)b), _mm256_hadd_ps((__m256)c, (__m256)d));
@@ -106,7 +106,7 @@ struct F16 {
 #endif
   }
   static float one(const uint8_t* p) { return load_half(p); }
-  // A number beyond the range becomes the largest one there is.
+  // A finite number beyond the range becomes the largest finite one.
   static void put(uint8_t* p, float value) {
     constexpr float MOST = 65504.0f;
     if (value > MOST && value < __builtin_inff()) value = MOST;
@@ -120,13 +120,13 @@ struct F16 {
   }
 };
 
-// e to the x within 2e-7 of its size; 0 and infinity far out, NaN stays NaN. V is any vector of floats.
+// e to the x, with a relative error within 2e-7; 0 and infinity far out, NaN stays NaN. V is any vector of floats.
 template <typename V, typename I>
 inline V exponential(V x) {
   const V given = x, least = V{} - 87.0f, most = V{} + 88.0f;
   x = x < least ? least : x;
   x = x > most ? most : x;
-  const V shifted = x * 1.44269504f + 12582912.0f;  // the nearest whole number is in the low bits
+  const V shifted = x * 1.44269504f + 12582912.0f;  // the nearest integer is in the low bits
   const V whole = shifted - 12582912.0f;
   const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
   V p = V{} + 1.0f / 720;
@@ -142,7 +142,8 @@ inline V exponential(V x) {
 
 inline Floats exponential(Floats x) { return exponential<Floats, Ints>(x); }
 
-// Within 3e-7 of its size; NaN stays NaN. Near 0 by a polynomial, for there the quotient would lose digits.
+// The relative error is within 3e-7; NaN stays NaN. Near 0 it is a polynomial, because the quotient would lose digits
+// there.
 template <typename V, typename I>
 inline V hyperbolic_tangent(V x) {
   const V size = (V)((I)x & 0x7fffffff), square = x * x;

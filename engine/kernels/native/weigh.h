@@ -1,4 +1,4 @@
-// Scores of a query to weights, for the decode step and for chunks: to the bit the same. Part of kernels_impl.h.
+// Turns the scores of a query into weights, with the same bits for decode steps and chunks. Part of kernels_impl.h.
 #pragma once
 
 #include "kernels.h"
@@ -7,7 +7,7 @@
 namespace chatterm {
 namespace {
 
-constexpr float LEAST = -60.0f;  // of a score below the largest one: its weight is under 1e-26
+constexpr float LEAST = -60.0f;  // relative to the largest score: the weight is under 1e-26
 
 #ifdef __AVX512F__
 typedef float Wide __attribute__((vector_size(64)));
@@ -43,8 +43,7 @@ inline void cap(float* x, int32_t n, float most) {
   for (; i < n; ++i) x[i] = hyperbolic_tangent<Floats, Ints>(splat(x[i] / most))[0] * most;
 }
 
-// The scores of a query become weights, those of rows first..seen - 1; returns what its sum and output so far are
-// multiplied with.
+// Turns the scores of a query into weights, for rows first..seen - 1. Returns the factor for its sum and output so far.
 inline float weigh(float* scores, int32_t first, int32_t seen, float& most, float& sum) {
   for (int32_t r = 0; r < first && r < ATTEND_ROWS; ++r) scores[r] = -__builtin_inff();
   for (int32_t r = seen > 0 ? seen : 0; r < ATTEND_ROWS; ++r) scores[r] = -__builtin_inff();

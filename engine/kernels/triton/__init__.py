@@ -1,4 +1,4 @@
-"""GPU kernels in Triton, one idea a file. Each names the plain code that it is tested against.
+"""GPU kernels in Triton, one idea per file. Each file names the plain code that it is tested against.
 
-Importing a module of this package imports triton: only code that has chosen a GPU path does so.
+Importing a module of this package imports triton, so only code that has chosen a GPU path does it.
 """

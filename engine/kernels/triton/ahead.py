@@ -1,8 +1,8 @@
-"""Kernels compiled ahead in other processes, as many at once as there are cores.
+"""Compiles kernels ahead in other processes, as many at once as there are cores.
 
-What a kernel is compiled for is known only when it is launched. So launches are recorded: a kernel that is not compiled
-yet is written down instead of compiled, and not launched. Other processes compile what was written down, into Triton's
-cache on the disk, where the launch after that finds it.
+The parameters that a kernel is compiled for are known only when it is launched. So launches are recorded: a kernel that
+is not compiled yet is neither compiled nor launched, but noted. Other processes compile the noted kernels into Triton's
+cache on disk, where the next launch finds them.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -23,13 +23,13 @@ import triton
 from triton import knobs
 
 LONGEST_S = 120.0
-"""A process that takes longer for one kernel is given up."""
+"""Seconds after which a process is killed that is still compiling the same kernel."""
 _RECORDING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a kernel is compiled for, as bytes that another process reads."""
+    """The parameters that a kernel is compiled for, as bytes that another process reads."""
 
     name: str
     """Module and name of the kernel."""
@@ -38,7 +38,7 @@ class Launch:
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Within, this thread launches only what is compiled; the list gets the rest. Other threads compile as ever."""
+    """Make this thread launch only compiled kernels; the list receives the rest. Other threads compile as usual."""
     found: list[Launch] = []
     thread = threading.get_ident()
 
@@ -80,14 +80,14 @@ class Compilers:
         self._asked: dict[Launch, Future[str | None]] = {}
 
     def compile(self, launch: Launch) -> Future[str | None]:
-        """Begin, unless that was done before; in the end why it cannot be compiled, or None."""
+        """Start compiling, unless it was started before. The result is the reason of a failure, or None."""
         with self._door:
             if launch not in self._asked:
                 self._asked[launch] = self._pool.submit(self._run, launch)
             return self._asked[launch]
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """Kill the processes, whatever they are doing."""
         with self._door:
             self._closed = True
             for process in self._all:
@@ -127,7 +127,7 @@ class Compilers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl+C is not for it
+                    start_new_session=True,  # so that Ctrl+C does not reach it
                 )
                 self._all.append(process)
             self._own.process = process
@@ -135,11 +135,11 @@ class Compilers:
 
 
 def serve() -> None:
-    """A process that compiles: for each launch on standard input a line on standard output, empty if it went well."""
+    """Compile each launch read from standard input; answer with a line on standard output, empty on success."""
     with suppress(OSError):
         os.nice(19)
     source, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # what compilers print must not mix with the answers
     while head := source.read(8):
         pickled = source.read(int.from_bytes(head, "little"))
         try:
@@ -152,7 +152,7 @@ def serve() -> None:
 
 
 def compile_launch(pickled: bytes) -> Any:
-    """What a recorded launch needs, from Triton's cache or compiled into it. Raises what the compiler does."""
+    """Compile a recorded launch, or load it from Triton's cache. Raises the compiler's errors."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction

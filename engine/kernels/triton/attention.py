@@ -1,13 +1,14 @@
-"""Attention of the tokens of a decode step, one a sequence, from their projected heads to parts of their output.
+"""Attention of a decode step, with one token per sequence, from projected heads to partial outputs.
 
-The plain twins: the head norm and the rotation in `models/families/qwen3.py` and `models/reference/rope.py`, the
-cache write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It
-begins to copy its first rows of the cache into shared memory before it waits: rows before the new one were written in
-earlier steps. There they take no registers, so that programs of the kernels before and after it fit beside it.
+The plain twins: the head norm and the rotation in `models/families/qwen3.py` and `models/reference/rope.py`, the cache
+write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It starts to
+copy its first cache rows into shared memory before it waits for earlier kernels, because rows before the new one were
+written in earlier steps. In shared memory they take no registers, so programs of the neighbouring kernels fit beside
+it.
 
-W groups of threads (D / 8 threads each) have rows of their own: R of them at a time. Each group holds all query heads
-of the KV head, a tuple, and keeps its own online softmax, so that nothing leaves a group before the very end. A thread
-reads of shared memory what it copied there itself.
+Each of W groups of D / 8 threads handles its own rows, R of them at a time. Each group holds all query heads of the KV
+head, as a tuple, and keeps its own online softmax, so the groups exchange nothing until the very end. A thread reads
+from shared memory only what it copied there itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
@@ -45,15 +46,16 @@ def _fetch(
     k_scales,
     v_scales,
 ):
-    """Begin to copy rows of K and V from row `first` of a block table on, R times W; zeros from row `end` on.
+    """Start copying R times W rows of K and V from row `first` of a block table; zeros from row `end` on.
 
-    And before row `oldest`, unless it is None. With ROW, their `scales`, too: R places of K and R of V.
+    Rows before `oldest` are zeros too, unless it is None. With ROW, copy their `scales` as well: R entries for K, R for
+    V.
     """
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     if BLOCK % (W * R) == 0:  # all rows lie in one block
         block = gl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64)
     group = first + gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
-    places = ()  # of all, before the first is copied: what reads a block table waits for it
+    places = ()  # computed before any copy, because reading the block table stalls
     for i in tl.static_range(R):
         rows = group + i * W
         if BLOCK % (W * R) == 0:
@@ -93,14 +95,14 @@ def norm_heads(
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
 ):
-    """RMSNorm of heads of DIM numbers by the mean square of `mean_of`, rounded as `weighed` says."""
+    """Apply RMSNorm to heads of DIM numbers by the mean square of `mean_of`; `weighed` defines the rounding."""
     scale = tl.rsqrt(tl.sum(mean_of * mean_of, 1, keep_dims=True) / DIM + EPS)
     return weighed(x, scale, weight, OFFSET, ONCE).to(tl.float32)
 
 
 @jit
 def _line(at, columns, place, D: tl.constexpr, DIM: tl.constexpr):
-    """For each place of D in a head the number in that column of it; zeros in places beyond its DIM."""
+    """Load the number in the given column of a head for each `place` of D; zero for places from DIM on."""
     return gl.load(at + columns) if DIM == D else gl.load(at + columns, mask=place < DIM, other=0.0)
 
 
@@ -109,7 +111,7 @@ def _scale_of_all(
     heads, first: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr,
     W: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What RMSNorm multiplies COUNT heads by, from head `first` on, where one norm is of all of them."""
+    """Return the factor of RMSNorm for COUNT heads from head `first` on that share one norm."""
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     group = gl.expand_dims(gl.arange(0, W, layout=gl.SliceLayout(1, ROWS)), 1)
     squares = gl.zeros([W, D], tl.float32, layout=ROWS)
@@ -139,10 +141,10 @@ def _attend(
     scales,
     FP8: tl.constexpr,
 ):
-    """One step of the online softmax: of each query head [W, D] with R times W rows of K and V, `left` rows in all.
+    """Run a step of the online softmax: each query head [W, D] with R times W rows of K and V, of which `left` exist.
 
-    The first `before` of them are not seen, unless it is None.
-    State, for each query head: the highest score and the sum of the weights [W], that of the weighted values [W, D].
+    The first `before` of them are masked, unless it is None. The state of each query head is the highest score and the
+    sum of the weights, [W] each, and the sum of the weighted values [W, D].
     """
     G: tl.constexpr = len(q)
     group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
@@ -190,7 +192,7 @@ def _attend(
     return new_high, new_total, new_sums
 
 
-# Another longest context must not compile the kernel again.
+# A different longest context must not recompile the kernel.
 @jit(do_not_specialize=["table_stride", "begin", "end"])
 def attention_kernel(
     heads,
@@ -236,30 +238,30 @@ def attention_kernel(
     FP8: tl.constexpr = False,
     START: tl.constexpr = "at once",
 ):
-    """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
+    """Write K and V of each new token, and attend with its query heads to the rows of its sequence up to it.
 
     heads [rows, HQ + 2 HKV, DIM]: q, k and v as projected; norm_weight [HQ + HKV, DIM]; rotary [positions, ROTATED]:
-    cos beside sin; cache_k and cache_v [places, HKV, DIM]; active int32 [rows]: the slot of each, -1 for none; tables
-    int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position.
-    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of R rows for every group of a sequence, STAGES of
-    them in shared memory. SPARE times as much as a group row of all groups takes is taken and not used, so that no more
-    programs fit on a multiprocessor than have to. A program leaves its output in partial fp32 [rows, CHUNKS, HQ, DIM]
-    and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ]; programs beyond the last row leave nothing.
-    `combine_kernel` puts the chunks together.
+    cos beside sin; cache_k and cache_v [places, HKV, DIM]; active int32 [rows]: the slot of each row, -1 for none;
+    tables int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its
+    position. The grid is [HKV, chunks, rows]. A program takes one chunk: TILES tiles of R rows for each group, STAGES
+    of them in shared memory. SPARE times the size of one row for every group is allocated but unused, so that no more
+    programs than necessary fit on a multiprocessor. A program writes its output to partial fp32 [rows, CHUNKS, HQ, DIM]
+    and log2 of the sum of its weights to lse fp32 [rows, CHUNKS, HQ]; programs beyond the last row write nothing.
+    `combine_kernel` combines the chunks.
 
-    With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
-    sequences into chunks, since a sequence must be cut as if it were alone.
+    With SOME, a launch serves only tokens in rows `begin` to `end` of their sequences. There is one launch for each way
+    of cutting sequences into chunks, since a sequence must be cut as if it were alone.
 
-    D is the power of two from DIM on. The first ROTATED numbers of q and k are rotated (0: none), PAIRS: neighbours
-    together, EXACT: in fp32. NORM: their heads are normed before, or TOGETHER of q and all of k; OFFSET and ONCE as in
-    `weighed`. WINDOW: a token sees so many rows, its own among them, and the first program of a sequence takes the
-    chunk of the oldest one; 0: all of them. CAP_LOG2: scores are capped by it, in units of log2.
+    D is DIM rounded up to a power of two. The first ROTATED numbers of q and k are rotated (0: none); with PAIRS,
+    neighbours together; with EXACT, in fp32. With NORM, each head is normed first, or with TOGETHER all of q and all of
+    k. OFFSET and ONCE are as in `weighed`. With WINDOW, a token sees that many rows including its own, and the first
+    program of a sequence takes the chunk of the oldest one; 0 means all rows. CAP_LOG2 caps scores, in units of log2.
 
-    ROW: the cache has quantised rows of so many bytes, see `kv_rows.py`; the new row, too, is attended to as it is
-    stored.
+    With ROW, the cache has quantised rows of that many bytes (see `kv_rows.py`); the new row, too, is attended to as it
+    is stored.
 
-    START: when the next kernel may start, and begin to copy its weights: "at once", when the places of the sequence are
-    "looked up", or when this kernel has "waited".
+    START says when the next kernel may start and begin to copy its weights: "at once", when this kernel has "looked up"
+    the places of the sequence, or when it has "waited".
     """
     if START == "at once":
         gdc_launch_dependents(PDL)
@@ -288,9 +290,7 @@ def attention_kernel(
     if START == "looked up":
         gdc_launch_dependents(PDL)
     if idle:
-        gdc_wait(
-            PDL
-        )  # where some programs ended before others began to wait, a step took up to a tenth longer
+        gdc_wait(PDL)  # if some programs ended before others began to wait, a step took up to a tenth longer
         if START == "waited":
             gdc_launch_dependents(PDL)
         return
@@ -341,7 +341,7 @@ def attention_kernel(
     others = partners(columns, ROTATED, DIM, PAIRS)
     if ROTATED > 0:
         cosine, sine = angles(rotary + position * ROTATED, columns, ROTATED, DIM, PAIRS)
-    # Query heads, then the key head: where they are, and their weights.
+    # Query heads, then the key head: their offsets and weights.
     weights, other_weights = (), ()
     for g in tl.static_range(GROUP + 1):
         at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
@@ -349,7 +349,7 @@ def attention_kernel(
             weights += (_line(norm_weight + at, columns, columns, D, DIM),)
             if ROTATED > 0:
                 other_weights += (_line(norm_weight + at, others, columns, D, DIM),)
-    # What was loaded so far are weights and rows of earlier steps.
+    # Everything loaded so far is weights or rows of earlier steps.
     gdc_wait(PDL)
     if START == "waited":
         gdc_launch_dependents(PDL)
@@ -392,7 +392,7 @@ def attention_kernel(
         new_k = decoded(k_codes, FP8) * gl.expand_dims(k_scale, 1)
         new_v = decoded(v_codes, FP8) * gl.expand_dims(v_scale, 1)
 
-    # The new row is the first that group 0 of its chunk sees.
+    # The new row is the first one that group 0 of its chunk sees.
     group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
     here = row < first + TILE * TILES
     mine = here & (group == 0)
@@ -456,10 +456,10 @@ def attention_kernel(
                 v_scales,
             )
         elif TILES > 1:
-            async_copy.commit_group()  # of nothing: the wait counts groups
-    async_copy.wait_group(0)  # zeros from behind the chunk are on their way to what the groups meet in
+            async_copy.commit_group()  # empty, because the wait counts groups
+    async_copy.wait_group(0)  # zeros from beyond the chunk may still be arriving in memory reused below
 
-    # The groups meet: a thread has a column of all of them.
+    # The groups are merged: each thread has a column of all of them.
     LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     TABLE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     met = ()

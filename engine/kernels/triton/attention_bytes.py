@@ -1,8 +1,8 @@
-"""What `attention_mma.py` does with rows of a quantised cache: two bytes at a time, from copies to products.
+"""The parts of `attention_mma.py` for a quantised cache: it handles two bytes at a time from copies to products.
 
-Two numbers side by side are read as one of 16 bits, so that bytes go the way that bf16 goes from the cache to tensor
-cores. There they become two operands, one of the even columns and one of the odd ones. K's scale multiplies the
-scores, V's scale the weights.
+Two adjacent numbers are read as one of 16 bits, so bytes take the same path as bf16 from the cache to the tensor cores.
+There they become two operands, one of the even columns and one of the odd ones. K's scale multiplies the scores, V's
+scale the weights.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
@@ -15,7 +15,7 @@ from engine.kernels.triton.pointwise import capped
 
 @jit
 def _places(table, start, end, rows, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Where `rows` of a block table lie, the first of which is `start`."""
+    """Return the cache places of `rows` of a block table; `start` is the first of them."""
     if BLOCK % TILE == 0:  # all rows lie in one block
         blocks = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
     else:
@@ -29,7 +29,7 @@ def copy_bytes(
     TILE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, ROW: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Begin to copy TILE rows of K and V and their scales from row `start` on; zeros from row `end` on."""
+    """Start copying TILE rows of K and V and their scales from row `start` on; zeros from row `end` on."""
     LANES: tl.constexpr = D // 16
     ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     LINE: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -49,7 +49,7 @@ def copy_bytes(
 
 @jit
 def rounded(x, FP8: tl.constexpr):
-    """A head x [1, D] of fp32 numbers as it is stored: its codes, its scale, and the numbers that they stand for."""
+    """Round a head x [1, D] of fp32 numbers as it is stored; return codes, scale, inverse scale and decoded numbers."""
     scale, inverse = scale_of(gl.max(gl.max(gl.where(x < 0.0, -x, x), 1), 0), FP8)
     codes = coded(x, inverse, FP8)
     return codes, scale, inverse, decoded(codes, FP8) * scale
@@ -61,9 +61,9 @@ def attend_bytes(
     CAP_LOG2: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax of q [lanes, D] over rows `begin` to `end`, whose first STAGES tiles are being copied.
+    """Run the online softmax of q [lanes, D] over rows `begin` to `end`; their first STAGES tiles are being copied.
 
-    m and l [lanes], the sums of the even columns and of the odd ones [lanes, D / 2], in the layout MMA.
+    m and l are [lanes], the sums of the even and of the odd columns [lanes, D / 2], in the layout MMA.
     """
     LANES: tl.constexpr = q.shape[0]
     Q: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2)
@@ -106,7 +106,7 @@ def attend_bytes(
 
 @jit
 def leave(partial, at, inside, l, even, odd, D: tl.constexpr, DIM: tl.constexpr, MMA: tl.constexpr):  # noqa: E741
-    """Store the output of lanes, whose first number is at `at` [lanes, 1]."""
+    """Store the outputs of lanes; the first number of each goes to `at` [lanes, 1]."""
     columns = 2 * gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, MMA)), 0)
     inside = inside & (columns < DIM)
     gl.store(partial + at + columns, even / gl.expand_dims(l, 1), mask=inside)

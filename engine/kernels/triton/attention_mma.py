@@ -1,12 +1,11 @@
-"""Attention of a decode step by tensor cores: all parts of it in one launch. `combine.py` puts them together.
+"""Attention of a decode step on tensor cores: all parts of it in one launch. `combine.py` combines them.
 
-It serves sequences that share a prefix, and models with many query heads to a KV head. The plain twin is attention
-without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch
-whose block tables begin alike; its query heads are one matrix for the tensor cores, so that the shared rows are read
-once for all of them. What a sequence has alone is read for its own query heads. Both are cut into parts of about the
-same size, as many as run at once; a program copies the first tiles of its part into shared memory before it waits for
-the kernel before it, and others while it computes. "Hydragen: High-Throughput LLM Inference with Shared Prefixes"
-(Juravsky et al. 2024).
+It serves sequences that share a prefix, and models with many query heads per KV head. The plain twin is attention
+without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch whose block tables begin alike.
+Its query heads form one matrix for the tensor cores, so the shared rows are read once for all of them. The rows that a
+sequence has alone are read for its own query heads. Both kinds are cut into parts of about the same size, as many as
+run at once. A program copies the first tiles of its part into shared memory before it waits for the previous kernel,
+and the others while it computes. "Hydragen: High-Throughput LLM Inference with Shared Prefixes" (Juravsky et al. 2024).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
@@ -27,7 +26,7 @@ def _copy(
     TILE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, HKV: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Begin to copy TILE rows of K and V from row `start` of a block table on; zeros from row `end` on."""
+    """Start copying TILE rows of K and V from row `start` of a block table; zeros from row `end` on."""
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     rows = start + gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))
     if BLOCK % TILE == 0:  # all rows lie in one block
@@ -48,7 +47,7 @@ def _scale_of_all(
     heads, batches, first: tl.constexpr, COUNT: tl.constexpr, real, columns, HQ: tl.constexpr, HKV: tl.constexpr,
     DIM: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """What RMSNorm multiplies COUNT heads by, from head `first` on, where one norm is of all of them; for each lane."""
+    """Return the factor of RMSNorm for COUNT heads from head `first` on that share one norm, for each lane."""
     squares = (batches * 0 + columns * 0).to(tl.float32)
     for g in range(COUNT):
         at = (batches * (HQ + 2 * HKV) + first + g) * DIM + columns
@@ -64,9 +63,9 @@ def _queries(
     EPS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
     TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Normed and rotated heads [lanes, D], zeros where not `real`; what is before the wait is of earlier steps.
+    """Return normed and rotated heads [lanes, D], zeros where not `real`. Before the wait only older data is read.
 
-    Of each lane [lanes, 1]: its row of the batch, its head (that of a key counts from HQ on), its position.
+    For each lane [lanes, 1]: its row of the batch, its head (key heads count from HQ on), its position.
     """
     dtype: tl.constexpr = heads.dtype.element_ty
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
@@ -107,9 +106,9 @@ def _attend(
     CAP_LOG2: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr, HKV: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax of q [lanes, D] over rows `begin` to `end`, whose first STAGES tiles are being copied.
+    """Run the online softmax of q [lanes, D] over rows `begin` to `end`; their first STAGES tiles are being copied.
 
-    See `attend_tile` of `paged_attention.py`. m and l [lanes], acc [lanes, D] in the layout MMA.
+    See `attend_tile` of `paged_attention.py`. m and l are [lanes], acc is [lanes, D], in the layout MMA.
     """
     LANES: tl.constexpr = q.shape[0]
     dtype: tl.constexpr = cache_v.dtype.element_ty
@@ -118,7 +117,7 @@ def _attend(
     q = gl.convert_layout(q, Q)
     column = gl.expand_dims(gl.arange(0, TILE, layout=gl.SliceLayout(0, MMA)), 0)
     nothing = gl.zeros([LANES, TILE], tl.float32, layout=MMA)
-    # Sums of weights stay apart by column until the end: one of all warps less a tile.
+    # Sums of weights stay separate by column until the end: that saves a reduction over all warps per tile.
     spread = gl.where(column == 0, gl.expand_dims(l, 1), nothing)
     stage = 0
     for start in range(begin, end, TILE):
@@ -155,7 +154,7 @@ def _shared_part(
     CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
     SHARED_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Rows `begin` to `end` that the members of a tile share, for all of them."""
+    """Attend to rows `begin` to `end`, which the members of a tile share, for all members."""
     GROUP: tl.constexpr = HQ // HKV
     COUNT: tl.constexpr = MEMBERS * G
     lane = gl.arange(0, COUNT, layout=gl.SliceLayout(1, ROWS))
@@ -209,7 +208,7 @@ def _own_part(
     TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, OWN_MMA: tl.constexpr,
     scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Rows `begin` to `end` that a sequence has alone, and its new one where that is `newest`."""
+    """Attend to rows `begin` to `end`, which a sequence has alone, and to its new row if the part is the `newest`."""
     GROUP: tl.constexpr = HQ // HKV
     # Query heads, then the key head.
     NUMBER: tl.constexpr = 16 if GROUP < 16 else 2 * G
@@ -284,7 +283,7 @@ def _own_part(
         gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside & (own_columns < DIM))
 
 
-# Another longest context, or more rows alone, must not compile the kernel again.
+# A different longest context, or more unshared rows, must not recompile the kernel.
 @jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own", "least"])
 def parts_kernel(
     heads,
@@ -335,19 +334,20 @@ def parts_kernel(
     ROW: tl.constexpr = 0,
     FP8: tl.constexpr = False,
 ):
-    """Write K and V of each new token, and attend to the rows of its sequence: those it shares and those it does not.
+    """Write K and V of each new token, and attend to the shared and the unshared rows of its sequence.
 
-    Arguments as for `attention_kernel`, and shared int32 [rows]: how many rows a sequence shares with its tile, a
-    multiple of BLOCK; members int32 [tiles, MEMBERS]: rows of the batch, -1 for none, the first one there if any,
-    and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, parts + n * rows].
+    Arguments are as for `attention_kernel`. shared int32 [rows]: how many rows a sequence shares with its tile, a
+    multiple of BLOCK; members int32 [tiles, MEMBERS]: rows of the batch, -1 for none, with real members first in a tile
+    and used tiles first. G is the query heads per KV head, rounded up to a power of two. The grid is [HKV, parts + n *
+    rows].
 
-    The tiles in use divide the first `parts` programs among them, at most chunks - own each; then come up to n parts
-    of each sequence's own rows, the new one in the last of them: these are cut into `own` parts of `least` rows or
-    more, so n may be less where no sequence is so long. They leave what `combine_parts_kernel` puts
-    together in partial fp32 [rows, chunks, HQ, DIM] and lse fp32 [rows, chunks, HQ]: own parts first, shared ones from
-    `own` on.
-    A part is read TILE rows at a time, STAGES of them on their way; HALVES: groups of warps that share the lanes of a
-    tile, the others share its rows. k_pairs and v_pairs: the bytes of quantised rows, two in an int16.
+    The used tiles divide the first `parts` programs among them, at most chunks - own each. Then come up to n parts of
+    each sequence's unshared rows; the last part has the new row. These are cut into `own` parts of at least `least`
+    rows, so n may be smaller if no sequence is long enough. The output goes to partial fp32 [rows, chunks, HQ, DIM] and
+    lse fp32 [rows, chunks, HQ], unshared parts first, shared ones from `own` on; `combine_parts_kernel` combines them.
+    A part is read TILE rows at a time, with STAGES tiles in flight. HALVES is the number of groups of warps that divide
+    the lanes of a tile; the warps of a group divide its rows. k_pairs and v_pairs: the bytes of quantised rows, two per
+    int16.
     """
     gdc_launch_dependents(PDL)
     head = gl.program_id(0)

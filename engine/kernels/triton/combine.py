@@ -1,4 +1,4 @@
-"""The parts of a decode step's attention put together, those of `attention.py` and those of `attention_mma.py`."""
+"""Combines the partial outputs of a decode step's attention: those of `attention.py` and of `attention_mma.py`."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton
@@ -8,24 +8,24 @@ from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
 MOST_TILES = tl.constexpr(128)
 UNIT = tl.constexpr(128)
-"""Parts are a multiple of so many rows, so that all tiles but the last are whole."""
+"""The size of a part is a multiple of this many rows, so all tiles but the last are whole."""
 
 
 @triton.jit
 def shared_part(rows, parts):
-    """How many of `rows` rows each of up to `parts` parts has."""
+    """Return the rows per part when `rows` rows are cut into up to `parts` parts."""
     return tl.maximum(tl.cdiv(tl.cdiv(rows, parts), UNIT), 1) * UNIT
 
 
 @triton.jit
 def own_part(rows, parts, least):
-    """The same of rows that a sequence has alone, at least `least`."""
+    """Return the same for rows that a sequence has alone, with at least `least` rows per part."""
     return tl.maximum(shared_part(rows, parts), least)
 
 
 @triton.jit
 def parts_of_tile(used, parts, chunks, own):
-    """How many parts each of so many tiles in use gets."""
+    """Return the number of parts that each of `used` tiles gets."""
     return tl.minimum(parts // tl.maximum(used, 1), chunks - own)
 
 
@@ -47,11 +47,12 @@ def combine_kernel(
     WINDOW: tl.constexpr = 0,
     sinks=None,
 ):
-    """out [rows, HQ, DIM] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
+    """Combine the parts of `attention_kernel` into out [rows, HQ, DIM]; PADDED is a power of two from the chunks in use
+    on.
 
-    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
-    sequence does not have adds exact zeros. Programs [HQ, rows]. sinks [HQ]: a score of each head that takes part in
-    the softmax and has no value.
+    A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
+    a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax
+    but has no value.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -113,9 +114,9 @@ def combine_parts_kernel(
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [rows, HQ, DIM] from the parts of `parts_kernel`; PADDED is the power of two from all parts of a row on.
+    """Combine the parts of `parts_kernel` into out [rows, HQ, DIM]; PADDED is a power of two, at least a row's parts.
 
-    What a sequence does not have adds exact zeros. Programs [HQ, rows].
+    Missing parts of a sequence add exact zeros. The grid is [HQ, rows].
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""Rows of the KV cache to other slots, every layer and K and V in one launch.
+"""Copies rows of the KV cache to other slots, for all layers and both K and V in one launch.
 
 The plain twin is `engine.cache.kv_cache.copy_rows_reference`.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["count"])
 def _copy_kernel(kv, slots, count, plane_stride, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """One row of one plane; a plane is K or V of one layer."""
+    """Copy one row of one plane; a plane is K or V of one layer."""
     row, plane = tl.program_id(0), tl.program_id(1)
     source, target = tl.load(slots + row), tl.load(slots + count + row)
     # A cache may have more than 2**31 elements; the slots are int64 already.
@@ -22,7 +22,7 @@ def _copy_kernel(kv, slots, count, plane_stride, WIDTH: tl.constexpr, PADDED: tl
 
 
 def copy_rows(kv: Tensor, slots: Tensor) -> None:
-    """The rows at slots[0] go to slots[1]; no slot may be in both.
+    """Copy the rows at slots[0] to slots[1]; no slot may be in both.
 
     kv [2, layers, slots, ...], contiguous; slots int64 [2, n], contiguous.
     """

@@ -1,7 +1,8 @@
-"""What some sequences ask for around a draw: logits with a bias or a mask before it, log-probabilities after it.
+"""Optional steps around a draw: a bias or a mask on the logits before it, log-probabilities after it.
 
-The plain twins are `edit` and `log_chances` of `engine/sampling/sampler.py`. A slot's `settings`, behind those of
-`scores.py`: how many tokens have a bias, whether a mask holds, and how many alternatives are told (-1: nothing is).
+The plain twins are `edit` and `log_chances` of `engine/sampling/sampler.py`. After those of `scores.py`, a slot's
+`settings` have three more: the number of biased tokens, whether there is a mask, and the number of alternatives to
+report (-1: no log-probabilities at all).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -12,18 +13,18 @@ from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.scores import INFINITY, entry
 
 BIASED = tl.constexpr(1024)
-"""Room for the biases of a slot."""
+"""The most biases of a slot."""
 MOST = tl.constexpr(20)
-"""Alternatives that can be told."""
+"""The most alternatives that can be reported."""
 PLACES = tl.constexpr(32)
-"""Numbers from what is told of a token to what is told of the next one."""
+"""The distance between the results of one token and the next."""
 BLOCK = tl.constexpr(2048)
-"""Tokens of a program."""
+"""Tokens per program."""
 
 
 @triton.jit
 def _allowed(mask, ids, inside):
-    """Whether the bits of tokens are set."""
+    """Return whether the mask bits of tokens are set."""
     word = tl.load(mask + ids // 32, mask=inside, other=0)
     return ((word >> (ids % 32)) & 1) != 0
 
@@ -33,10 +34,10 @@ def edit_kernel(
     logits, stride, active, settings, biased, bias, masks, out,
     VOCAB: tl.constexpr, WORDS: tl.constexpr, PITCH: tl.constexpr, BY_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows of logits, `stride` apart, to fp32 `out` [rows, VOCAB], with the bias and the mask of each row's slot.
+    """Copy rows of logits, `stride` apart, to fp32 `out` [rows, VOCAB], applying the bias and mask of each row's slot.
 
-    By slot: settings (PITCH apart), biased int32 and bias fp32 [BIASED], masks int32 [WORDS], which may lie in memory
-    of the host; BY_ROW: masks by row.
+    By slot: settings (PITCH apart), biased int32 and bias fp32 [BIASED], masks int32 [WORDS], which may lie in host
+    memory. With BY_ROW, masks are by row.
     """
     row = tl.program_id(1)
     slot = tl.load(active + row).to(tl.int64)
@@ -61,7 +62,7 @@ def edit_kernel(
     tl.store(out + ids, x, mask=inside)
     count = tl.load(settings + 7).to(tl.int32)
     if count > 0:
-        tl.debug_barrier()  # what is stored next comes after what was
+        tl.debug_barrier()  # the stores below must come after the one above
         i = tl.arange(0, BIASED)
         which = tl.load(biased + slot * BIASED + i, mask=i < count, other=-1)
         mine = (which >= start) & (which < start + BLOCK)
@@ -77,7 +78,7 @@ def chances_kernel(
     logits, stride, active, settings, peaks, sums, values, names,
     VOCAB: tl.constexpr, PITCH: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of each block of a row's logits the largest one, the sum of exponentials relative to it, and the likeliest.
+    """Find each block's largest logit, the sum of exponentials relative to it, and the likeliest tokens.
 
     Scratch by row: peaks and sums fp32 [BLOCKS], values fp32 and names int32 [BLOCKS, MOST].
     """
@@ -100,7 +101,7 @@ def chances_kernel(
     tl.store(sums + at, tl.sum(tl.where(x == -INFINITY, 0.0, tl.exp(x - peak)), 0))
     left = ids < VOCAB
     for j in range(count):
-        # Those that are -inf come last, one after the other too.
+        # Tokens with -inf come last, one after the other as well.
         best = tl.argmax(tl.where(left, tl.maximum(x, -3.4e38), -INFINITY), 0)
         tl.store(values + at * MOST + j, entry(x, best))
         tl.store(names + at * MOST + j, tl.where(tl.max(left.to(tl.int32), 0) > 0, block * BLOCK + best, -1))
@@ -113,10 +114,10 @@ def tell_kernel(
     PITCH: tl.constexpr, NUMBERS: tl.constexpr, SLOTS: tl.constexpr, BLOCKS: tl.constexpr, ROOM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The log-probability of each row's newest token and of the likeliest ones, given what `chances_kernel` left.
+    """Write the log-probabilities of each row's newest and likeliest tokens, from the results of `chances_kernel`.
 
-    By slot: token int64, chances fp32 and others int32 [SLOTS, PLACES] at the number of the token in its answer: first
-    the token's own, then those of the others, the likeliest first. Nothing where there is no token. ROOM: a power of
+    By slot: token int64; chances fp32 and others int32 [SLOTS, PLACES], at the index of the token in its answer: first
+    the token's own, then the alternatives, likeliest first. Writes nothing where there is no token. ROOM is a power of
     two, at least MOST * BLOCKS.
     """
     row = tl.program_id(0)

@@ -12,10 +12,10 @@ import triton.language as tl
 def embedding_kernel(
     active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr = 1.0
 ):
-    """out [rows, SIZE] = of each row the embedding of token[slot] (int64 [slots]) in weight [vocab, SIZE] times SCALE.
+    """Write out [rows, SIZE]: SCALE times the embedding of token[slot], int64 [slots], in weight [vocab, SIZE].
 
-    active int32 [rows]: the slot, -1 for none. It never starts before the kernel before it has ended, so that nothing
-    of the step overtakes the one before. Programs [cdiv(SIZE, BLOCK), rows].
+    active int32 [rows]: the slot of each row, -1 for none. The kernel never starts before the previous kernel has
+    ended, so that nothing of a step overtakes the step before. The grid is [cdiv(SIZE, BLOCK), rows].
     """
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.program_id(1)

@@ -1,13 +1,14 @@
-"""Products with the experts that the rows of a decode step chose, one row at a time: 1 to 16 rows.
+"""Products with the experts chosen by the rows of a decode step, one row at a time, for 1 to 16 rows.
 
-The plain twin is `Decoder._mix` in `models/reference/decoder.py`. Which experts they are is known only on the device:
-they are read where `router_kernel` (`routing.py`) wrote them. Each row reads the weights of its own experts, so that it
-gets the bits that it gets alone, and rows of the same expert meet in the cache of the GPU.
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. The chosen experts are known only on the device: the
+kernels read them where `router_kernel` (`routing.py`) wrote them. Each row reads the weights of its own experts, so it
+has the bits that it has alone; rows with the same expert share its weights through the GPU's cache.
 
     ids, x      -> gate_up_kernel -> inner      one product for each row and choice: `linear_kernel` of that expert
     ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one order
 
-Weights in planes are multiplied by `packed_linear_kernel`, which takes several matrices for one: `packed_down_kernel`.
+Weights in planes are multiplied by `packed_linear_kernel`, which accepts several matrices side by side:
+`packed_down_kernel`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc,unreachable"
@@ -54,13 +55,13 @@ def gate_up_kernel(
     FLOATS: tl.constexpr = False,
     SHARED: tl.constexpr = 1,
 ):
-    """out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
+    """Write out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
 
-    weight [experts, 2 N, K], gate above up, and bias [experts, 2 N] where there is one; ids int32 [rows, CHOSEN], -1
-    where a row has no sequence: nothing is written there. Programs [tiles, CHOSEN, rows]. BITS: weight are the codes of
-    planes, as `packed_linear_kernel` has them of one expert; those of the next one follow.
+    weight [experts, 2 N, K], gate above up, and an optional bias [experts, 2 N]; ids int32 [rows, CHOSEN], -1 for a row
+    without a sequence, for which nothing is written. The grid is [tiles, CHOSEN, rows]. With BITS, weight is the codes
+    of planes, laid out for each expert as in `packed_linear_kernel`, expert after expert.
     """
-    # What comes after may start only when the ids can be seen: it reads them before it waits.
+    # The next kernel may start only once the ids are visible, because it reads them before it waits.
     gdc_wait(PDL)
     gdc_launch_dependents(PDL)
     place = gl.program_id(2) * CHOSEN + gl.program_id(1)
@@ -139,7 +140,7 @@ def gate_up_kernel(
 
 @jit
 def _choice(i, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr, WIDTH: tl.constexpr):
-    """Of span i [warps, 1, 1]: which of the chosen experts its columns belong to."""
+    """Return for span i [warps, 1, 1] the chosen expert that its columns belong to."""
     return (i * WARPS + along(0, WARPS, layout)) * (FOLDS * SPAN) // WIDTH
 
 
@@ -160,7 +161,7 @@ def _copy_chosen(
     WHOLE: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Begin to copy span i of the lines of the chosen experts, zeros where there is nothing."""
+    """Start copying span i of the lines of the chosen experts; zeros outside of them."""
     choice = _choice(i, W, WARPS, FOLDS, WIDTH)
     fold = along(1, 16, W) % FOLDS
     column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 2, W, WARPS, FOLDS) - choice * WIDTH
@@ -185,7 +186,7 @@ def _load_chosen(
     WIDTH: tl.constexpr,
     X: tl.constexpr,
 ):
-    """Span i of the row that is multiplied, by fold, each times the share of its expert."""
+    """Load span i of the row, by fold, each part multiplied by the share of its expert."""
     choice = _choice(i, X, WARPS, FOLDS, WIDTH)
     there = (choice < CHOSEN) & (along(2, 8, X) == 0)
     share = pick(shares, choice, CHOSEN)
@@ -218,8 +219,8 @@ def _span(
     W: tl.constexpr,
     X: tl.constexpr,
 ):
-    """Multiply span i. While that is done, the row's next one is loaded, and weights of a later one copied."""
-    after = i + 1 - (i + 1) // SPANS  # of the last one it is that one again, and nobody looks at it
+    """Multiply span i; meanwhile load the row's next span and copy the weights of a later one."""
+    after = i + 1 - (i + 1) // SPANS  # after the last span it is the last one again, unused
     inner, shares = row
     coming = _load_chosen(inner, shares, after, CHOSEN, K, FOLDS, WARPS, WIDTH, X)
     async_copy.wait_group(STAGES - 1)
@@ -234,7 +235,7 @@ def _span(
             _copy_chosen(
                 held, weight, experts, line, i + STAGES, CHOSEN, N, K, FOLDS, WARPS, WIDTH, STAGES, WHOLE, W
             )
-    async_copy.commit_group()  # also of nothing: the wait counts groups
+    async_copy.commit_group()  # even an empty group, because the wait counts groups
     return added, coming
 
 
@@ -256,14 +257,14 @@ def down_kernel(
     bias=None,
     SCALE: tl.constexpr = 1.0,
 ):
-    """out [rows, N] = residual [rows, N] + the sum over the chosen experts of share * (inner @ down transposed + bias).
+    """Write out [rows, N] = residual + SCALE * the experts' sum of share * (inner @ down transposed + bias).
 
-    The sum is multiplied by SCALE. bias [experts, N], where there is one.
-    inner [rows, CHOSEN, K]; ids int32 and shares fp32 [rows, CHOSEN], ids -1 where a row has no sequence: nothing is
-    written there; weight [experts, N, K]; residual may be `out` itself. Programs [cdiv(N, 16 / FOLDS), rows].
+    bias [experts, N] is optional. inner [rows, CHOSEN, K]; ids int32 and shares fp32 [rows, CHOSEN], with ids -1 for a
+    row without a sequence, for which nothing is written; weight [experts, N, K]; residual may be `out` itself. The grid
+    is [cdiv(N, 16 / FOLDS), rows].
 
-    As `linear_kernel` of one matrix: the chosen experts stand side by side in it, each WIDTH columns wide, of which the
-    last ones may be empty so that the columns of a warp belong to one expert.
+    It works like `linear_kernel` on one matrix in which the chosen experts stand side by side. Each is WIDTH columns
+    wide; the last of them may be empty, so that the columns of a warp belong to one expert.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
@@ -283,7 +284,7 @@ def down_kernel(
     STAGES: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
 
     first, row = gl.program_id(0) * OUTPUTS, gl.program_id(1)
-    # The kernel before did not write the ids, and what this multiprocessor has kept of them may be of another layer.
+    # The previous kernel did not write the ids, and this multiprocessor's cache may hold those of another layer.
     experts = ()
     for j in tl.static_range(CHOSEN):
         experts += (gl.load(ids + row * CHOSEN + j, cache_modifier=".cg"),)
@@ -366,7 +367,7 @@ def packed_down_kernel(
     SCALE: tl.constexpr = 1.0,
     SHARED: tl.constexpr = 1,
 ):
-    """`down_kernel` of weights in planes, those of all experts one behind the other; programs [tiles, rows]."""
+    """Do the work of `down_kernel` on weights in planes, expert after expert. The grid is [tiles, rows]."""
     row = gl.program_id(1)
     experts = ()
     for j in tl.static_range(CHOSEN):

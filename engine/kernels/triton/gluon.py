@@ -1,6 +1,6 @@
-"""Gluon, Triton's language in which a kernel says which thread holds what; what kernels use of it.
+"""The parts of Gluon that kernels use: Triton's language in which a kernel says which thread holds which data.
 
-Triton's interpreter does not know Gluon. There it is Triton itself that computes, and layouts mean nothing.
+Triton's interpreter does not know Gluon. There, plain Triton computes instead, and layouts mean nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,no-redef,untyped-decorator,misc"
@@ -38,15 +38,15 @@ jit = gluon.jit
 
 @gluon.constexpr_function
 def layout_of(kind):
-    """Of a tensor's type."""
+    """Return the layout of a tensor's type."""
     return kind.layout
 
 
 @gluon.constexpr_function
 def own_layout(warps):
-    """Shared memory for tiles of weights [warps, 16, 128]: what a warp reads at once lies side by side.
+    """Return the shared-memory layout for tiles of weights [warps, 16, 128]: what a warp reads at once is contiguous.
 
-    A thread reads what it copied there: eight neighbouring columns, of the rows and columns of its `DotOperandLayout`.
+    A thread reads what it copied there itself: eight neighbouring columns at the places of its `DotOperandLayout`.
     """
     columns, lanes = (
         [[0, 0, 1], [0, 0, 2], [0, 0, 4]],
@@ -58,7 +58,7 @@ def own_layout(warps):
 
 @gluon.constexpr_function
 def row_layout(warps, count):
-    """Of values [warps, 16, count] of the rows of a tile: a thread has those of the rows whose sums it has."""
+    """Return the layout of values [warps, 16, count] of a tile's rows: a thread has them for the rows that it sums."""
     warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
     values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
@@ -67,13 +67,13 @@ def row_layout(warps, count):
 
 @jit
 def multiply(left, right):
-    """left * right, rounded to their dtype: two at a time."""
+    """Return left * right, rounded to their dtype, two numbers at a time."""
     return left * right
 
 
 @jit
 def masked(words, mask, rest):
-    """words & mask | rest of int32, in one instruction: of two constants a compiler makes two."""
+    """Return words & mask | rest of int32 in one instruction; with two constants a compiler would emit two."""
     return gl.inline_asm_elementwise(
         "lop3.b32 $0, $1, $2, $3, 0xEA;",
         "=r,r,r,r",
@@ -86,7 +86,7 @@ def masked(words, mask, rest):
 
 @jit
 def halves(pairs):
-    """The two bf16 of each int32: the lower one, the upper one."""
+    """Return the two bf16 of each int32: the lower one, the upper one."""
     return gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
     )
@@ -94,7 +94,7 @@ def halves(pairs):
 
 @jit
 def signed_halves(pairs, less):
-    """The two bf16 of each int32 less those of another: the lower one, the upper one. Differences must be exact."""
+    """Return the two bf16 of each int32 minus those of another: lower, upper. The differences must be exact."""
     return gl.inline_asm_elementwise(
         "{ .reg .b32 one, found; mov.b32 one, 0xBF80BF80; fma.rn.bf16x2 found, $3, one, $2; mov.b32 {$0, $1}, found; }",
         "=h,=h,r,r",
@@ -107,10 +107,10 @@ def signed_halves(pairs, less):
 
 @jit
 def byte_pairs(words, FP8: tl.constexpr):
-    """What the bytes of int16 words stand for (`kv_rows.py`), as bf16: of the lower ones, of the upper ones.
+    """Decode the bytes of int16 words (`kv_rows.py`) to bf16: those of the lower bytes, those of the upper bytes.
 
-    Bytes of two words at a time. The bits of E4M3 in those of bf16 are the number divided by 2 ** 120. A signed byte is
-    its lower seven bits behind the leading bits of 128, less 128, or less 256 where it is negative.
+    It handles the bytes of two words at a time. The bits of E4M3, placed in a bf16, are the number divided by 2 ** 120.
+    A signed byte is its lower seven bits behind the leading bits of 128, minus 128, or minus 256 if it is negative.
     """
     if FP8:
         return gl.inline_asm_elementwise(
@@ -159,7 +159,7 @@ def byte_pairs(words, FP8: tl.constexpr):
 
 @jit
 def small_halves(pairs):
-    """The two bf16 of each int32, times 2 ** 127: the lower one, the upper one."""
+    """Return the two bf16 of each int32, times 2 ** 127: the lower one, the upper one."""
     return gl.inline_asm_elementwise(
         "{ .reg .b32 large, nothing, found; mov.b32 large, 0x7F007F00; mov.b32 nothing, 0x80008000; "
         "fma.rn.bf16x2 found, $2, large, nothing; mov.b32 {$0, $1}, found; }",
@@ -173,7 +173,7 @@ def small_halves(pairs):
 
 @jit
 def eighth_halves(pairs):
-    """The two bf16 of each int32, times 2 ** 120: the lower one, the upper one."""
+    """Return the two bf16 of each int32, times 2 ** 120: the lower one, the upper one."""
     return gl.inline_asm_elementwise(
         "{ .reg .b32 large, nothing, found; mov.b32 large, 0x7B807B80; mov.b32 nothing, 0x80008000; "
         "fma.rn.bf16x2 found, $2, large, nothing; mov.b32 {$0, $1}, found; }",
@@ -193,7 +193,7 @@ _LOW, _HIGH = (
 
 
 def _four_bytes(found: str, codes: str, upper: str, table: list[str]) -> str:
-    """What says which bytes of a table four codes stand for."""
+    """Return instructions that look up one byte of the table for each of four codes."""
     return (
         f"prmt.b32 a, {table[0]}, {table[1]}, {codes}; prmt.b32 b, {table[2]}, {table[3]}, {codes}; "
         f"prmt.b32 {found}, a, b, {upper}; "
@@ -215,10 +215,10 @@ LOOK_UP = tl.constexpr(
 
 @jit
 def looked_up(words):
-    """The numbers of IQ4_NL for the eight codes of each int32, as the bf16 of pairs 16 bits apart: four int32.
+    """Look up the numbers of IQ4_NL for the eight codes of each int32: four int32 with the bf16 of codes 16 bits apart.
 
-    A byte permutation looks up four codes among eight bytes: the bytes of the numbers, low and high, of the codes up to
-    seven and of those from eight on, and then the half that a code's highest bit says.
+    A byte permutation looks up four codes among eight bytes. It runs for the low and the high bytes of the numbers,
+    each for codes up to seven and from eight on; the highest bit of a code then selects the half.
     """
     return gl.inline_asm_elementwise(
         LOOK_UP,
@@ -233,11 +233,11 @@ def looked_up(words):
 if knobs.runtime.interpret:
 
     def _without_layout(name):
-        # Looked up at every call: the interpreter puts its own functions into `tl` while it runs a kernel.
+        # Looked up at every call, because the interpreter puts its own functions into `tl` while it runs a kernel.
         return lambda *given, layout=None, **named: getattr(tl, name)(*given, **named)
 
     class _Shared:
-        """A buffer, or numbered places in it; `stored` is what it holds."""
+        """A buffer, or its numbered places; `_stored` is the content."""
 
         def __init__(self, dtype=None, shape=None, layout=None, stored=None):
             self._stored, self._places = stored, {}
@@ -284,36 +284,36 @@ if knobs.runtime.interpret:
         return bits.to(tl.float32, bitcast=True)
 
     def masked(words, mask, rest):
-        """The same."""
+        """See above."""
         return words & mask | rest
 
     def halves(pairs):
-        """As fp32, which begins with the bits of a bf16."""
+        """Return fp32, whose leading bits are those of a bf16."""
         return _as_fp32(pairs << 16), _as_fp32(pairs & -65536)
 
     def signed_halves(pairs, less):
-        """The same."""
+        """See above."""
         pairs, less = halves(pairs), halves(less)
         return pairs[0] - less[0], pairs[1] - less[1]
 
     def byte_pairs(words, FP8):
-        """As fp32."""
+        """Return fp32."""
         from engine.kernels.triton.kv_rows import decoded
 
         return decoded(words & 0xFF, FP8), decoded((words >> 8) & 0xFF, FP8)
 
     def small_halves(pairs):
-        """The same."""
+        """See above."""
         low, high = halves(pairs)
         return low * 2.0**127, high * 2.0**127
 
     def eighth_halves(pairs):
-        """The same."""
+        """See above."""
         low, high = halves(pairs)
         return low * 2.0**120, high * 2.0**120
 
     def looked_up(words):
-        """The same."""
+        """See above."""
         found = []
         for pair in range(4):
             low, high = (words >> place & 15 for place in (4 * pair, 4 * pair + 16))
@@ -327,21 +327,21 @@ if knobs.runtime.interpret:
         return tuple(found)
 
     def mma_v2(left, right, sums):
-        """left @ right + sums."""
+        """Return left @ right + sums."""
         return tl.dot(left.to(tl.float32), right.to(tl.float32), sums, input_precision="ieee")
 
     def multiply(left, right):
-        """In fp32, as the interpreter multiplies nothing narrower."""
+        """Multiply in fp32, because the interpreter multiplies nothing narrower."""
         return (left.to(tl.float32) * right.to(tl.float32)).to(left.dtype)
 
     def layout_of(kind):
-        """Nothing."""
+        """Return None: there are no layouts."""
         return
 
     def own_layout(warps):
-        """Nothing."""
+        """Return None: there are no layouts."""
         return
 
     def row_layout(warps, count):
-        """Nothing."""
+        """Return None: there are no layouts."""
         return

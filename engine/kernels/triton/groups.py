@@ -1,8 +1,8 @@
-"""Products of many tokens with the experts that they chose: tokens in groups by expert, each group one product.
+"""Products of many tokens with their chosen experts: tokens are grouped by expert, and each group is one product.
 
-The plain twin is `Decoder._mix` in `models/reference/decoder.py`. A token and one of its choices are a pair; pairs are
-sorted by expert, cut into tiles that belong to one expert each, and multiplied tile by tile. How many tiles there are
-is known only on the device: there are programs for as many as there could be, and those without a tile end at once.
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. A token and one of its choices form a pair. Pairs are
+sorted by expert, cut into tiles of one expert each, and multiplied tile by tile. The number of tiles is known only on
+the device: programs are launched for the most there could be, and those without a tile end at once.
 
     ids     -> count_kernel, place_kernel -> order, tiles
     x       -> group_kernel (gather, gated) -> inner, in the order of the groups
@@ -20,7 +20,7 @@ from engine.kernels.triton.unpack import planes_at, tile_numbers
 
 @triton.jit(do_not_specialize=["pairs"])
 def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
-    """counts int32 [experts]: how many of ids int32 [pairs] are each; programs [experts]."""
+    """Count how often each expert occurs in ids int32 [pairs]: counts int32 [experts]. The grid is [experts]."""
     expert = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.int32)
@@ -34,10 +34,10 @@ def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
 def place_kernel(
     ids, counts, order, tiles, pairs, most, COUNT: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Sort the pairs by expert, those of an expert in their order; programs [experts].
+    """Sort the pairs by expert; those of one expert keep their order. The grid is [experts].
 
-    order int32 [pairs]: the pairs, sorted. tiles int32 [most, 3]: the expert of each tile of up to HEIGHT of them,
-    where it begins and where the expert ends; -1 for an expert where there are no more tiles.
+    order int32 [pairs]: the sorted pairs. tiles int32 [most, 3]: for each tile of up to HEIGHT pairs its expert, its
+    first pair, and the end of the expert's pairs; the expert is -1 after the last tile.
     """
     expert = tl.program_id(0)
     index = tl.arange(0, triton.next_power_of_2(COUNT))
@@ -94,12 +94,12 @@ def group_kernel(
     FLOATS: tl.constexpr = False,
     SHARED: tl.constexpr = 1,
 ):
-    """The rows of each tile times the weights of its expert; programs [cdiv(N, WIDTH), tiles].
+    """Multiply the rows of each tile by the weights of its expert. The grid is [cdiv(N, WIDTH), tiles].
 
-    GATED: x [T, K] by token, weight [experts, 2 N, K], gate above up, and out [pairs, N] = `gated` of both in the order
-    of the groups. Else: x [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the order of the
-    pairs. bias [experts, as many as the weight has rows] is added, where there is one. BITS: weight are the codes of
-    planes (see `packed_linear_kernel`), those of all experts one behind the other; a tile of them becomes numbers.
+    With GATED, x is [T, K] by token, weight [experts, 2 N, K], gate above up, and out [pairs, N] = `gated` of both, in
+    the order of the groups. Otherwise x is [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the
+    order of the pairs. An optional bias [experts, rows of the weight] is added. With BITS, weight is the codes of
+    planes (see `packed_linear_kernel`), expert after expert, and a tile of them at a time is expanded to numbers.
     """
     tile = tiles + 3 * tl.program_id(1)
     expert = tl.load(tile)
@@ -110,7 +110,7 @@ def group_kernel(
     pair = tl.load(order + at, mask=given, other=0)
     source = pair // CHOSEN if GATED else at
     n = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    # What is beyond the last row or column is multiplied, too, and not written.
+    # Rows and columns beyond the last are multiplied as well, but not written.
     line = n % N if N % WIDTH != 0 else n
     depth = tl.arange(0, DEPTH)
     rows = x + source.to(tl.int64)[:, None] * K + depth[None, :]
@@ -178,9 +178,9 @@ def sum_kernel(
     BESIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out [T, N] = the sum of share * found [T, CHOSEN, N], best choice first; programs [T, cdiv(N, BLOCK)].
+    """Write out [T, N] = the sum of share * found [T, CHOSEN, N], best choice first. The grid is [T, cdiv(N, BLOCK)].
 
-    shares fp32 [T, CHOSEN]. BESIDE: and of beside [T, N], what the shared expert gives.
+    shares fp32 [T, CHOSEN]. With BESIDE, add beside [T, N], the output of the shared expert.
     """
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

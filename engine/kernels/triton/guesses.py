@@ -1,7 +1,7 @@
-"""What a step with several rows of a sequence has beside any other: its rows, and who of them may draw.
+"""What a step with several rows of one sequence needs beyond other steps: its rows, and which of them may draw.
 
-A row of a step that checks guesses is the newest token of a sequence, or a guess; of one that begins a chain of drafts
-it is a token that was said since the last one, and the newest comes last. A sequence has its rows side by side.
+In a step that checks guesses, a row is the newest token of a sequence or a guess. In a step that begins a chain of
+drafts, it is a token generated since the last chain, and the newest comes last. The rows of a sequence are adjacent.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -27,13 +27,13 @@ def spread_kernel(
     BLOCK: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Have each row of a step read what a sequence of its own would: rows take the place of slots. Programs [rows].
+    """Give each row of a step the inputs of a sequence of its own: rows take the place of slots. The grid is [rows].
 
-    slots, places, guesses int32 [rows]: the slot of a row's sequence, -1 for none; how many rows it comes after that
-    of the slot's newest token (below 0: before); its token, where it is another one. token int64 [slots], counters
-    int64 [slots, 2] and tables int32 [slots, table_stride] are a `StepInput`; so are row_active int32 [rows],
-    row_token, row_counters and row_tables, by row. By alone_counters int64 [rows, 2] and alone_tables int32 [rows, 1] a
-    row's sequence has no block but the row's own, and the row lies in it where it does.
+    slots, places, guesses int32 [rows]: the slot of a row's sequence, -1 for none; how many rows it comes after the row
+    of the slot's newest token (below 0: before); its token, if that is not the newest. token int64 [slots], counters
+    int64 [slots, 2] and tables int32 [slots, table_stride] are those of a `StepInput`. So are row_active int32 [rows],
+    row_token, row_counters and row_tables, by row. alone_counters int64 [rows, 2] and alone_tables int32 [rows, 1]
+    describe a sequence that has only the row's own block, with the row at its true place in it.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -60,10 +60,10 @@ def spread_kernel(
 
 @triton.jit(do_not_specialize=["place"])
 def follow_kernel(slots, places, guesses, token, chosen, place, ROWS: tl.constexpr):
-    """Say which rows draw at `place` within their sequences: those whose token was just drawn. One program.
+    """Decide which rows draw at `place` within their sequences: those whose token was just drawn. Runs one program.
 
-    slots, places, guesses and token as above; chosen int32 [ROWS, ROWS]: for each place and row the slot, or -1. Of the
-    rows of the place before, those with a slot there have drawn.
+    slots, places, guesses and token are as above; chosen int32 [ROWS, ROWS]: the slot, or -1, for each place and row.
+    Rows of the previous place with a slot there have drawn.
     """
     row = tl.arange(0, ROWS)
     slot = tl.load(slots + row)
@@ -78,11 +78,11 @@ def follow_kernel(slots, places, guesses, token, chosen, place, ROWS: tl.constex
 
 @triton.jit
 def seek_kernel(draws, tokens, at, steps, token, counters, numbers, PITCH: tl.constexpr):
-    """Have slots go on from elsewhere in their texts, in which the row is the position. Programs [rows].
+    """Make slots continue from elsewhere in their texts, in which row and position are equal. The grid is [rows].
 
-    draws, tokens, at, steps int32 [rows]: the slot, -1 for none; its newest token, the row of that, and how many tokens
-    the answer has. They become those of token int64 [slots], counters int64 [slots, 2] and numbers int64 (PITCH apart;
-    see `sampling.py`).
+    draws, tokens, at, steps int32 [rows]: the slot, -1 for none; its newest token; the row of that token; the number of
+    tokens of the answer. They are written to token int64 [slots], counters int64 [slots, 2] and numbers int64 (PITCH
+    apart; see `sampling.py`).
     """
     row = tl.program_id(0)
     slot = tl.load(draws + row).to(tl.int64)

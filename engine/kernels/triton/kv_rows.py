@@ -1,6 +1,6 @@
-"""Rows of a quantised KV cache: what numbers become when they are written, and numbers of them again.
+"""Encodes numbers as rows of a quantised KV cache, and decodes them.
 
-The plain twin is `engine/cache/kv_rows.py`. FP8 says which of its two kinds rows are of, ROW how many bytes one has.
+The plain twin is `engine/cache/kv_rows.py`. FP8 selects one of the two kinds of rows; ROW is the bytes of a row.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -11,17 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 UP = tl.constexpr(2.0**120)
-"""The bits of E4M3 in those of fp32 are the number divided by that."""
+"""The bits of E4M3, placed in an fp32, are the number divided by this."""
 DOWN = tl.constexpr(2.0**-120)
 NEAREST = tl.constexpr(1.5 * 2.0**23)
-"""A small number added to it is rounded to a whole one, half to even."""
+"""Adding this to a small number rounds it to an integer, half to even."""
 NUMBERS = 8192
-"""About so many a program reads."""
+"""About how many numbers a program reads."""
 
 
 @triton.jit
 def scale_of(most, FP8: tl.constexpr):
-    """The scale of numbers whose largest is `most`, fp32, and what they are multiplied with."""
+    """Return the scale, fp32, of numbers whose largest magnitude is `most`, and the factor that encodes them."""
     if FP8:
         exponent = (most.to(tl.int32, bitcast=True) >> 23) - 7
         scale = tl.where(exponent > 0, exponent << 23, 0).to(tl.float32, bitcast=True)
@@ -35,7 +35,7 @@ def scale_of(most, FP8: tl.constexpr):
 
 @triton.jit
 def coded(x, inverse, FP8: tl.constexpr):
-    """The codes of fp32 numbers, int32: 0 to 255."""
+    """Return the codes of fp32 numbers: int32, 0 to 255."""
     x *= inverse
     if FP8:
         bits = (x * DOWN).to(tl.int32, bitcast=True)
@@ -48,7 +48,7 @@ def coded(x, inverse, FP8: tl.constexpr):
 
 @triton.jit
 def decoded(codes, FP8: tl.constexpr):
-    """What codes, 0 to 255, stand for without their scale, fp32."""
+    """Return the numbers of codes 0 to 255 without their scale, fp32."""
     wide = codes.to(tl.int32)
     if FP8:
         numbers = (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(tl.float32, bitcast=True) * UP
@@ -63,7 +63,7 @@ def _write(
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
     ROW: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """One row of K or V from the heads at `source`."""
+    """Write one row of K or V from the heads at `source`."""
     head, column = tl.arange(0, PADDED), tl.arange(0, D)
     inside = there & (head < HEADS)[:, None] & (column < DIM)[None, :]
     at = head[:, None] * DIM + column[None, :]
@@ -79,11 +79,11 @@ def write_rows_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
     ROW: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Write K and V of a step's tokens into the cache, one program a token.
+    """Write K and V of a step's tokens into the cache, with one program per token.
 
-    k and v [tokens, HEADS * DIM], K_STRIDE and V_STRIDE apart; cache_k and cache_v bytes [slots, ROW], k_scales and
-    v_scales theirs; slots [tokens]: where each goes, -1 for padding, which goes nowhere. PADDED and D are the powers of
-    two from HEADS and DIM on.
+    k and v [tokens, HEADS * DIM], K_STRIDE and V_STRIDE apart; cache_k and cache_v bytes [slots, ROW], with their
+    k_scales and v_scales; slots [tokens]: where each token goes, -1 for padding, which is not written. PADDED and D are
+    HEADS and DIM rounded up to powers of two.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
@@ -97,7 +97,7 @@ def write_slots_kernel(
     K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """The same of one token of each of several sequences, which `slot_write_kernel` describes."""
+    """Write one token of each of several sequences, as `slot_write_kernel` describes."""
     token = tl.program_id(0).to(tl.int64)
     sequence = tl.load(active + token)
     if sequence >= 0:
@@ -113,7 +113,7 @@ def _read_kernel(
     rows, scales, out, count, ROWS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
     ROW: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of ROWS rows of one head."""
+    """Decode ROWS rows of one head."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     head, column = tl.program_id(1), tl.arange(0, D)
     inside = (row < count)[:, None] & (column < DIM)[None, :]
@@ -125,7 +125,7 @@ def _read_kernel(
 
 
 def heads_of(x: Tensor) -> dict[str, int]:
-    """How the kernels here are told of heads [n, heads, dim]."""
+    """Return the kernel constants for heads [n, heads, dim]."""
     _, heads, dim = x.shape
     padded = {"PADDED": triton.next_power_of_2(heads), "D": triton.next_power_of_2(dim)}
     return {"HEADS": heads, "DIM": dim, **padded}
@@ -134,9 +134,9 @@ def heads_of(x: Tensor) -> dict[str, int]:
 def write_rows(
     rows: tuple[Tensor, Tensor], told: dict[str, Any], slots: Tensor, k: Tensor, v: Tensor
 ) -> None:
-    """Put K and V [n, heads, dim] into quantised rows, those of K and of V [slots, ROW]; slots [n or more].
+    """Write K and V [n, heads, dim] as quantised rows, those of K and those of V [slots, ROW]; slots [n or more].
 
-    Negative slots are left out. `told` is what `KVCache.told` tells.
+    Tokens with a negative slot are left out. `told` is the result of `KVCache.told`.
     """
     write_rows_kernel[(k.shape[0],)](
         k,
@@ -152,7 +152,7 @@ def write_rows(
 
 
 def read_rows(rows: Tensor, scales: Tensor, out: Tensor, fp8: bool) -> Tensor:
-    """Quantised rows [n, ROW], contiguous, with their scales, as numbers in `out` [n, heads, dim]; returns that."""
+    """Decode quantised rows [n, ROW], contiguous, with their scales, into `out` [n, heads, dim], and return it."""
     count, heads, dim = out.shape
     padded = triton.next_power_of_2(dim)
     each = max(NUMBERS // padded, 16)

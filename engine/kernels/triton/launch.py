@@ -1,10 +1,10 @@
 """How the kernels of a decode step follow each other.
 
-Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it needs its results.
+Programmatic dependent launch: a kernel starts while the previous one ends, and waits where it needs its results.
 
 Every kernel of the chain tells its successor to start (`gdc_launch_dependents`) and waits (`gdc_wait`) before it
-touches anything that the step itself computes; before that it may only load weights and what was settled before
-the step began. PDL is off on GPUs before sm_90 and in the interpreter.
+touches anything that the step itself computes. Before that it may load only weights and data that was final when the
+step began. PDL is off on GPUs before sm_90 and in the interpreter.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -17,30 +17,30 @@ import triton
 import triton.language as tl
 
 _PREFERRED_SHARED_MEMORY_CARVEOUT = 9
-"""CUfunction_attribute of the CUDA driver; a percentage."""
+"""A CUfunction_attribute of the CUDA driver; its value is a percentage."""
 
 
 @triton.jit
 def gdc_wait(PDL: tl.constexpr):
-    """Wait until the kernels before this one have ended and their writes can be seen."""
+    """Wait until the previous kernels have ended and their writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def gdc_launch_dependents(PDL: tl.constexpr):
-    """Let the next kernel of the chain start as soon as all programs of this one have come here."""
+    """Let the next kernel of the chain start as soon as all programs of this one have reached this point."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 def split_alike(kernel: Any) -> None:
-    """Let the launched `kernel` run on multiprocessors that give all they can to shared memory, as prompts leave them.
+    """Make the launched `kernel` run on multiprocessors with all they can give to shared memory, as prompts leave them.
 
     A multiprocessor changes how it divides its memory between L1 and shared memory only while it is empty, so kernels
-    that want it divided differently do not overlap. Left to the driver, a step of Qwen3-0.6B on an H100 took 760 us
-    after a prompt and 650 us only from some 250 steps on; with one division for all it takes 630 us from the first.
-    Does nothing in the interpreter, which launches no kernel.
+    that ask for different divisions do not overlap. Left to the driver, a step of Qwen3-0.6B on an H100 took 760 us
+    after a prompt, and 650 us only after some 250 steps; with one division for all kernels it takes 630 us from the
+    first step. It does nothing in the interpreter, which launches no kernel.
     """
     driver = _driver()
     if kernel is not None and driver is not None:
@@ -49,7 +49,7 @@ def split_alike(kernel: Any) -> None:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may take."""
+    """Return the bytes of shared memory that a program may take."""
     if device.type != "cuda":
         return 96 * 1024
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024

@@ -1,20 +1,20 @@
-"""Products of a decode step of one to 16 rows, fused with what stands before and after them.
+"""Products of a decode step of one to 16 rows, fused with the operations before and after them.
 
-The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after
-it, or the gated half of an MLP. Of a norm, x times its weight is rounded, and its scale multiplies the sums. What
-follows a sum of products (bias, activation, residual) is computed with it in fp32 and rounded once. Both come closer to
-the truth than a rounding after each.
+The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after it,
+or the gated half of an MLP. Of a norm, x times its weight is rounded, and its scale multiplies the sums. Operations
+after the sums (bias, activation, residual) are done in fp32 and rounded once. Both are more accurate than rounding
+after each operation.
 
-One program computes a few numbers of the output for all rows. It begins to copy their weights into shared memory before
-it waits for the kernel before it (programmatic dependent launch), so memory is read without a break from the first
-kernel of a step to the last. In registers they would keep the next kernels from starting beside it. Its warps share the
-columns; each multiplies its own on tensor cores, where a row costs nothing more until there are eight, and little until
-there are 16, and what a row gets does not depend on the others. Sums over the columns are made in one order, which the
-tile alone decides.
+A program computes a few outputs for all rows. It starts to copy their weights into shared memory before it waits for
+the previous kernel (programmatic dependent launch), so memory is read without a break from the first kernel of a step
+to the last. In registers, the weights would keep the next kernels from starting beside it. Its warps divide the
+columns; each multiplies its own on tensor cores, where rows up to the eighth cost nothing more and those up to the 16th
+little, and the result of a row does not depend on the other rows. Sums over the columns have one order, which only the
+tile decides.
 
-Written in Gluon, Triton's language with layouts: a thread copies eight neighbouring weights, 16 bytes, and reads just
-those again, into the registers that the tensor core takes them from. (It permutes the columns within a warp, of weights
-and rows alike.)
+The kernels are written in Gluon, Triton's language with layouts: a thread copies eight neighbouring weights, 16 bytes,
+and reads the same ones again, into the registers from which the tensor core takes them. (This permutes the columns
+within a warp, of weights and rows alike.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
@@ -27,12 +27,12 @@ from engine.kernels.triton.pointwise import capped, gated
 SPAN = tl.constexpr(128)
 """Columns of a tile of weights."""
 UNROLLED = tl.constexpr(6)
-"""Tiles of x that are multiplied without a loop."""
+"""The most tiles of x that are multiplied without a loop."""
 
 
 @jit
 def along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
-    """0 to size - 1 along one axis of three."""
+    """Return 0 to size - 1 along one axis of three."""
     if axis == 0:
         line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))), 1)
     elif axis == 1:
@@ -44,14 +44,14 @@ def along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
 
 @jit
 def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr):
-    """Column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each."""
+    """Return the column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each."""
     place = along(axis, SPAN, layout)
     return (along(0, WARPS, layout) * SPAN + place // 32 * 32) * FOLDS + fold * 32 + place % 32
 
 
 @jit
 def load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
-    """Elements at + column where the column is one of K and `inside` holds, else 0; WHOLE: every column is."""
+    """Load elements at + column where the column is below K and `inside` holds, else 0; with WHOLE, all columns are."""
     if WHOLE and inside is None:
         loaded = gl.load(at + column)
     elif WHOLE:
@@ -78,7 +78,7 @@ def _copy_weights(
     STAGES: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Begin to copy the tiles of span i, zeros where there is nothing."""
+    """Start copying the tiles of span i; zeros outside of the weights."""
     stage = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         place = held.index(stage * TILES + j)
@@ -96,8 +96,8 @@ def _coming(
     i, rows, given, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr,
     STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load what the span after i is made of: of each fold the rows, and the norm's weights that belong to them."""
-    after = i + 1 - (i + 1) // SPANS  # of the last one it is that one again, and nobody looks at it
+    """Load the inputs of the span after i: the rows of each fold, and the norm's weights that belong to them."""
+    after = i + 1 - (i + 1) // SPANS  # after the last span it is the last one again, unused
     coming, scales = (), ()
     for fold in tl.static_range(FOLDS):
         at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
@@ -136,7 +136,7 @@ def _span(
     W: tl.constexpr,
     X: tl.constexpr,
 ):
-    """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
+    """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
     coming, coming_scales = _coming(i, rows, given, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, X)
     normed, added = (), ()
     for fold in tl.static_range(FOLDS):
@@ -161,13 +161,13 @@ def _span(
             _copy_weights(
                 held, weights, column, output, i + STAGES, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE
             )
-    async_copy.commit_group()  # also of nothing: the wait counts groups
+    async_copy.commit_group()  # even an empty group, because the wait counts groups
     return added, squares, coming, coming_scales
 
 
 @jit
 def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr, ROWS: tl.constexpr):
-    """sums [warps, 16, ROWS] added up over warps and folds: [OUTPUTS, ROWS], or [OUTPUTS, ROWS, 2] of pairs."""
+    """Add up sums [warps, 16, ROWS] over warps and folds: [OUTPUTS, ROWS], or [OUTPUTS, ROWS, 2] of pairs."""
     y = gl.sum(gl.reshape(gl.sum(sums, 0), [OUTPUTS * PAIR, FOLDS, ROWS]), 1)
     if PAIR == 2:
         y = gl.permute(gl.reshape(y, [OUTPUTS, 2, ROWS]), [0, 2, 1])
@@ -180,7 +180,7 @@ def finish(
     NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
     SCALE: tl.constexpr, CAP: tl.constexpr, GAIN: tl.constexpr, LIMIT: tl.constexpr, UP_OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Store what follows from the sums y (and `up`) fp32 [outputs, rows], of the outputs `at` and the rows b.
+    """Finish and store the sums y (and `up`), fp32 [outputs, rows], of the outputs `at` and the rows b.
 
     Rows of `out` are STRIDE apart; `scale` is that of the norm, `carried` the residual; see `linear_kernel`.
     """
@@ -233,17 +233,17 @@ def linear_kernel(
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
 ):
-    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
+    """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
-    NORM: x is normed first, by norm_weight [K] + OFFSET. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias
-    [2 N]), gate above up, and out = `gated` of both. What was added up so far is multiplied by SCALE and capped
-    by CAP (0: not). RESIDUAL: residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave
-    unused may be anything.
+    With NORM, x is normed first, by norm_weight [K] + OFFSET. With BIAS, bias [N] is added. With GATED, weight is [2 N,
+    K] (bias [2 N]), gate above up, and out = `gated` of both. The sum so far is multiplied by SCALE and capped by CAP
+    (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave unused
+    may be anything.
 
-    A tile has 16 lines. Each row of weights has FOLDS of them, which lie side by side in memory, so that a warp reads
-    64 * FOLDS bytes at once; every line is multiplied with the columns of every fold, and what belongs to another
-    fold is left out. A program computes TILES * 16 / FOLDS outputs, half as many where GATED; its WARPS warps share
-    the columns. AHEAD: spans of weights that are copied before the first is multiplied.
+    A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
+    bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
+    discarded. A program computes TILES * 16 / FOLDS outputs, half as many with GATED; its WARPS warps divide the
+    columns. AHEAD is the number of spans of weights that are copied before the first is multiplied.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
@@ -283,7 +283,7 @@ def linear_kernel(
     DONE: tl.constexpr = layout_of(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
-    # What was loaded so far are weights; earlier kernels of the step wrote what follows.
+    # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     carried = ()
     if RESIDUAL:

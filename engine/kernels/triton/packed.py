@@ -1,12 +1,12 @@
 """Weights in planes (`models/weights/packing.py`) as operands of tensor cores, for kernels in Gluon.
 
-A code of up to seven bits is put behind the leading bits of 128: with a shift and a mask for two of them, they are the
-bf16 of 128 + code. What is too much is taken off the sums: 128 + offset times the sum of the activations of each group,
-which a product with a constant gives for all rows of weights. A signed code of eight bits is 128 + its lower seven
-bits, less 128, or less 256 where it is negative. A code of MXFP4 or fp8 is a small floating-point number, whose bits
-are put where a bf16 has them; one of IQ4_NL is looked up. Scales multiply the sum of a group, in fp32.
+A code of up to seven bits is put behind the leading bits of 128: one shift and one mask turn two codes into the bf16 of
+128 + code. The excess, 128 + offset times the sum of each group's activations, is subtracted from the sums; a product
+with a constant gives these sums of activations for all rows of weights. A signed code of eight bits is 128 + its lower
+seven bits, minus 128, or minus 256 if it is negative. A code of MXFP4 or fp8 is a small floating-point number, whose
+bits are put where a bf16 has them; one of IQ4_NL is looked up. Scales multiply the sum of a group, in fp32.
 
-What is side by side in memory need not be one matrix: with `experts`, the columns are those of each of them in turn.
+Adjacent columns need not belong to one matrix: with `experts`, they are those of each expert in turn.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
@@ -27,18 +27,18 @@ from engine.kernels.triton.gluon import (
 from engine.kernels.triton.linear import along
 
 COLUMNS = tl.constexpr(128)
-"""Of a tile, whose rows are eight."""
+"""Columns of a tile, which has eight rows."""
 
 
 @jit
 def choice_of(i, L: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr):
-    """Of the tiles of columns [WARPS, 1, 1] of span i: which of the matrices side by side they belong to."""
+    """Return for the tiles of columns [WARPS, 1, 1] of span i the index of their matrix among those side by side."""
     return (i * WARPS + along(0, WARPS, L)) // ACROSS
 
 
 @jit
 def pick(numbers, choice, CHOSEN: tl.constexpr):
-    """The number of each choice. (To load them so would be a load for every register that a tensor core reads.)"""
+    """Return the number of each choice. (Indexed loads would need one for every register that a tensor core reads.)"""
     found = gl.where(choice == 0, numbers[0], numbers[CHOSEN - 1])
     for j in tl.static_range(1, CHOSEN - 1):
         found = gl.where(choice == j, numbers[j], found)
@@ -47,7 +47,7 @@ def pick(numbers, choice, CHOSEN: tl.constexpr):
 
 @jit
 def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, UP: tl.constexpr):
-    """Of places [WARPS, axis_size, 1] in two tiles a warp: the tile of rows and that of columns.
+    """Return the tile of rows and the tile of columns of places [WARPS, axis_size, 1] in two tiles per warp.
 
     The second tile of rows lies UP after the first.
     """
@@ -61,10 +61,10 @@ def _copy(
     PER: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Begin to copy [WARPS, LINES, SIZE] of two tiles a warp, whose lines and sizes lie one behind the other.
+    """Start copying [WARPS, LINES, SIZE] of two tiles per warp, which lie contiguously by line and then by size.
 
-    PER tiles of columns share what is copied. MASKED: only what belongs to one of ACROSS tiles of columns (of CHOSEN
-    matrices), and to a tile of rows before LAST (where the second half is from UP on: before LAST + UP).
+    PER tiles of columns share the data. With MASKED, copy only data of one of ACROSS tiles of columns (of CHOSEN
+    matrices) and of a tile of rows before LAST (with a second half that starts at UP: before LAST + UP).
     """
     row, column = _tile(first, i, LINES, L, WARPS, UP)
     line, whole = along(1, LINES, L) % (LINES // 2), column
@@ -88,7 +88,7 @@ def copy_codes(
     held, plane, first, i, experts, BITS: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the words of a plane, 16 bytes a thread and as many as it has of two and one bit."""
+    """Start copying the words of a plane: 16 bytes per thread, or fewer for planes of two bits or one."""
     L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
     _copy(held, plane, first, i, experts, L, WARPS, 2, 32 * BITS, 1, ACROSS, CHOSEN, UP, LAST, MASKED)
 
@@ -98,7 +98,7 @@ def copy_rows(
     held, plane, first, i, experts, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Begin to copy VALUES values of each row, of 16 bits or of eight."""
+    """Start copying VALUES values of each row, of 16 bits or of eight."""
     BYTES: tl.constexpr = plane.dtype.element_ty.primitive_bitwidth // 8
     EACH: tl.constexpr = max(VALUES * BYTES // 8, 4) // BYTES
     L: tl.constexpr = gl.BlockedLayout(
@@ -109,14 +109,14 @@ def copy_rows(
 
 @jit
 def _two(given):
-    """[..., 2] -> two tensors [...]"""
+    """Split [..., 2] into two tensors [...]."""
     first, second = gl.split(given)
     return first, second
 
 
 @jit
 def _four(given):
-    """[..., 2, 2] -> four tensors [...]"""
+    """Split [..., 2, 2] into four tensors [...]."""
     even, odd = gl.split(given)
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
@@ -125,7 +125,7 @@ def _four(given):
 
 @jit
 def _eight(given):
-    """[..., 2, 2, 2] -> eight tensors [...]"""
+    """Split [..., 2, 2, 2] into eight tensors [...]."""
     even, odd = gl.split(given)
     a, c, e, g = _four(even)
     b, d, f, h = _four(odd)
@@ -134,7 +134,7 @@ def _eight(given):
 
 @jit
 def load_words(held, WARPS: tl.constexpr, BITS: tl.constexpr):
-    """The words of a plane that a thread has, in their order: BITS tensors int32 [WARPS, 2, 32]."""
+    """Load the words of a plane that a thread has, in order: BITS tensors int32 [WARPS, 2, 32]."""
     L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
     words = held.load(L)
     if BITS == 8:
@@ -154,7 +154,7 @@ def load_words(held, WARPS: tl.constexpr, BITS: tl.constexpr):
 
 @jit
 def _shifted(word, BITS: tl.constexpr):
-    """To the right, or to the left where BITS is negative."""
+    """Shift right, or left if BITS is negative."""
     if BITS > 0:
         word = word >> BITS
     elif BITS < 0:
@@ -164,14 +164,14 @@ def _shifted(word, BITS: tl.constexpr):
 
 @jit
 def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr):
-    """The codes of a pair in one plane, from bit LOW of each half on, beside what is in `rest`."""
+    """Put the codes of a pair in one plane at bit LOW of each half, beside the bits of `rest`."""
     MASK: tl.constexpr = (((1 << BITS) - 1) * 0x10001) << LOW
     return masked(_shifted(words[pair // (16 // BITS)], pair % (16 // BITS) * BITS - LOW), MASK, rest)
 
 
 @jit
 def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr, FLOATS: tl.constexpr):
-    """The numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large where the codes have no sign."""
+    """Return the numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large if the codes are unsigned."""
     if FLOATS == 2:
         found = halves(first[pair])
     elif (
@@ -207,7 +207,7 @@ def operand(
     first, second, chunk: tl.constexpr, WARPS: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     GROUP: tl.constexpr, FLOATS: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """The numbers [WARPS, 16, GROUP] of two tiles in the columns of group `chunk`; see `_pair`."""
+    """Return the numbers [WARPS, 16, GROUP] of two tiles in the columns of group `chunk`; see `_pair`."""
     COUNT: tl.constexpr = GROUP // 8
     FIRST: tl.constexpr = 0 if FLOATS == 2 else chunk * COUNT
     if FLOATS == 2:
@@ -227,9 +227,9 @@ def operand(
 
 @jit
 def load_rows(held, WARPS: tl.constexpr, VALUES: tl.constexpr, MMA: tl.constexpr):
-    """Values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], as the sums lie.
+    """Load values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], laid out like the sums.
 
-    Of bytes without a sign the low halves, then the high ones.
+    For unsigned bytes, return the low halves, then the high ones.
     """
     L: tl.constexpr = row_layout(WARPS, VALUES)
     given = held.load(L)

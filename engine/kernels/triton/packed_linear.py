@@ -1,9 +1,9 @@
-"""`linear_kernel` with weights in planes: products of a decode step of one to 16 rows with quantised weights.
+"""`linear_kernel` for weights in planes: products of a decode step of one to 16 rows with quantised weights.
 
-The plain twin is `models/reference/tiled.py`, with what stands around a product as in `linear.py`. What differs is how
-weights come to the tensor cores: a warp copies two tiles of 8 rows and 128 columns at a time, whose codes become
+The plain twin is `models/reference/tiled.py`, with the fused operations as in `linear.py`. The difference is how
+weights reach the tensor cores: a warp copies two tiles of 8 rows and 128 columns at a time, and expands their codes to
 numbers in registers (`packed.py`). All else is as in `linear_kernel`: weights and scales are copied before the wait,
-warps share the columns, and sums are made in one order, which the tile alone decides.
+warps divide the columns, and sums have one order, which only the tile decides.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index"
@@ -24,7 +24,7 @@ from engine.kernels.triton.packed import (
 )
 
 UNROLLED = tl.constexpr(4)
-"""Spans that are multiplied without a loop."""
+"""The most spans that are multiplied without a loop."""
 
 
 @jit
@@ -33,7 +33,7 @@ def _copy_span(
     SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the tiles of span i, zeros where there is nothing."""
+    """Start copying the tiles of span i; zeros outside of the weights."""
     codes, more, scales, supers = planes
     held_codes, held_more, held_scales, held_supers = held
     stage = i - i // STAGES * STAGES
@@ -61,13 +61,13 @@ def _copy_span(
 def _columns(
     i, chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Column numbers of a group of each warp's tiles in span i."""
+    """Return the column numbers of a group of each warp's tiles in span i."""
     return (i * WARPS + along(0, WARPS, L)) * COLUMNS + chunk * GROUP + along(axis, GROUP, L)
 
 
 @jit
 def _ordered(at, order, K: tl.constexpr):
-    """Which columns lie at these places; those from K on stay there."""
+    """Return the column of x at each place of the planes; places from K on become K, which is no column."""
     if order is not None:
         at = gl.load(order + at, mask=at < K, other=K)
     return at
@@ -78,7 +78,7 @@ def _load_rows(
     rows, i, chunk: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Of span i what is multiplied with a group: K numbers for each of the matrices side by side."""
+    """Load the inputs of a group in span i: K numbers for each of the matrices side by side."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
     at = _ordered(at, order, K)
     if CHOSEN == 1 or ACROSS * COLUMNS == K:
@@ -95,7 +95,7 @@ def _load_norm(
     norm_weight, i, chunk: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Of span i the norm's weights of a group."""
+    """Load the norm's weights of a group in span i."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
     at = _ordered(at, order, K)
     return load(norm_weight, at, None, K, WHOLE)
@@ -106,8 +106,8 @@ def _coming(
     i, rows, given, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load what the span after i is made of: of each group the rows, and the norm's weights that belong to them."""
-    after = i + 1 - (i + 1) // TURNS  # of the last one it is that one again, and nobody looks at it
+    """Load the inputs of the span after i: the rows of each group, and the norm's weights that belong to them."""
+    after = i + 1 - (i + 1) // TURNS  # after the last span it is the last one again, unused
     coming, scales = (), ()
     for chunk in tl.static_range(COLUMNS // GROUP):
         coming += (_load_rows(rows, after, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
@@ -125,11 +125,11 @@ def _span(
     TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
+    """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
     CHUNKS: tl.constexpr = COLUMNS // GROUP
     SCALES: tl.constexpr = CHUNKS // SHARED
     MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
-    EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # numbers are what their codes say, and not too large
+    EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # codes give the numbers themselves, not 128 too large
     coming, coming_scales = _coming(
         i, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, TURNS, WHOLE, X
     )
@@ -171,7 +171,7 @@ def _span(
             total += mma_v2(tile, normed[chunk], nothing if EXACT else common[chunk]) * (
                 values[chunk // SHARED] * high
             )
-            if MINIMA:  # times the sum of the rows, which is in `common` 128 times and negative
+            if MINIMA:  # times the sum of the rows, of which `common` is -128 times
                 total += common[chunk] * (values[SCALES + chunk // SHARED] * low)
         added += (total,)
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
@@ -180,13 +180,13 @@ def _span(
                 held, planes, first, i + STAGES, experts, BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES,
                 ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
-    async_copy.commit_group()  # also of nothing: the wait counts groups
+    async_copy.commit_group()  # even an empty group, because the wait counts groups
     return added, squares, coming, coming_scales
 
 
 @jit
 def _added(sums, GATED: tl.constexpr, ROWS: tl.constexpr):
-    """sums [warps, 16, ROWS] added up over warps: [16, ROWS], or [8, ROWS, 2] of pairs."""
+    """Add up sums [warps, 16, ROWS] over warps: [16, ROWS], or [8, ROWS, 2] of pairs."""
     y = gl.sum(sums, 0)
     if GATED:
         y = gl.permute(gl.reshape(y, [2, 8, ROWS]), [1, 2, 0])
@@ -237,17 +237,18 @@ def packed_linear_kernel(
     SHARED: tl.constexpr = 1,
     order=None,
 ):
-    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
+    """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
-    Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, whole tiles, and of
-    up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
-    codes, GROUP numbers are multiplied together, SHARED such groups have a scale in common, VALUES are those of a row
-    of a tile in `scales`. A program computes 16 * TILES outputs, half as many where GATED. FLOATS: what codes are (see
-    `models.weights.packing`). Pointers that the flags leave unused may be anything. order, int32 [K]: which column of x
-    each column of the planes is multiplied with; None: the same.
+    Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
+    followed by those of up. BITS and MORE are the bits of the planes of codes (MORE 0: there is only one). LESS is
+    subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
+    number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
+    FLOATS is the kind of the codes (see `models.weights.packing`). Pointers that the flags leave unused may be
+    anything. order, int32 [K], is the column of x for each column of the planes; None: the same.
 
-    experts, numbers of CHOSEN matrices whose planes lie one behind the other, and shares fp32 [CHOSEN]: x is [1,
-    CHOSEN, K], and the product is the sum of the shares of theirs, made as that of one matrix. bias is [matrices, N].
+    With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
+    [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
+    matrix. bias is then [matrices, N].
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -300,7 +301,7 @@ def packed_linear_kernel(
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
     constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
-    # What was loaded so far are weights; earlier kernels of the step wrote what follows.
+    # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     weighed = None
     if shares is not None:

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Attention of a few query tokens over a block table, the rows split among programs ("split KV").
+"""Attention of a few query tokens over a block table, with the rows split among programs ("split KV").
 
-The plain twin is `engine/attention/sdpa.py`. One program takes SPLIT rows of one KV head for QUERIES query rows:
-the query heads of the KV head, token by token, since they all read the same K and V. A second kernel combines
-the splits of a token. "Flash-Decoding for long-context inference" (Dao, Haziza, Massa, Sizov 2023).
+The plain twin is `engine/attention/sdpa.py`. One program takes SPLIT rows of one KV head for QUERIES query rows: the
+query heads of the KV head, token by token, since they all read the same K and V. A second kernel combines the splits of
+a token. "Flash-Decoding for long-context inference" (Dao, Haziza, Massa, Sizov 2023).
 
-What a token gets does not depend on how many tokens came with it, bitwise: the tiles have one fixed size, splits
-begin at fixed rows, and what a token does not see adds exact zeros.
+The result of a token is bitwise independent of how many tokens are computed with it: tiles have one fixed size, splits
+begin at fixed rows, and rows that a token does not see add exact zeros.
 """
 
 import math
@@ -21,7 +21,7 @@ from engine.kernels.triton.kv_rows import decoded
 from engine.kernels.triton.pointwise import capped
 
 QUERIES = 16
-"""Query rows of a tile: the least that tl.dot takes."""
+"""Query rows of a tile: the fewest that tl.dot accepts."""
 SPLIT = 128
 """Rows of a split: few enough that a short context still fills the GPU."""
 TILE = 64
@@ -32,16 +32,16 @@ COMBINE = 32
 
 @triton.jit
 def attend_tile(q, k, v, visible, m, l, acc, scale_log2, CAP_LOG2: tl.constexpr = 0.0):  # noqa: E741 - as in the paper
-    """One step of the online softmax: what C more rows add to what M queries have seen so far.
+    """Run one step of the online softmax: add C more rows to the state of M queries.
 
-    q [M, D]; k and v [C, D]; visible [M, C] bool; `scale_log2` is the scale of the scores times log2(e), CAP_LOG2
-    their cap in the same units (0: none). M, C and D are powers of two from 16 on. Where nobody sees a row, v has to
-    be finite there (its weight is 0, and 0 * NaN is NaN). fp32 and carried from tile to tile: m [M], the highest score
-    so far (start with -inf), l [M], the sum of the weights relative to it (0), acc [M, D], the weighted sum of v (0).
-    Returns (m, l, acc); the output is acc / l, and the weights' sum as a logarithm to base 2 is m + log2(l).
+    q [M, D]; k and v [C, D]; visible [M, C] bool; `scale_log2` is the scale of the scores times log2(e), CAP_LOG2 their
+    cap in the same units (0: none). M, C and D are powers of two from 16 on. In rows that no query sees, v must be
+    finite (its weight is 0, and 0 * NaN is NaN). The state is fp32 and carried from tile to tile: m [M], the highest
+    score so far (initially -inf), l [M], the sum of the weights relative to it (0), acc [M, D], the weighted sum of v
+    (0). Returns (m, l, acc); the output is acc / l, and the base-2 logarithm of the sum of the weights is m + log2(l).
 
-    A tile of which a query sees nothing leaves its m, l and acc bitwise as they were.
-    From "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning" (Dao 2023), algorithm 1.
+    A tile of which a query sees nothing leaves its m, l and acc bitwise unchanged. From "FlashAttention-2: Faster
+    Attention with Better Parallelism and Work Partitioning" (Dao 2023), algorithm 1.
     """
     scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2, CAP_LOG2)
     scores = tl.where(visible, scores, float("-inf"))
@@ -59,13 +59,13 @@ def attend_tile(q, k, v, visible, m, l, acc, scale_log2, CAP_LOG2: tl.constexpr 
 def load_rows(
     rows, scales, slot, there, head, dim, inside, DIM: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr
 ):
-    """Numbers fp32 [C, D] of a head in quantised rows at slots [C], where they are `there` and `inside`."""
+    """Load numbers fp32 [C, D] of a head from quantised rows at slots [C], masked by `there` and `inside`."""
     codes = tl.load(rows + slot[:, None] * ROW + head * DIM + dim[None, :], inside, 0)
     scale = tl.load(scales + slot * (ROW // 4) + head, there, 0.0)
     return decoded(codes, FP8) * scale[:, None]
 
 
-# A value that changes from step to step must not compile the kernel again.
+# A value that changes from step to step must not recompile the kernel.
 @triton.jit(do_not_specialize=["table_stride", "tiles", "splits"])
 def _split_kernel(
     q, keys, values, spans, tables, sums, stats,
@@ -74,7 +74,7 @@ def _split_kernel(
     QUERIES: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
     k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
 ):  # fmt: skip
-    """m, l and acc of SPLIT rows for QUERIES query rows; arguments as in `paged_attention`."""
+    """Compute m, l and acc of SPLIT rows for QUERIES query rows; arguments as in `paged_attention`."""
     split, kv_head = tl.program_id(0), tl.program_id(1)
     span, tile = tl.program_id(2) // tiles, tl.program_id(2) % tiles
     first = tl.load(spans + span * 3)
@@ -111,7 +111,7 @@ def _split_kernel(
             v = tl.load(values + at, inside, 0.0)
         visible = seen[None, :] <= (start + token)[:, None]
         m, l, acc = attend_tile(queries, k, v, visible, m, l, acc, scale_log2)  # noqa: E741
-    # Partial results lie by token and query head, then split.
+    # Partial results are ordered by token and query head, then by split.
     part = ((first + token) * (KV_HEADS * GROUP) + head).to(tl.int64) * splits + split
     tl.store(stats + part * 2, m, real)
     tl.store(stats + part * 2 + 1, l, real)
@@ -123,7 +123,7 @@ def _combine_kernel(
     sums, stats, spans, out, most, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, COMBINE: tl.constexpr,
 ):  # fmt: skip
-    """The output of one token and head from its splits."""
+    """Combine the splits of one token and head."""
     span, token = tl.program_id(0) // most, tl.program_id(0) % most
     first = tl.load(spans + span * 3)
     start = tl.load(spans + span * 3 + 1)
@@ -166,14 +166,14 @@ def paged_attention(
     most_rows: int,
     **quantised: Any,
 ) -> Tensor:
-    """Causal attention of spans of tokens over their block tables; K and V of the spans are written already.
+    """Compute causal attention of spans of tokens over their block tables; K and V of the spans are already written.
 
-    q [T, Hq, D] with a stride of 1 in D; keys and values [slots, Hkv, D] of one layer, contiguous, in q's dtype
-    (bf16, fp16 or fp32); or bytes [slots, ROW] of quantised rows, and what `KVCache.told` tells. spans int32 [S, 3]:
-    where the tokens of a span begin in q, the row of its first token, how many they are.
-    tables int32 [S, blocks], a stride of 1 in the last. No span has more than `most_tokens`
-    tokens or sees more than `most_rows` rows: these two set the number of programs, so that a captured graph may
-    read spans and tables from buffers that change. Returns [T, Hq, D]; tokens of no span are left unset.
+    q [T, Hq, D] with a stride of 1 in D; keys and values [slots, Hkv, D] of one layer, contiguous, in q's dtype (bf16,
+    fp16 or fp32), or bytes [slots, ROW] of quantised rows with the arguments of `KVCache.told`. spans int32 [S, 3]:
+    where the tokens of a span begin in q, the row of its first token, the number of its tokens. tables int32 [S,
+    blocks] with a stride of 1 in the last dimension. No span has more than `most_tokens` tokens or sees more than
+    `most_rows` rows. These two set the number of programs, so a captured graph may read spans and tables from buffers
+    that change. Returns [T, Hq, D]; tokens outside all spans are left unset.
     """
     tokens, heads, dim = q.shape
     group = heads // kv_heads

@@ -1,7 +1,7 @@
-"""What kernels compute of one number at a time, and of the columns of a head.
+"""Device functions for single numbers, and for the columns of a head.
 
 The plain twins: the activations and `_norm` in `models/reference/decoder.py`, `rotate` in `models/reference/rope.py`.
-Flags that a network does not need leave nothing of themselves in a kernel.
+Features that the flags turn off leave no code in a kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def activate(x, KIND: tl.constexpr, GAIN: tl.constexpr = 1.0):
-    """The activation KIND of `models.spec.Activation`, of fp32; x * sigmoid(GAIN * x) with another GAIN than 1."""
+    """Return the activation KIND of `models.spec.Activation` in fp32; x * sigmoid(GAIN * x) if GAIN is not 1."""
     if GAIN != 1.0:
         result = x / (1.0 + tl.exp(-GAIN * x))
     elif KIND == "silu":
@@ -22,7 +22,7 @@ def activate(x, KIND: tl.constexpr, GAIN: tl.constexpr = 1.0):
         result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:
         tl.static_assert(KIND == "relu")
-        result = tl.where(x < 0.0, 0.0, x)  # what is not a number stays so
+        result = tl.where(x < 0.0, 0.0, x)  # keeps NaN
     return result
 
 
@@ -35,8 +35,8 @@ def gated(
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
 ):
-    """activation(gate) * up, both fp32. With a LIMIT gate is at most that before, and up lies between that and its
-    negative; UP_OFFSET is added to up. What is not a number stays so."""
+    """Return activation(gate) * up, both fp32. With a LIMIT, gate is first capped at LIMIT and up is clamped to
+    +-LIMIT. UP_OFFSET is added to up. NaN stays NaN."""
     if LIMIT != 0.0:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
@@ -47,7 +47,7 @@ def gated(
 
 @triton.jit
 def capped(x, CAP: tl.constexpr):
-    """CAP * tanh(x / CAP) of fp32, or x where CAP is 0."""
+    """Return CAP * tanh(x / CAP) in fp32, or x if CAP is 0."""
     if CAP != 0.0:
         x = CAP - 2.0 * CAP / (1.0 + tl.exp(x * (2.0 / CAP)))
     return x
@@ -55,7 +55,7 @@ def capped(x, CAP: tl.constexpr):
 
 @triton.jit
 def unit(x, scale, dtype: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr):
-    """x * scale, both fp32: what a norm multiplies by its weight. Rounded to `dtype` unless ONCE or with an OFFSET."""
+    """Return x * scale, both fp32, which a norm then weighs; rounded to `dtype` unless ONCE or with an OFFSET."""
     x *= scale
     if not ONCE and OFFSET == 0.0:
         x = x.to(dtype).to(tl.float32)
@@ -64,7 +64,7 @@ def unit(x, scale, dtype: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr
 
 @triton.jit
 def times(x, weight, OFFSET: tl.constexpr):
-    """x * (weight + OFFSET), rounded to the dtype of the weight; x is fp32."""
+    """Return x * (weight + OFFSET), rounded to the dtype of the weight; x is fp32."""
     wide = weight.to(tl.float32)
     if OFFSET != 0.0:
         wide += OFFSET
@@ -73,15 +73,15 @@ def times(x, weight, OFFSET: tl.constexpr):
 
 @triton.jit
 def weighed(x, scale, weight, OFFSET: tl.constexpr, ONCE: tl.constexpr):
-    """`times` the weight of the `unit`."""
+    """Return the `unit` `times` the weight."""
     return times(unit(x, scale, weight.dtype, OFFSET, ONCE), weight, OFFSET)
 
 
 @triton.jit
 def partners(columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """The column that each of a head's DIM is rotated with, of the first ROTATED; the others have themselves.
+    """Return the column that each of a head's columns is rotated with; from ROTATED on, each is its own partner.
 
-    PAIRS: neighbours are rotated together, and not the two halves.
+    With PAIRS, neighbours are rotated together, instead of the two halves.
     """
     if ROTATED == 0:
         others = columns
@@ -96,7 +96,7 @@ def partners(columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.conste
 
 @triton.jit
 def angles(rotary, columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """cos and signed sin of each column of a head at rotary, a row of ROTATED numbers: cos beside sin."""
+    """Return cos and signed sin for each column of a head; `rotary` is a row of ROTATED numbers: cos beside sin."""
     at = columns // 2 if PAIRS else columns % (ROTATED // 2)
     if ROTATED == DIM and not PAIRS:
         cosine = tl.load(rotary + at).to(tl.float32)
@@ -111,7 +111,7 @@ def angles(rotary, columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.
 
 @triton.jit
 def rotate(x, other, cosine, sine, dtype: tl.constexpr, EXACT: tl.constexpr = False):
-    """x and what it is rotated with, rotated in the model's dtype; EXACT: in fp32, and rounded then."""
+    """Rotate x with its partner in the model's dtype; with EXACT in fp32, rounded once."""
     if EXACT:
         return (x * cosine + other * sine).to(dtype)
     return ((x * cosine).to(dtype).to(tl.float32) + (other * sine).to(dtype).to(tl.float32)).to(dtype)

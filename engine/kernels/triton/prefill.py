@@ -1,7 +1,7 @@
-"""What lies between the products of a prompt's layers, one kernel for each place.
+"""The operations between the products of a prompt's layers, one kernel for each place.
 
-The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the rotation in
-`models/reference/rope.py`. Norms and rotation round where those round; the gated product is rounded once.
+The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the rotation in `models/reference/rope.py`.
+Norms and rotation round where the twins round; the gated product is rounded once.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,union-attr"
@@ -34,11 +34,11 @@ def norm_kernel(
     PDL: tl.constexpr = False,
     PARTS: tl.constexpr = 0,
 ):
-    """out = RMSNorm(total) with total = x * SCALE + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
+    """Write out = RMSNorm(total) with total = x * SCALE + residual, or x without ADD; all [T, SIZE], weight [SIZE].
 
-    With post_weight [SIZE], x is normed first, and that needs ADD. Without NORM there is only the total. OFFSET and
-    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on. `total` may be `residual`. With
-    PARTS x is fp32 [PARTS, T, SIZE], of which the sum is meant, and that needs ADD as well.
+    With post_weight [SIZE], x is normed first; this needs ADD. Without NORM, only total is written. OFFSET and ONCE are
+    as in `weighed`. The grid is [T]. BLOCK is SIZE rounded up to a power of two. `total` may be `residual`. With PARTS,
+    x is fp32 [PARTS, T, SIZE] and is summed over its parts; this needs ADD as well.
     """
     tl.static_assert(PARTS == 0 or ADD)
     dtype: tl.constexpr = total.dtype.element_ty
@@ -85,7 +85,7 @@ def position_kernel(
     """Norm and rotate the first HEADS of heads [T, ALL, D] in place: those of q and k.
 
     norm_weight [HEADS, D]; rotary [positions, D]: cos beside sin; positions int64 [T]. A program takes BLOCK heads of
-    one token, as two halves: what is rotated together lies in one thread, so nothing is overwritten before it is read.
+    one token as two halves: one thread has both numbers of a rotation, so nothing is overwritten before it is read.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -119,9 +119,9 @@ def unusual_position_kernel(
     ROTATED: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
     NORM: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """`position_kernel` with everything that `attention_kernel` knows, and with its names.
+    """Do the work of `position_kernel` with all features of `attention_kernel`, under the same names.
 
-    PADDED is the power of two from D on. TOGETHER: one program takes all heads of a token.
+    PADDED is D rounded up to a power of two. With TOGETHER, one program takes all heads of a token.
     """
     tl.static_assert(BLOCK >= HEADS or not TOGETHER)
     token = tl.program_id(0).to(tl.int64)
@@ -150,7 +150,7 @@ def unusual_position_kernel(
     if ROTATED > 0:
         cosine, sine = angles(rotary + tl.load(positions + token) * ROTATED, columns, ROTATED, D, PAIRS)
         placed = rotate(x, other, cosine, sine, dtype, EXACT)
-    tl.debug_barrier()  # what is overwritten now, other threads have read
+    tl.debug_barrier()  # other threads have read what is overwritten now
     tl.store(at + columns, placed, mask=there)
 
 
@@ -165,7 +165,7 @@ def gate_kernel(
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
 ):
-    """out [T, SIZE] = `gated` of gate_up [T, 2 SIZE], gate beside up; programs [T, cdiv(SIZE, BLOCK)]."""
+    """Write out [T, SIZE] = `gated` of gate_up [T, 2 SIZE], gate beside up. The grid is [T, cdiv(SIZE, BLOCK)]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -191,10 +191,10 @@ def write_kernel(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Write K and V of a step's tokens into the cache, one program a token.
+    """Write K and V of a step's tokens into the cache, with one program per token.
 
-    k and v [tokens, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; slots int32 [tokens]: where each goes, -1
-    for padding, which goes nowhere. PADDED is the power of two from WIDTH on.
+    k and v [tokens, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; slots int32 [tokens]: where each token
+    goes, -1 for padding, which is not written. PADDED is WIDTH rounded up to a power of two.
     """
     token = tl.program_id(0)
     slot = tl.load(slots + token).to(tl.int64)
@@ -221,7 +221,7 @@ def slot_write_kernel(
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write K and V of one token of each of several sequences into the cache, one program a token.
+    """Write K and V of one token of each of several sequences into the cache, with one program per token.
 
     k and v [rows, WIDTH], K_STRIDE and V_STRIDE apart; cache_k and cache_v [places, WIDTH]; active int32 [rows]: the
     slot of each, -1 for none; counters int64 [slots, 2]: first the token's row; tables int32 [slots, table_stride].

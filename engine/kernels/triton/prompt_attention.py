@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Attention of many tokens over block tables, in one order of sums however a prompt is cut.
+"""Attention of many tokens over block tables, with one order of sums however a prompt is cut.
 
 The plain twins are `engine/attention/sdpa.py` and `engine/attention/unusual.py`. One program takes some tokens of one
-query head through all rows that they see. Tiles of rows begin at fixed rows, and what a token does not see adds exact
-zeros, so its bits are the same whatever is computed beside it. Rows before the window of all tokens of a program are
-not read. What a network does not ask for leaves nothing of itself in the kernel.
+query head through all rows that they see. Tiles of rows begin at fixed rows, and rows that a token does not see add
+exact zeros, so its bits do not depend on what is computed beside it. Rows before the windows of all tokens of a program
+are not read. Features that a network does not use leave no code in the kernel.
 """
 
 import math
@@ -23,26 +23,26 @@ from engine.kernels.triton.paged_attention import attend_tile, load_rows
 STAGES = 2
 """Tiles of K and V that are in shared memory at once."""
 FEW = 16
-"""Up to so many tokens of a span a program takes no more: the least that tl.dot does."""
+"""If a span has at most this many tokens, a program takes no more: the fewest that tl.dot accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program works on."""
+    """The work of a program."""
 
     queries: int
-    """Tokens of a program."""
+    """Tokens per program."""
     rows: int
     """Rows read at once."""
     warps: int
 
     def shared(self, head_bytes: int) -> int:
-        """Bytes of shared memory at most."""
+        """Return the most bytes of shared memory that a program takes."""
         return (self.queries + 2 * STAGES * self.rows) * head_bytes
 
 
 TILES = (Tile(128, 64, 8), Tile(64, 32, 4))
-"""The first one that fits is taken. In bf16 it fits in 99 KB (sm_86, sm_89, sm_120) for heads of up to 128 numbers, and
+"""The first tile that fits is used. In bf16 it fits in 99 KB (sm_86, sm_89, sm_120) for heads of up to 128 numbers, and
 in 227 KB (sm_90) for heads of 256; the second one, for heads of 256, in 99 KB."""
 
 
@@ -53,12 +53,12 @@ MEASURED = (
         for cut in ((64, 64, 4), (128, 32, 4), (128, 64, 4), (128, 128, 8), (64, 128, 4), (128, 32, 8))
     ),
 )
-"""What is worth a measurement where it fits."""
+"""The tiles worth measuring if they fit."""
 
 
 @cache
 def choose_tile(head_bytes: int, shared: int) -> Tile:
-    """The best tile for heads of so many bytes (made a power of two) and a GPU with so much shared memory a program."""
+    """Return the best tile for heads of `head_bytes`, a power of two, and `shared` bytes of memory per program."""
     return next((tile for tile in TILES if tile.shared(head_bytes) <= shared), TILES[-1])
 
 
@@ -70,12 +70,13 @@ def _prompt_kernel(
     CAP_LOG2: tl.constexpr = 0.0, sinks=None, k_ends=None, table_stride=None,
     k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
 ):  # fmt: skip
-    """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q, D: the power of two from DIM on.
-    ROW and what goes with it: of quantised rows, as `kv_rows.py` has them.
+    """Attend to the rows of a span; arguments as in `prompt_attention`.
 
-    With k_ends, as in `ragged_attention`: `span` are its q_ends, and the tables are table_stride apart.
+    STRIDE is the distance between tokens of q, in numbers; D is DIM rounded up to a power of two. ROW and its
+    companions describe quantised rows, as in `kv_rows.py`. With k_ends, as in `ragged_attention`, `span` is its q_ends,
+    and the tables are table_stride apart.
     """
-    # The last tokens see most: they begin first.
+    # The last tokens see the most rows, so they begin first.
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
     head = tl.program_id(0)
     if k_ends is None:
@@ -106,14 +107,14 @@ def _prompt_kernel(
     if sinks is None:
         m = tl.full([QUERIES], float("-inf"), tl.float32)
         l = tl.zeros([QUERIES], tl.float32)  # noqa: E741
-    else:  # a row that everybody has seen, and that has no value
+    else:  # a sink is a row that every token sees and that has no value
         m = tl.zeros([QUERIES], tl.float32) + tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         l = tl.full([QUERIES], 1.0, tl.float32)  # noqa: E741
     acc = tl.zeros([QUERIES, D], tl.float32)
     end = tl.minimum(base + first + QUERIES, stop)
-    end = tl.where(end > start, end, 0).to(tl.int32)  # of padding alone: nothing
+    end = tl.where(end > start, end, 0).to(tl.int32)  # nothing, if all tokens are padding
     oldest = 0
-    if WINDOW > 0:  # that the first token sees
+    if WINDOW > 0:  # `oldest` is the oldest row that the first token sees
         oldest = tl.maximum(tl.maximum(base + first, start) - (WINDOW - 1), 0)
     for begin in range(oldest // TILE * TILE, end, TILE):
         seen = begin + tl.arange(0, TILE)
@@ -157,12 +158,12 @@ def prompt_attention(
     block_size: int,
     **asked: Any,
 ) -> Tensor:
-    """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
+    """Compute causal attention of tokens in consecutive rows; their K and V are already written.
 
     q [T, Hq, D], T a multiple of the tile's queries, heads side by side; keys and values [slots, Hkv, D] of one layer,
-    contiguous, or bytes [slots, ROW] of quantised rows. span int32 [3]: the row of token 0, the first row that there is
-    a token of, the row after the last; tokens before and after are padding, whose output is finite and means nothing.
-    table int32 [blocks]. Both are read on the device. `asked`: what `_launch` knows. Returns [T, Hq, D].
+    contiguous, or bytes [slots, ROW] of quantised rows. span int32 [3]: the row of token 0, the first row that has a
+    token, the row after the last one. Tokens outside these rows are padding; their output is finite but meaningless.
+    table int32 [blocks]. span and table are read on the device. `asked` are arguments of `_launch`. Returns [T, Hq, D].
     """
     tile = tile_for(q)
     given = q, keys, values, span, table
@@ -183,11 +184,11 @@ def ragged_attention(
     tile: Tile | None = None,
     **asked: Any,
 ) -> Tensor:
-    """The same of spans of any numbers of tokens, each over its own block table; tokens of no span are left unset.
+    """Compute the same for spans of any lengths, each over its own block table; tokens of no span are left unset.
 
-    The tokens of span i are those of q [T, Hq, D] from q_ends[i] to q_ends[i + 1], `most_tokens` at most; the last one
-    sees k_ends[i + 1] - k_ends[i] rows. A span without tokens has neither. q_ends and k_ends int32 [spans + 1], tables
-    int32 [spans, blocks], a stride of 1 in the last. `tile`: None takes that of `tile_for`.
+    The tokens of span i are those of q [T, Hq, D] from q_ends[i] to q_ends[i + 1], at most `most_tokens`; the last one
+    sees k_ends[i + 1] - k_ends[i] rows. An empty span has neither tokens nor rows. q_ends and k_ends int32 [spans + 1],
+    tables int32 [spans, blocks] with a stride of 1 in the last dimension. `tile` None means that of `tile_for`.
     """
     tile = tile or tile_for(q)
     if most_tokens <= FEW:
@@ -201,7 +202,7 @@ def ragged_attention(
 
 
 def tile_for(q: Tensor) -> Tile:
-    """The tile for heads q [T, Hq, D] on the GPU where they are."""
+    """Return the tile for heads q [T, Hq, D] on their GPU."""
     return choose_tile(triton.next_power_of_2(q.shape[2]) * q.element_size(), shared_bytes(q.device))
 
 
@@ -219,10 +220,10 @@ def _launch(
     sinks: Tensor | None = None,
     **quantised: Any,
 ) -> Tensor:
-    """Scores are multiplied by `scale` (None: D ** -0.5) and become cap * tanh(score / cap).
+    """Launch the kernel. Scores are multiplied by `scale` (None: D ** -0.5) and become cap * tanh(score / cap).
 
-    A token sees `window` rows, its own among them. sinks [Hq]: a score of each head that has no value. `quantised`:
-    what `KVCache.told` tells.
+    A token sees `window` rows, including its own. sinks [Hq] is a score per head that has no value. `quantised` are the
+    arguments of `KVCache.told`.
     """
     q, *_ = given
     tokens, heads, dim = q.shape

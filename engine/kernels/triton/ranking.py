@@ -1,8 +1,8 @@
-"""A draw from the likeliest tokens only: top-k and top-p, by one program once all logits have been looked at.
+"""Draws from the likeliest tokens only: top-k and top-p, by one program once all logits have been read.
 
-The rule is that of `engine/sampling/sampler.py`; among equal logits the lower token id comes first. What is left is
-nearly always among the likeliest MAX_NARROW tokens, which are ranked exactly; where it is not, the edge of what is
-left is found by counting and weighing the whole vocabulary again and again.
+The rule is that of `engine/sampling/sampler.py`; among equal logits the lower token id comes first. The remaining
+tokens are nearly always among the likeliest MAX_NARROW tokens, which are ranked exactly. Otherwise, the smallest
+remaining logit is found by repeatedly counting or weighing the whole vocabulary.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -12,45 +12,45 @@ import triton.language as tl
 from engine.kernels.triton.scores import INFINITY, gumbel_of_block, passes, penalised, scaled, score
 
 GROUP = tl.constexpr(32)
-"""Neighbouring logits that are first known by their maximum alone."""
+"""Neighbouring logits that are first represented by their maximum alone."""
 MAX_NARROW = tl.constexpr(128)
-"""Tokens that are sure to be ranked: so many groups hold as many of the likeliest."""
+"""The number of likeliest tokens that are sure to be ranked: that many groups contain them."""
 CANDIDATES = tl.constexpr(256)
-"""Tokens that are ranked exactly."""
+"""The number of tokens that are ranked exactly."""
 CHUNK = tl.constexpr(32)
 TILE = tl.constexpr(2048)
-"""Logits read at once where the whole vocabulary is searched."""
+"""Logits read at once when the whole vocabulary is searched."""
 WAYS = tl.constexpr(8)
 """Edges that are tried in one pass over the vocabulary."""
 
 
 @triton.jit
 def _key(value):
-    """An int64 that orders as the fp32 number does, one apart for neighbouring numbers."""
+    """Return an int64 that orders like the fp32 number; the keys of neighbouring numbers differ by one."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def _number(key):
-    """The fp32 number of a key."""
+    """Return the fp32 number of a key."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _likeliest(x, k, floor, LIMIT: tl.constexpr):
-    """A mask of at most LIMIT entries of x [n] that holds the k largest (k <= LIMIT), and their lower bound.
+    """Return a mask of at most LIMIT entries of x [n] that include the k largest (k <= LIMIT), and their lower bound.
 
-    Lower indices come first among equals. `floor` is a lower bound known before: k entries reach it, or all do.
+    Among equals, lower indices come first. `floor` is a known lower bound: at least k entries reach it, or all do.
     """
     low = _key(floor)
     high = _key(tl.max(x, 0)) + 1
     count = tl.sum((x >= floor).to(tl.int32), 0)
     tries = 0
     while (count > LIMIT) & (high - low > 1):
-        # At least k entries reach low, fewer reach high. Halve the logits, no more than 32 below high; where
-        # that does not end soon (ties, huge values), halve the keys, which ends after 32 more.
+        # At least k entries reach low, fewer reach high. Bisect by the logits, no more than 32 below high. If that does
+        # not end soon (ties, huge values), bisect by the keys, which ends after 32 more steps.
         top = _number(high - 1)
         middle = _key(0.5 * (tl.maximum(_number(low), top - 32.0) + top))
         middle = tl.where(tries < 12, middle, (low + high) >> 1)
@@ -64,14 +64,14 @@ def _likeliest(x, k, floor, LIMIT: tl.constexpr):
     edge = _number(low)
     above = (x > edge).to(tl.int32)
     tied = (x == edge).to(tl.int32)
-    # More than LIMIT reach the bound only where they equal it: then those with the lowest indices are enough.
+    # More than LIMIT entries reach the bound only if some equal it: then those with the lowest indices are enough.
     take = (above + tied * (tl.cumsum(tied, 0) + tl.sum(above, 0) <= LIMIT).to(tl.int32)) > 0
     return take, edge
 
 
 @triton.jit
 def _gather(take, labels, out):
-    """Store the labels that are taken, in order, and let the whole program read them. Returns how many."""
+    """Store the taken labels in order, and make them visible to the whole program. Return their number."""
     taken = take.to(tl.int32)
     tl.store(out + tl.cumsum(taken, 0) - 1, labels, mask=take)
     tl.debug_barrier()
@@ -83,7 +83,7 @@ def store_groups(
     logits, marks, settings, peaks, masses, block, wide,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The maxima of the groups of a block; where `wide`, its tokens' chances together, relative to its likeliest."""
+    """Store the maxima of a block's groups; if `wide`, also the sum of its chances relative to its likeliest token."""
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = penalised(logits, marks, settings, ids, VOCAB)
@@ -95,7 +95,7 @@ def store_groups(
 
 @triton.jit
 def _chance(x, peak, settings):
-    """Relative to the likeliest; 0 for -inf, even where nothing is likelier."""
+    """Return the chance relative to the likeliest token; 0 for -inf, even if no token is likelier."""
     return tl.where(x == -INFINITY, 0.0, tl.exp(scaled(x, peak, settings)))
 
 
@@ -104,10 +104,10 @@ def draw_from_groups(
     logits, marks, settings, numbers, peaks, values, names, masses, wide,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A token after top-k, top-p and min-p, and the largest logit, given what `store_groups` left of all blocks.
+    """Draw a token after top-k, top-p and min-p from what `store_groups` stored; return the largest logit, too.
 
-    The k groups with the largest maxima hold the k largest logits: every other token has one token of each of
-    them before it. `wide`: top_k is above MAX_NARROW or off.
+    The k groups with the largest maxima contain the k largest logits: every other token has one token of each of them
+    before it. `wide` means that top_k is above MAX_NARROW or off.
     """
     top_k = tl.load(numbers + 2).to(tl.int32)
     top_p = tl.load(settings + 1)
@@ -132,7 +132,7 @@ def draw_from_groups(
     ids = group * GROUP + i % GROUP
     x = penalised(logits, marks, settings, ids, VOCAB)
     take, edge = _likeliest(x, k, edge, CANDIDATES)
-    tl.debug_barrier()  # the groups have been read by all before the candidates take their place
+    tl.debug_barrier()  # all must have read the groups before the candidates overwrite them
     count = _gather(take, ids, names)
     _gather(take, x, values)
 
@@ -160,7 +160,7 @@ def draw_from_groups(
     kept = (rank < k) & nucleus & (chance >= tl.load(settings + 2))
     best = tl.argmax(tl.where(kept, score(relative, ids, settings, numbers), -INFINITY), 0)
     chosen = tl.sum(tl.where(i == best, ids, 0), 0)
-    # With a large top_k, or a nucleus that goes on behind the ranked tokens, they do not tell the edge.
+    # With a large top_k, or a nucleus that extends beyond the ranked tokens, these do not determine the edge.
     if wide & finite & ((top_k < VOCAB) | (ranked < top_p * whole)):
         chosen = _draw_from_all(logits, marks, settings, numbers, peak, whole, VOCAB)
     return chosen, peak
@@ -168,9 +168,9 @@ def draw_from_groups(
 
 @triton.jit
 def _amounts(logits, marks, settings, peak, edges, weigh, VOCAB: tl.constexpr):
-    """Of the tokens whose logits reach each of edges fp32 [n]: how many (exact in fp32), or their chances together.
+    """Return for each of edges fp32 [n] how many logits reach it (exact in fp32), or the sum of their chances.
 
-    fp32 [n], added in one order whatever the edges, so that a lower edge never has less.
+    The result is fp32 [n], added in one order whatever the edges, so that a lower edge never has less.
     """
     sums = tl.zeros([edges.shape[0], TILE], tl.float32)
     for start in range(0, VOCAB, TILE):
@@ -182,7 +182,7 @@ def _amounts(logits, marks, settings, peak, edges, weigh, VOCAB: tl.constexpr):
 
 @triton.jit
 def _search(logits, marks, settings, peak, low, goal, weigh, VOCAB: tl.constexpr):
-    """The highest edge that tokens of the amount `goal` reach, at least that of the key `low`, and what is above it."""
+    """Return the highest edge, from the key `low` on, that an amount of `goal` reaches, and the amount above it."""
     high = _key(peak) + 1
     above = tl.full([], 0.0, tl.float32)
     while high - low > 1:
@@ -190,7 +190,7 @@ def _search(logits, marks, settings, peak, low, goal, weigh, VOCAB: tl.constexpr
         keys = tl.minimum(low + (tl.arange(0, WAYS) + 1) * stride, high - 1)
         amounts = _amounts(logits, marks, settings, peak, _number(keys), weigh, VOCAB)
         enough = amounts >= goal
-        # The more of them, the lower the edge.
+        # The larger the amount, the lower the edge.
         above = tl.maximum(above, tl.max(tl.where(enough, 0.0, amounts), 0))
         high = tl.minimum(high, tl.min(tl.where(enough, high, keys), 0))
         low = tl.maximum(low, tl.max(tl.where(enough, keys, low), 0))
@@ -199,10 +199,10 @@ def _search(logits, marks, settings, peak, low, goal, weigh, VOCAB: tl.constexpr
 
 @triton.jit
 def _draw_from_all(logits, marks, settings, numbers, peak, whole, VOCAB: tl.constexpr):
-    """A token after top-k, top-p and min-p, given the largest logit, finite, and all chances together."""
+    """Draw a token after top-k, top-p and min-p, given the largest logit, finite, and the sum of all chances."""
     top_k = tl.load(numbers + 2).to(tl.int32)
     top_p = tl.load(settings + 1)
-    # What stays: all above the edge, and the first `ties` of those that equal it.
+    # All tokens above the edge stay, and the first `ties` of those that equal it.
     edge = tl.full([], -float("inf"), tl.float32)
     ties = tl.full([], VOCAB, tl.int32)
     total = whole

@@ -1,7 +1,7 @@
-"""Which experts a token takes, and with which share: the router of a mixture of experts.
+"""Chooses the experts of a token and their shares: the router of a mixture of experts.
 
-The plain twin is `Decoder._mix` in `models/reference/decoder.py`. Sums are made in fp32 and not rounded, in whatever
-dtype the router is kept; of experts that score alike, the first ones are taken.
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. Sums are made in fp32 and not rounded, whatever the
+dtype of the router. Among experts with equal scores, the first ones are chosen.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -26,12 +26,12 @@ def _choose(
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
 ):
-    """ids int32 [CHOSEN] and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first. Every id is one of an expert."""
+    """Write ids int32 [CHOSEN], always valid, and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first."""
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     BLOCK: tl.constexpr = min(PADDED, COMPARED // PADDED)
     index = tl.arange(0, PADDED)
     inside = index < COUNT
-    # Other programs of this kernel wrote them: what the multiprocessor has kept from an earlier layer is not read.
+    # Other programs of this kernel wrote them; the multiprocessor's cache may hold those of an earlier layer.
     score = tl.load(logits + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
     top, total = 0.0, 1.0
     if not SIGMOID:
@@ -61,7 +61,7 @@ def _share(score, top, total, SIGMOID: tl.constexpr):
 
 @triton.jit
 def _ranked(share, selection_bias, index, COUNT: tl.constexpr, SELECTION_BIAS: tl.constexpr):
-    """What experts are chosen by. No numbers come last, before the padding: each expert has a rank of its own."""
+    """Return what experts are ranked by. NaN becomes -inf, before the padding, so each expert has its own rank."""
     if SELECTION_BIAS:
         share += tl.load(selection_bias + index, mask=index < COUNT, other=0.0)
     return tl.where((index < COUNT) & (share == share), share, float("-inf"))
@@ -90,12 +90,12 @@ def router_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ids int32 [rows, CHOSEN] and shares fp32 [rows, CHOSEN] of x [rows, K], which is normed first.
+    """Choose for x [rows, K], normed first: ids int32 [rows, CHOSEN] and shares fp32 [rows, CHOSEN].
 
-    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias fp32 [COUNT]; active int32 [rows]: -1 where a row
-    has no sequence, and its ids are -1 then. logits fp32 [rows, COUNT] and arrived int32 [rows], zeros, are this
-    kernel's own: programs [cdiv(COUNT, PER), rows] compute PER logits each, and the last one of a row to be done
-    chooses.
+    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias fp32 [COUNT]; active int32 [rows]: -1 for a row
+    without a sequence, whose ids become -1. logits fp32 [rows, COUNT] and arrived int32 [rows], zeros, are scratch
+    memory of this kernel. The programs, [cdiv(COUNT, PER), rows], compute PER logits each, and the last one of a row to
+    finish chooses.
     """
     gdc_launch_dependents(PDL)
     row = tl.program_id(1)
@@ -114,7 +114,7 @@ def router_kernel(
         if BIAS:
             y += tl.load(bias + at, mask=at < COUNT, other=0.0).to(tl.float32)
         tl.store(logits + row * COUNT + at, y, mask=at < COUNT)
-        tl.debug_barrier()  # all threads have written before one of them says so
+        tl.debug_barrier()  # all threads must have written before one of them signals it
         before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
         if before == tl.num_programs(0) - 1:
             tl.store(arrived + row, 0)
@@ -147,7 +147,7 @@ def choose_kernel(
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
 ):
-    """The same choice for tokens whose logits fp32 [T, COUNT] are known; programs [T]."""
+    """Choose for tokens whose logits fp32 [T, COUNT] are known. The grid is [T]."""
     token = tl.program_id(0)
     first = token * CHOSEN
     _choose(

@@ -1,12 +1,11 @@
 """From logits to tokens in one launch: penalties, temperature, top-k, top-p, min-p, one draw, bookkeeping.
 
-The plain twin is `engine/sampling/sampler.py`. The grid is blocks of the vocabulary times rows of a batch; the program
-of a row that arrives last (a counter in device memory) finishes the row alone with what the others left, so no second
-launch is needed. A row's token is the same whatever the other rows are, and in whichever kernel.
+The plain twin is `engine/sampling/sampler.py`. The grid is blocks of the vocabulary times rows of a batch. The program
+of a row that arrives last (by a counter in device memory) finishes the row alone from the results of the others, so no
+second launch is needed. A row's token does not depend on the other rows, nor on which kernel draws it.
 
-What belongs to a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then those of `edits.py`), `numbers`
-int64 (seed, step, top_k) and `marks`. Logits that are NaN are taken as +inf, and a likeliest logit that is not finite
-gives token -1.
+The state of a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then those of `edits.py`), `numbers`
+int64 (seed, step, top_k) and `marks`. NaN logits count as +inf. If the largest logit is not finite, the token is -1.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -34,14 +33,14 @@ NARROW = tl.constexpr(1)
 WIDE = tl.constexpr(2)
 """Never greedy; a larger top_k, or top_p without one."""
 NUMBERS = tl.constexpr(8)
-"""int64 from a slot's numbers to the next slot's; its settings lie behind them."""
+"""The distance between the numbers of two slots, in int64; a slot's settings lie behind its numbers."""
 PART = tl.constexpr(1024)
-"""Tokens of which one winner is kept."""
+"""The number of tokens of which one winner is kept."""
 
 
 @triton.jit
 def _last_to_arrive(arrived):
-    """Whether all other programs of the row have been here; what they stored before can then be read."""
+    """Return whether all other programs of the row have arrived; the data that they stored is then visible."""
     tl.debug_barrier()  # the stores of every thread come before the one atomic
     return tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
 
@@ -51,7 +50,7 @@ def _commit(
     chosen, peak, settings, numbers, marks, token, history, counters, arrived,
     SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
 ):  # fmt: skip
-    """Write the token (-1 when the peak is not finite) and everything that goes one further with it."""
+    """Write the token (-1 if the peak is not finite) and everything that advances with it."""
     finite = (peak > -INFINITY) & (peak < INFINITY)
     chosen = tl.where(finite, chosen, -1)
     step = tl.load(numbers + 1)
@@ -71,13 +70,13 @@ def _commit(
 def _store_winners(
     logits, marks, settings, numbers, peaks, values, names, block, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The likeliest logit of every part of a block, and the part's winner: its logit and its name."""
+    """Store the largest logit of every part of a block, and the logit and id of the part's winner."""
     PARTS: tl.constexpr = BLOCK // PART
     part = block * PARTS + tl.arange(0, PARTS)
     lane = tl.arange(0, PART)[None, :]
     x = penalised(logits, marks, settings, part[:, None] * PART + lane, VOCAB)
     peak = tl.max(x, 1)
-    # What min_p excludes next to the likeliest of the part, it excludes next to the likeliest of all.
+    # A token that fails min_p against the likeliest of its part also fails it against the likeliest of all.
     relative = scaled(x, peak[:, None], settings)
     mine = relative
     if tl.load(settings) > 0:
@@ -93,7 +92,7 @@ def _store_winners(
 def _best_of_winners(
     logits, marks, settings, numbers, peaks, values, names, VOCAB: tl.constexpr, PLACES: tl.constexpr
 ):
-    """The token that wins among the winners of the parts, and the largest logit. PLACES: a power of two."""
+    """Return the token that wins among the parts' winners, and the largest logit. PLACES is a power of two."""
     i = tl.arange(0, PLACES)
     there = i < (VOCAB + PART - 1) // PART
     peak = tl.max(tl.load(peaks + i, mask=there, other=-INFINITY, cache_modifier=".cg"), 0)
@@ -101,9 +100,9 @@ def _best_of_winners(
     relative = scaled(tl.load(values + i, mask=there, other=-INFINITY, cache_modifier=".cg"), peak, settings)
     scores = score(relative, winners, settings, numbers)
     best = tl.argmax(scores, 0)
-    # The winner of a part may fail min_p next to the likeliest of all. Its score still bounds the part, so
-    # only where it would win everything is the part searched again, for its best token that passes. Without a
-    # finite peak nothing would ever pass.
+    # The winner of a part may fail min_p against the likeliest token of all. Its score still bounds the part, so the
+    # part is searched again, for its best token that passes, only if it would win. Without a finite peak no token would
+    # ever pass.
     finite = (peak > -INFINITY) & (peak < INFINITY)
     while finite & (passes(entry(relative, best), settings) == 0):
         ids = best * PART + tl.arange(0, PART)
@@ -117,14 +116,14 @@ def _best_of_winners(
     return tl.sum(tl.where(i == best, winners, 0), 0), peak
 
 
-# Where active begins differs: a step's rows, or the one row of a slot.
+# The alignment of active differs: it points to a step's rows, or to the one row of a slot.
 @triton.jit(do_not_specialize_on_alignment=["active"])
 def race_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
     VOCAB: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """`sampling_kernel` for rows that are all of the kind RACE, in programs of PART tokens."""
+    """Do the work of `sampling_kernel` for rows that are all of the kind RACE, with PART tokens per program."""
     row = tl.program_id(1)
     slot = tl.load(active + row).to(tl.int64)
     gdc_launch_dependents(PDL)
@@ -153,16 +152,16 @@ def sampling_kernel(
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
     COUNTERS: tl.constexpr, PDL: tl.constexpr, LOOK: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
-    """A token for each row, of any kind, in programs of BLOCK tokens.
+    """Draw a token for each row, of any kind, with BLOCK tokens per program.
 
-    In one launch, or in two: all programs LOOK, then one program a row has to FINISH. Finishing takes many
-    registers, so that of programs which may have to do it a GPU runs fewer at once.
+    It runs in one launch, or in two: all programs LOOK, then one program per row has to FINISH. Finishing takes many
+    registers, so a GPU runs fewer programs at once that may have to do it.
 
     logits: rows of VOCAB, any float dtype, `stride` apart; active int32 [rows]: the slot of a row, -1 for none, set
     before the kernels that this one may overlap. By slot: marks int16 [VOCAB], settings and numbers (NUMBERS apart),
-    token int64, history int32 [SLOTS], counters int64 [COUNTERS]. Scratch by row: peaks fp32 [GROUPS], values fp32
-    and names int32 [PLACES], masses fp32, one a program, arrived int32, all 0. PLACES and GROUPS are powers of two:
-    at least CANDIDATES and the parts of the grid, and the groups of the grid. `_commit` says what is written.
+    token int64, history int32 [SLOTS], counters int64 [COUNTERS]. Scratch by row: peaks fp32 [GROUPS], values fp32 and
+    names int32 [PLACES], masses fp32, one per program, arrived int32, all 0. PLACES and GROUPS are powers of two: at
+    least CANDIDATES and the parts of the grid, and the groups of the grid. `_commit` writes the results.
     """
     row = tl.program_id(1)
     slot = tl.load(active + row).to(tl.int64)

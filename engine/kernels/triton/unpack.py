@@ -1,6 +1,6 @@
-"""Numbers of weights in planes (`models/weights/packing.py`), one at a time: for prompts and embeddings.
+"""Expands single numbers of weights in planes (`models/weights/packing.py`), for prompts and embeddings.
 
-The plain twin is `unpack` in `models/weights/packing.py`: the same numbers in fp32, rounded once.
+The plain twin is `unpack` in `models/weights/packing.py`: it gives the same numbers in fp32, rounded once.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -13,15 +13,15 @@ IQ4_LOW, IQ4_HIGH = (
     tl.constexpr(int.from_bytes(bytes(number & 255 for number in part), "little", signed=True))
     for part in (IQ4[:8], IQ4[8:])
 )
-"""What the codes of IQ4_NL stand for, eight bits each."""
+"""The numbers of the codes of IQ4_NL, eight bits each."""
 
 
 @triton.jit
 def _code(codes, tile, lane, place, BITS: tl.constexpr):
-    """Of the thread `lane` of a tile its code number `place`, in one plane."""
+    """Return code number `place` of the thread `lane` of a tile, in one plane."""
     PER: tl.constexpr = 32 // BITS
     word = place // PER
-    # What a thread has lies 16 bytes at a time.
+    # The words of a thread are stored 16 bytes at a time.
     at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
     number = place % PER
     return tl.load(codes + tile * (32 * BITS) + at) >> (number // 2 * BITS + number % 2 * 16) & (
@@ -34,7 +34,7 @@ def planes_at(
     codes, more, scales, supers, number, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     VALUES: tl.constexpr, SUPERS: tl.constexpr,
 ):  # fmt: skip
-    """Of matrices [N, K] whose planes lie one behind the other, N a multiple of eight: those of one, by its number."""
+    """Return the planes of matrix `number` among matrices [N, K] stored one after the other, N a multiple of eight."""
     ACROSS: tl.constexpr = (K + 127) // 128
     tile = number.to(tl.int64) * (N // 8)
     codes, scales = codes + tile * (ACROSS * 32 * BITS), scales + tile * (ACROSS * 8 * VALUES)
@@ -47,16 +47,16 @@ def planes_at(
 
 @triton.jit
 def _meant(code, BITS: tl.constexpr, LESS: tl.constexpr, FLOATS: tl.constexpr):
-    """The numbers that codes stand for, before they are scaled; fp32."""
+    """Return the numbers of codes before they are scaled, fp32."""
     if FLOATS == 3:
         number = ((code & 128) << 24 | (code & 127) << 20).to(tl.float32, bitcast=True) * 2.0**120
     elif FLOATS == 2:
         eight = tl.where(code < 8, IQ4_LOW, IQ4_HIGH) >> ((code & 7) * 8).to(tl.int64)
         number = _number((eight & 255).to(tl.int32) ^ 128, 128)
     elif FLOATS == 1:
-        # A sign, two bits of an exponent and one of a fraction, where a number of fp32 has them.
+        # A sign, two exponent bits and one fraction bit, moved to their places in an fp32.
         number = ((code & 7) << 22 | (code & 8) << 28).to(tl.float32, bitcast=True) * 2.0**127
-    elif BITS == 8:  # has a sign
+    elif BITS == 8:  # signed
         number = _number(code ^ 128, 128)
     else:
         number = _number(code, LESS)
@@ -65,7 +65,7 @@ def _meant(code, BITS: tl.constexpr, LESS: tl.constexpr, FLOATS: tl.constexpr):
 
 @triton.jit
 def _scale_and_minimum(scales, at, SCALES: tl.constexpr, VALUES: tl.constexpr):
-    """What lies at a scale, and its minimum where there is one, in fp32."""
+    """Return the scale at a place, and its minimum if there is one, in fp32."""
     scale = tl.load(scales + at)
     low = scale
     if scales.dtype.element_ty == tl.uint8:
@@ -77,7 +77,7 @@ def _scale_and_minimum(scales, at, SCALES: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def _number(code, LESS: tl.constexpr):
-    """code - LESS, of a code from 0 to 255. Behind the bits of 2 ** 23 it is a number sooner than by a conversion."""
+    """Return code - LESS, for a code from 0 to 255. Putting it behind the bits of 2 ** 23 beats a conversion."""
     return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LESS)
 
 
@@ -87,9 +87,9 @@ def numbers(
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """The numbers of a matrix with K columns at row and column, int32 tensors of any one shape, in fp32.
+    """Return the numbers of a matrix with K columns at row and column, int32 tensors of any one shape, in fp32.
 
-    See `packed_linear_kernel` for the planes. Rows and columns must be those of a tile that there is.
+    See `packed_linear_kernel` for the planes. Rows and columns must lie in existing tiles.
     """
     ACROSS: tl.constexpr = (K + 127) // 128
     EACH: tl.constexpr = GROUP // 4
@@ -120,9 +120,10 @@ def tile_numbers(
     MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
     FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """The same numbers of some rows, int32 [n], in DEPTH columns from `first` on, in fp32 [n, DEPTH]: word by word.
+    """Return the numbers of rows int32 [n] in DEPTH columns from `first` on, fp32 [n, DEPTH], reading word by word.
 
-    DEPTH is a multiple of GROUP and a part of 128, `first` a multiple of it; beyond the last column there are zeros.
+    DEPTH is a multiple of GROUP and divides 128; `first` is a multiple of DEPTH. Beyond the last column there are
+    zeros.
     """
     ACROSS: tl.constexpr = (K + 127) // 128
     EACH: tl.constexpr = GROUP // 4
@@ -155,7 +156,7 @@ def tile_numbers(
 
 @triton.jit
 def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
-    """As `_code`, of places [rows, n] and as many from each on as there are numbers [1, 1, UNIT], all in one word."""
+    """Return codes like `_code`, for places [rows, n] and the next ones by `number` [1, 1, UNIT], all in one word."""
     PER: tl.constexpr = 32 // BITS
     word = place // PER
     at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
@@ -169,7 +170,7 @@ def unpack_kernel(
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     HEIGHT: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """out [N, K] = the rows from `start` on of a matrix in planes; programs [tiles of K, cdiv(N, HEIGHT)]."""
+    """Write out [N, K] = the rows from `start` on of a matrix in planes. The grid is [tiles of K, cdiv(N, HEIGHT)]."""
     first = tl.program_id(0) * 128
     line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     column = first + tl.arange(0, 128)
@@ -191,7 +192,7 @@ def packed_rows_kernel(
     LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     BLOCK: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """out [T, K] = the rows ids, int64 [T], of a matrix in planes; programs [cdiv(K, BLOCK), T]."""
+    """Write out [T, K] = the rows ids, int64 [T], of a matrix in planes. The grid is [cdiv(K, BLOCK), T]."""
     token = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + token).to(tl.int32)
@@ -208,7 +209,7 @@ def packed_embedding_kernel(
     BITS: tl.constexpr, MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
     SUPERS: tl.constexpr, FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
 ):  # fmt: skip
-    """`embedding_kernel` of a matrix in planes. The number is rounded before it is scaled, as there."""
+    """Do the work of `embedding_kernel` on a matrix in planes. Numbers are rounded before they are scaled, too."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.program_id(1)
     slot = tl.load(active + batch)

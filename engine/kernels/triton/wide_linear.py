@@ -1,9 +1,9 @@
-"""Products of a decode step of more rows than `linear.py` serves, fused with what stands after them.
+"""Products of a decode step of more rows than `linear.py` serves, fused with the operations after them.
 
 The plain twin is Linear in `models/reference/decoder.py`, with the gated half of an MLP. A program computes a few
-numbers of the output for all rows on tensor cores. As in `linear.py` it begins to copy weights into shared memory
-before it waits for the kernel before it; the rows, which that kernel computes, follow. Products with few outputs are
-cut along the columns too: then the sums stay apart, fp32, and the norm after them adds them up (`norm_kernel` of
+outputs for all rows on tensor cores. As in `linear.py`, it starts to copy weights into shared memory before it waits
+for the previous kernel; the rows, which that kernel computes, follow. Products with few outputs are split along the
+columns, too. Their partial sums stay separate, in fp32, and the norm after them adds them up (`norm_kernel` of
 `prefill.py`), in one order.
 """
 
@@ -17,9 +17,9 @@ from engine.kernels.triton.pointwise import gated
 
 @jit
 def _copy(place, at, line, column, some, left, LINES, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """Begin to copy a line of COLUMNS columns for each `line`, which are K apart; nothing unless `some`.
+    """Start copying COLUMNS columns of each `line`; lines are K apart. Copies nothing unless `some`.
 
-    Zeros stand for lines from number LINES on, and for columns from number `left` on.
+    Lines from LINES on and columns from `left` on become zeros.
     """
     there = (line < LINES) & (column >= 0) & some
     if K % COLUMNS != 0:
@@ -51,12 +51,12 @@ def wide_linear_kernel(
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
 ):
-    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits).
+    """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits).
 
-    BIAS and GATED as for `linear_kernel`. With SPLIT > 1, which goes with neither, out is fp32 [SPLIT, COUNT, N]: what
-    each part of the columns gives. ROWS is the power of two from COUNT on, 16 at least. A program computes OUTPUTS
-    outputs, half as many where GATED; COLUMNS columns at a time, STAGES of those on their way. DOWN of its WARPS warps
-    share the rows, the others the outputs. Programs [cdiv(N, outputs of a program), SPLIT].
+    BIAS and GATED are as for `linear_kernel`. With SPLIT > 1, which excludes both, out is fp32 [SPLIT, COUNT, N], one
+    product for each part of the columns. ROWS is COUNT rounded up to a power of two, at least 16. A program computes
+    OUTPUTS outputs, half as many with GATED; it reads COLUMNS columns at a time, with STAGES such steps in flight. DOWN
+    of its WARPS warps divide the rows, the others the outputs. The grid is [cdiv(N, outputs of a program), SPLIT].
     """
     gdc_launch_dependents(PDL)
     PAIR: tl.constexpr = 2 if GATED else 1
@@ -98,12 +98,12 @@ def wide_linear_kernel(
         for j in tl.static_range(PAIR):
             at = weights[j] + i * COLUMNS
             _copy(held[j].index(i), at, line, column, i < count, left - i * COLUMNS, N - first, K, COLUMNS)
-    # What was copied so far are weights; the kernel before this one wrote what follows.
+    # Everything copied so far is weights; the previous kernel wrote what is copied next.
     gdc_wait(PDL)
     for i in tl.static_range(STAGES):
         at = x + i * COLUMNS
         _copy(held_x.index(i), at, row, column, i < count, left - i * COLUMNS, COUNT, K, COLUMNS)
-        async_copy.commit_group()  # the first one has all weights that are on their way
+        async_copy.commit_group()  # the first group includes all weights that are in flight
     sums = (gl.zeros([ROWS, OWN], tl.float32, layout=MMA),)
     if GATED:
         sums += (gl.zeros([ROWS, OWN], tl.float32, layout=MMA),)
