@@ -28,7 +28,9 @@ class Titling(ScreenPart):
     def answered(self, now: float) -> None:
         """An answer has ended: the first one of a session says what that is about."""
         path, session = self.conversation.path, self.screen.keeper.session
-        if not self.is_on or session is None or len(self.conversation.tree) != 1 or not path[0].text.strip():
+        if not self.is_on or session is None or len(self.conversation.tree) != 1:
+            return
+        if not path or not path[0].text.strip():  # it may have been undone while it ran
             return
         words = title_of(path[0].user)
         if self.conversation.title == words:
