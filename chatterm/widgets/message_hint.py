@@ -23,6 +23,6 @@ def _hints(entry: Entry) -> list[str]:
     if isinstance(entry, UserEntry | AnswerEntry) and entry.branch[1] > 1:
         hints.append("[ ] branch")
     if isinstance(entry, AnswerEntry):
-        code = ["y copy code", "s save", "x run"] if entry.code(1) is not None else []
+        code = ["y code", "s save", "x run"] if entry.code(1) is not None else []
         hints += code + ["t thinking"] * entry.has_thought + ["z JSON"] * (entry.tree is not None)
     return hints

@@ -95,7 +95,7 @@ async def test_what_stands_folded_last_opens_and_the_keys_are_those_of_what_is_s
         await driver.shows("The path goes up")
         await driver.pilot.press("ctrl+t", "alt+up")
         assert "The path goes up" not in driver.text()
-        await driver.shows("y copy code · s save · x run · Esc back")
+        await driver.shows("y code · s save · x run · Esc back")
         assert "branch" not in driver.text()
         await driver.pilot.press("up")
         await driver.shows("t results · c copy · r retry · Esc back")
