@@ -206,7 +206,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "library",
         "[add FILE|open NAME]",
-        "List documents, add one, or begin a conversation on some",
+        "List documents, add one, or begin a conversation with some",
         lambda a, text: a.library(text),
         {"alt+l": ""},
         ("documents",),

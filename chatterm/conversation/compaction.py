@@ -169,8 +169,7 @@ def checked_summary(room: Room, count: int, text: str) -> Compaction:
         tokens = [round(characters * room.rate) for characters in (after, before)]
         raise EngineError(
             f"The summary takes about {counted(tokens[0], 'token')}, what it replaces takes {tokens[1]:,}; "
-            "shorten it, or "
-            "press Esc."
+            "shorten it, or press Esc."
         )
     files = room.path[count - 1].compaction
     return Compaction(text, files.without_files if files else False)

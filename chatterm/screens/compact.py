@@ -257,11 +257,10 @@ class CompactScreen(ModalScreen[None]):
             return [[(f"{spinner} {what} · Enter stops it, Esc leaves", "muted")]]
         before = room.tokens(room.replaced(self._count)) if self._count > summarised(room.path) else 0
         size = f"About {counted(takes, 'token')}" + (f" in place of {before:,}" if before else "")
-        keys = ". Enter uses it · Ctrl+J new line · Ctrl+R writes it again"
-        return [
-            *note,
-            *wrap([(size, "warning" if before and takes >= before else ""), (keys, "muted")], width),
-        ]
+        makes_room = not before or takes < before
+        use = "Enter uses it" if makes_room else "Shorten it to make room"
+        keys = f". {use} · Ctrl+J new line · Ctrl+R writes it again"
+        return [*note, *wrap([(size, "" if makes_room else "warning"), (keys, "muted")], width)]
 
 
 class WayList(Canvas):
