@@ -59,8 +59,10 @@ def assemble(
     host_layers: frozenset[int] = frozenset(),
     share: Share | None = None,
 ) -> Network:
-    """Return the network whose tensors are in `store`, with rotary tables for `positions`. The experts of `host_layers`
-    are in host memory."""
+    """Return the network whose tensors are in `store`, with rotary tables for `positions`.
+
+    The experts of `host_layers` are in host memory.
+    """
     tables = {
         (rope, width): rotary_table(rope, width, positions, spec.max_positions, dtype, device)
         for rope, width in ropes(spec)

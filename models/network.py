@@ -24,8 +24,7 @@ class Weight:
     """A matrix [rows, columns] of plain numbers, of blocks (weights/quantized.py) or of planes (weights/packing.py)."""
 
     data: Tensor
-    """Plain numbers [rows, columns], blocks as uint8 [rows, bytes per row], or the first of the planes. The memory may
-    be read-only."""
+    """Plain numbers [rows, columns], blocks as uint8 [rows, bytes per row], or the first plane; perhaps read-only."""
     format: Kind
     rows: int
     columns: int
@@ -125,8 +124,10 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
-    """The router and all experts. Plain experts are views of one tensor [experts, rows, columns]; in host memory, so
-    are experts in blocks."""
+    """The router and all experts.
+
+    Plain experts are views of one tensor [experts, rows, columns]; in host memory, so are experts in blocks.
+    """
 
     router: Linear
     experts: tuple[FeedForwardWeights, ...]
