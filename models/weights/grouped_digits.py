@@ -233,7 +233,7 @@ def _compressed(found: Found) -> Grouped:
 
 
 def _bytes(found: Found) -> Grouped:
-    """Read a byte per number, integer or fp8, in the shape of the matrix; scales are per tensor, row, group or block."""
+    """Read a byte per number, integer or fp8, in the matrix's shape; scales are per tensor, row, group or block."""
     digits = ".weight"
     rows, columns = found.shape(digits)
     scale = next(part for part in (".weight_scale_inv", ".weight_scale") if part in found.tensors)
@@ -301,7 +301,7 @@ UNPACK: Mapping[str, Callable[[Found], Grouped]] = {
     INT8.name: _bytes,
     FP8.name: _bytes,
 }
-"""A reader for each layout, by name. It reads only what tells how the rest lies; it raises ModelError for wrong shapes."""
+"""A reader for each layout, by name. It only reads what tells how the rest lies; wrong shapes raise ModelError."""
 
 
 def numbers(grouped: Grouped, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:
