@@ -2,8 +2,7 @@
 
 A chat template writes control tokens (`<|im_start|>`, `<think>`) as text between the texts that users typed. To
 prevent typed text from becoming a control token, prompts are tokenised by a second backend. It shares the vocabulary
-of the first one, but knows the control tokens only by secret names, which replace their texts in what the template
-wrote.
+of the first one, but knows the control tokens only by secret names, which replace them in the template's own text.
 """
 
 import secrets
