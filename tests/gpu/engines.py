@@ -82,7 +82,7 @@ def at_once(engine: Engine, jobs: list[Job]) -> list[list[int]]:
 
 
 def started_apart(engine: Engine, jobs: list[Job]) -> list[tuple[Sequence, int]]:
-    """Return every stream with its first token; each starts after the previous one's, so no two prompts share a step."""
+    """Return every stream with its first token; each starts after the previous one's: no two prompts share a step."""
     found = []
     for job in jobs:
         sequence = start(engine, job)
