@@ -1,9 +1,8 @@
-"""A draft model: the rate that the cost model predicts and the measured one. Part of `benchmarks.speculation`.
+"""A draft model: the rate that the cost model expects beside the measured one. Part of `benchmarks.speculation`.
 
-The models have the shapes of Qwen3 and random weights, so one cannot predict the other; acceptance is **simulated**.
-The draft model computes everything as usual, but its guess is then replaced by the right token with the given
-probability, and by a wrong one otherwise. Everything else is real: the steps, their costs, and the number of guessed
-tokens.
+Models have the shapes of Qwen3 and random weights, so nothing that one says is expected of the other: acceptance is
+**simulated**. The draft model computes all that it would, then says what comes next with the given chance, and else
+something wrong. All else is as it is: the steps, their costs, and how many tokens are guessed.
 """
 
 import sys
@@ -35,7 +34,7 @@ CONTEXT = 2048
 
 @dataclass(slots=True)
 class Simulated(Drafting):
-    """A draft model that is right with a given probability, as long as all earlier guesses were right."""
+    """Right with a given chance, wherever all before it was right."""
 
     truth: list[int] = field(default_factory=list)
     """The text as it will be."""
@@ -43,7 +42,7 @@ class Simulated(Drafting):
     random: Random = field(default_factory=lambda: Random(0))
 
     def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
-        found = Drafting._longer(self, asked, guess, logits)  # called for its cost
+        found = Drafting._longer(self, asked, guess, logits)  # for what it takes
         at = len(asked.tokens) + len(guess.tokens)
         right = self.truth[at] if at < len(self.truth) else found.tokens[-1]
         if self.random.random() >= self.acceptance:
@@ -52,7 +51,7 @@ class Simulated(Drafting):
 
 
 class Cycling(Pace):
-    """A pace of 0 to 7 tokens in turn, whatever they gain, to measure the costs of all kinds of steps."""
+    """0 to 7 tokens in turn, whatever they gain: so the costs of all steps are measured."""
 
     wanted = 0
 
@@ -80,10 +79,10 @@ class Cycling(Pace):
 
 @dataclass(slots=True)
 class Watched(Speculating):
-    """A speculation that records the duration of its steps."""
+    """Remembers what steps took."""
 
     steps: list[tuple[str, float]] = field(default_factory=list)
-    """Kind and seconds of each step."""
+    """Of what kind each was, and its seconds."""
 
     def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
         self.steps.append((f"{sum(1 + guesses for _, guesses, _ in checked)} rows", seconds))
@@ -100,7 +99,7 @@ class Said:
 
     tokens: list[int]
     token_s: float
-    """Seconds per token after the first."""
+    """Seconds a token after the first."""
     guessed: int
     accepted: int
     steps: list[tuple[str, float]]
@@ -111,7 +110,7 @@ class Said:
 
 
 def usual(answers: Iterable[Said]) -> dict[str, float]:
-    """Return the median seconds of each kind of step: brief disturbances by other programs hardly affect it."""
+    """The median seconds of each kind of step: what else the machine does for a while counts little."""
     kinds = dict[str, list[float]]()
     for kind, seconds in (step for said in answers for step in said.steps):
         kinds.setdefault(kind, []).append(seconds)
@@ -119,8 +118,8 @@ def usual(answers: Iterable[Said]) -> dict[str, float]:
 
 
 def expected_gain(costs: dict[str, float], acceptance: float) -> float:
-    """Return the speed-up that the cost model predicts with the best number of guesses, where one step in AGAIN + 1 has
-    none. A draft first reads what came since the previous one: two tokens if all guesses held, otherwise one."""
+    """So many times as many tokens/s by the cost model, with as many guesses as give the most; one step in so many has
+    none. A chain reads what was said since the one before: two tokens where all of that held, else one."""
     best, tokens, chance = 1.0, 1.0, 1.0
     one, two = costs[_draft(1)], costs[_draft(2)]
     for count in range(1, MOST_ROWS):
@@ -133,7 +132,7 @@ def expected_gain(costs: dict[str, float], acceptance: float) -> float:
 
 
 def _draft(rows: int) -> str:
-    """Name the kind of a draft model's step."""
+    """The kind of a draft model's step."""
     return f"draft of {rows}"
 
 
@@ -147,7 +146,7 @@ def measure_pair(
     tokens: int,
     turns: int,
 ) -> list[dict[str, float]]:
-    """Measure one pair of shapes at each acceptance; print and return the figures."""
+    """One pair of shapes at each acceptance; prints and returns the figures."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{what}.gguf" for what in ("large", "small")]
         for path, shape, kind in zip(paths, (large, small), kinds, strict=True):
@@ -160,7 +159,7 @@ def measure_pair(
             if not isinstance(drafts, Drafting):
                 sys.exit(f"{large}, {small}: {' '.join(engine.figures().notes)}")
             while engine._loop.call(lambda: engine._engine_step.while_idle()):
-                pass  # the weights are being copied
+                pass  # weights are copied
             simulated = Simulated(**{part.name: getattr(drafts, part.name) for part in fields(Drafting)})
             prompt = Random(1).choices(range(SHAPES[large].vocab_size), k=64)
             known = Cycling(draft=drafts.cost)
@@ -193,20 +192,20 @@ def at(
     rate: float,
     turns: int,
 ) -> dict[str, float]:
-    """Compare answers without and with guesses, in turns, where drafts hold with probability `rate`.
+    """Answers without guesses and with them, in turns, where drafts hold with the chance `rate`.
 
-    Each step counts as the median of its kind, so that brief disturbances by other programs hardly affect the result.
+    By steps: each is taken to be as long as the median of its kind. What else the machine does then counts little.
     """
     simulated.acceptance = rate
     off, on = list[Said](), list[Said]()
     for turn in range(turns):
         simulated.random = Random(turn)
         pace = Pace()
-        pace._known, pace.drafts.credit = known._known, 1e9  # the budget for drafts is not in question here
+        pace._known, pace.drafts.credit = known._known, 1e9  # how much they may cost is not the question here
         pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
         how: Literal["off", "draft"]
         for how, said in (("off", off), ("draft", on)):
-            # A shared pace would forget the costs of the other steps during those without guesses.
+            # Steps without guesses would have what others cost forgotten.
             watched = Watched(engine._scheduler, pace if how == "draft" else Pace(), drafts=simulated)
             said.append(answer(engine, prompt, len(plain), how, watched))
         if on[-1].tokens != plain:
@@ -240,7 +239,7 @@ def at(
 def answer(
     engine: Engine, prompt: list[int], tokens: int, how: Literal["off", "draft"], watched: Watched
 ) -> Said:
-    """Get a greedy answer, drafted as `watched` does."""
+    """A greedy answer, drafted as `watched` does."""
 
     def job() -> None:
         engine._engine_step.speculating = watched

@@ -1,13 +1,13 @@
-"""Several GPUs that compute one model together, compared with one GPU in the same run; random weights.
+"""Several GPUs that compute one model together, beside one GPU in the same run; random weights.
 
     python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json [--ranks 2]
         [--shapes 0.6B,8B,32B,70B,30B-A3B] [--rows 1,64] [--context 512] [--prompt 4096]
 
-Consecutive decode steps are timed with `--rows` streams of `--context` tokens each, and a prompt of `--prompt` tokens
-is timed as it is cut for a single user; medians of `--repeats` are reported. All ranks know the same steps
-beforehand, so the host's cost of messages is not included. "Of copy" is the bytes that a step must move, divided by
-its time and the number of GPUs, as a share of what a large copy on one of them reads and writes. Models that do not
-fit on one GPU are measured on all of them only. The time of a sum is that of the sums in a prompt, by the library.
+Steps of decoding are timed as they follow each other, `--rows` streams of `--context` tokens each, and a prompt of
+`--prompt` tokens as it is cut for one person; medians of `--repeats`. All ranks are told of the same steps beforehand,
+so what messages cost the host is not part of it. "Of copy" is what a step must move, over its time and the number of
+GPUs, of what a large copy on one of them reads and writes. What one GPU has no room for is measured on all only. A sum
+is that of a prompt, by the library.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from engine.execute.group import Group
 from models.spec import ModelSpec
 
 _STEPS = 32
-"""Decode steps between two looks at the clock."""
+"""Of decoding, between two looks at the clock."""
 _BESIDE = 4 << 30
-"""Bytes that a GPU needs besides the weights."""
+"""Bytes that a GPU needs beside the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What each rank has to measure of a shape."""
+    """What each rank is to measure of a shape."""
 
     shape: str
     device: str
@@ -51,19 +51,19 @@ class Asked:
 
 @dataclass(slots=True)
 class Figures:
-    """Times in seconds."""
+    """Seconds."""
 
     ranks: int
     decode: dict[int, float] = field(default_factory=dict)
-    """A decode step, by its rows."""
+    """A step, by its rows."""
     prompt: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    """One sum, by its operands and rows."""
+    """One sum, by what adds up and its rows."""
     program: str = ""
 
 
 def measure(asked: Asked, ranks: int, meeting: str, rank: int) -> Figures:
-    """Return the figures of `rank` of `ranks`; all ranks do the same."""
+    """What `rank` of so many finds; all do the same."""
     device = torch.device(asked.device, rank) if asked.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -88,7 +88,7 @@ def measure(asked: Asked, ranks: int, meeting: str, rank: int) -> Figures:
 
 
 def prompt_s(pieces: Pieces, asked: Asked, device: torch.device) -> float:
-    """Return the seconds of a prompt, cut as the scheduler cuts it."""
+    """Seconds of a prompt, cut as the scheduler cuts it."""
     most, tokens = pieces.scheduler.max_chunk, tuple(range(1, asked.prompt + 1))
     blocks = tuple(range(-(-asked.prompt // pieces.blocks.block_size)))
 
@@ -105,7 +105,7 @@ def prompt_s(pieces: Pieces, asked: Asked, device: torch.device) -> float:
 
 
 def decode_s(pieces: Pieces, rows: int, asked: Asked, device: torch.device) -> float:
-    """Return the seconds of a step of `rows` rows, each with a context of its own."""
+    """Seconds of a step of so many rows, each with a context of its own."""
     size, each = pieces.blocks.block_size, pieces.context_length
     blocks = [
         [(row * (each // size) + at) % pieces.blocks.num_blocks for at in range(-(-each // size))]
@@ -132,13 +132,13 @@ def decode_s(pieces: Pieces, rows: int, asked: Asked, device: torch.device) -> f
 
 
 def sum_s(group: Group, rows: int, size: int, device: torch.device) -> dict[str, float]:
-    """Return the seconds of a sum over the ranks, of the size that prompts have."""
+    """Seconds of a sum over the ranks, as prompts have it."""
     x = torch.ones(rows, size, dtype=torch.bfloat16, device=device)
     return {f"{rows} rows": median_s(lambda: group.sum(x), 20, device)}
 
 
 def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the median seconds of `run`, after two discarded calls."""
+    """Median seconds of `run`, after two that do not count."""
     times = []
     for number in range(repeats + 2):
         synchronize(device)
@@ -151,7 +151,7 @@ def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> f
 
 
 def together(asked: Asked, ranks: int) -> Figures:
-    """Measure with a process for each rank; end them all, and return the figures of rank 0."""
+    """The figures of rank 0; a process for each rank, all ended afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         pool = ProcessPoolExecutor(ranks, get_context("spawn"))
         try:
@@ -168,7 +168,7 @@ def together(asked: Asked, ranks: int) -> Figures:
 
 
 def compare(shape: str, arguments: argparse.Namespace, record: Record, copied: float) -> None:
-    """Measure a shape on one GPU, if it fits, and on all of them."""
+    """Measure a shape on one GPU, where it has room, and on all of them."""
     spec: ModelSpec = SHAPES[shape]
     asked = Asked(
         shape, arguments.device, arguments.rows, arguments.context, arguments.prompt, arguments.repeats
@@ -192,7 +192,7 @@ def compare(shape: str, arguments: argparse.Namespace, record: Record, copied: f
 
 
 def fits(spec: ModelSpec, device: str) -> bool:
-    """Return whether the weights fit on one GPU; the embedding is read by row, but must fit, too."""
+    """Whether the weights have room on one GPU; the embedding is read by row, but lies there."""
     if device != "cuda":
         return True
     embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size * 2
@@ -200,7 +200,7 @@ def fits(spec: ModelSpec, device: str) -> bool:
 
 
 def main() -> None:
-    """Compare the requested shapes."""
+    """Compare the shapes that are asked for."""
     parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--shapes", type=names, default=["0.6B", "8B", "32B", "70B", "30B-A3B"])

@@ -1,4 +1,4 @@
-"""A model that two processes compute together with fused kernels and graphs. They may share one GPU, which is slow.
+"""A model that two processes compute together with fused kernels and graphs. They may share one GPU: that is slow.
 
 Kernels of two processes on one GPU take turns, so each exchange waits for the other's turn.
 """
@@ -40,7 +40,7 @@ def numbers(rank: int, place: int, *shape: int) -> torch.Tensor:
 
 
 def exchanged(rank: int, meeting: str) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """Return the sums and the logits of each step; the last steps are replayed from a graph."""
+    """Of each step the sums and the logits; the last steps are replayed from a graph."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     store = dist.FileStore(meeting, 2)  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
-    """Load an engine that never ends an answer by itself, with the requested ranks however few GPUs there are."""
+    """One that never ends an answer by itself; as many ranks as asked for, however few GPUs there are."""
     import engine.engine as module
 
     patch.setattr(module, "check_parallel", lambda ranks, device: None)
@@ -190,7 +190,7 @@ def test_a_lost_rank_is_one_line_soon(
 
 
 def test_streams_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a step get the same bits as alone; with more rows than the limit for few, a different path is used."""
+    """Rows of a step get what they get alone, and more of them than the few go another way."""
     from concurrent.futures import ThreadPoolExecutor
 
     with loaded(folder, 2, monkeypatch, streams=20) as engine:
