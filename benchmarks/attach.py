@@ -1,9 +1,9 @@
-"""From the command to the first token: `chatterm run -p` on a server that has the model, and with an engine of its own.
+"""Time from the command to the first token: `chatterm run -p` through a running server, and with an engine of its own.
 
     python -m benchmarks.attach [MODEL] [--runs 10]
 
-Each run is a fresh process, timed until the first byte of the answer; the median counts. The processor time is that of
-the command alone: on a busy machine it says more than the clock.
+Each run is a fresh process, timed until the first byte of the answer; the median is reported. The processor time is
+that of the command alone: on a busy machine it says more than the clock.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _CHATTERM = (sys.executable, "-c", "from chatterm.cli.main import main; main()")
 
 
 def first_token(model: str, *options: str) -> tuple[float, float]:
-    """Seconds by the clock until the first byte of the answer, and of processor time in all."""
+    """Return wall-clock seconds until the first byte of the answer, and seconds of processor time in all."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     process = subprocess.Popen(

@@ -1,11 +1,11 @@
-"""The attention of one layer of a prompt: our backends beside plain attention, time and memory, in one run.
+"""The attention of one layer on a prompt: time and memory of our backends and of plain attention, in one run.
 
     python -m benchmarks.attention [--shapes 0.6B,8B] [--lengths 512,2048,8192] [--json FILE] [--svg FILE]
 
-Plain attention writes all scores of all heads, takes their softmax in fp32 and multiplies them with the values, as the
-reference code of transformers does ("eager"). Ours write K and V into the pages of the KV cache, too. Each is asked in
-turn, medians are quoted. Memory is the most that a call takes beyond what it is given; on a CPU it is not measured.
-Every output is compared with plain attention in fp32, and the relative error printed.
+Plain attention writes all scores of all heads, takes their softmax in fp32 and multiplies the result by the values, as
+the reference code of transformers does ("eager"). Our backends also write K and V into the pages of the KV cache. The
+methods take turns, and medians are reported. Memory is the peak of a call beyond its inputs; it is not measured on a
+CPU. Every output is compared with plain attention in fp32, and its relative error is printed.
 """
 
 import statistics
@@ -27,7 +27,7 @@ from models.spec import Attention
 PLAIN = "plain"
 COLOURS = {"flash": "#2266cc", "triton": "#22a06b", "sdpa": "#c9820a", PLAIN: "#777777"}
 COMPARED = 4096
-"""Rows of the longest prompt whose output is compared: fp32 scores of more take too much memory."""
+"""The longest prompt, in rows, whose output is compared: fp32 scores of longer ones take too much memory."""
 BAR = 40
 Call = Callable[[], Tensor]
 
@@ -42,7 +42,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def calls(heads: Attention, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, Call]:
-    """Of every backend that works here, and of plain attention, for one random prompt."""
+    """Return a call of each backend that works here, and of plain attention, for one random prompt."""
     generator = torch.Generator(device).manual_seed(length)
     q, k, v = (
         torch.randn(length, count, heads.head_dim, generator=generator, device=device, dtype=dtype)
@@ -69,7 +69,7 @@ def calls(heads: Attention, length: int, device: torch.device, dtype: torch.dtyp
 
 
 def memory_bytes(call: Call, device: torch.device) -> int | None:
-    """The most that a call takes beyond what there is; None: not known here."""
+    """Return the peak memory of a call beyond what was allocated before; None where it is not known."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -81,7 +81,7 @@ def memory_bytes(call: Call, device: torch.device) -> int | None:
 
 
 def measure(found: dict[str, Call], repeats: int, device: torch.device) -> dict[str, dict[str, float]]:
-    """Median seconds, and bytes where they are known, by name; those that need too much memory are left out."""
+    """Return median seconds, and bytes if known, by name, without methods that need too much memory."""
     times: dict[str, list[float]] = {name: [] for name in found}
     taken: dict[str, int | None] = {}
     for _ in range(repeats):
@@ -100,7 +100,7 @@ def measure(found: dict[str, Call], repeats: int, device: torch.device) -> dict[
 
 
 def show(length: int, figures: dict[str, dict[str, float]]) -> None:
-    """Bars of how many times as fast as plain attention each is, and what memory it takes of what that takes."""
+    """Print the speed of each method relative to plain attention as bars, and its memory as a share of plain's."""
     plain = figures.get(PLAIN)
     if plain is None:
         return
@@ -116,7 +116,7 @@ def show(length: int, figures: dict[str, dict[str, float]]) -> None:
 
 
 def picture(shape: str, lengths: list[int], figures: dict[int, dict[str, dict[str, float]]]) -> str:
-    """Time and memory over the length, as SVG."""
+    """Draw time and memory against the length, as SVG."""
     seen = [name for name in COLOURS if any(name in each for each in figures.values())]
     labels = tuple(f"{length:,}" for length in lengths)
 
@@ -138,7 +138,7 @@ def picture(shape: str, lengths: list[int], figures: dict[int, dict[str, dict[st
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module."""
     parser = parser_of(__doc__)
     parser.add_argument("--shapes", type=names, default=["0.6B"])
     parser.add_argument("--lengths", type=numbers, default=[512, 1024, 2048, 4096, 8192])

@@ -1,19 +1,20 @@
-"""Many streams at once: chatterm beside nano-vllm, or beside an older tree of itself, in one run.
+"""Throughput of many streams: chatterm compared with nano-vllm, or with an older tree of itself, in one run.
 
     python -m benchmarks.batch --json benchmarks/results/batch.json [--streams 1,2,8,64,256] [--peers ours,nano-vllm]
         [--older TREE [--older-streams 1]] [--shapes 0.6B,8B]
     python -m benchmarks.batch --model smollm2 --device cpu --streams 1,8 --inputs 32,64 --outputs 64,128
 
-The workload is nano-vllm's own: prompts of 100 to 1,024 random tokens, answers of 100 to 1,024, temperature 0.6, the
-end of a turn ignored, weights random. At most so many streams run at a time; with few of them four requests follow each
-other on each, so that a run lasts some seconds. tokens/s are the generated tokens of all over the time from the first
-request to the last token: prompts are in it. Nothing is cached, for every run has other prompts of the same lengths.
+The workload is nano-vllm's own: prompts of 100 to 1,024 random tokens, answers of 100 to 1,024 tokens, temperature
+0.6, end-of-turn tokens ignored, random weights. At most the given number of streams run at a time. With few streams,
+four requests follow each other on each, so that a run lasts some seconds. tokens/s are the generated tokens of all
+requests divided by the time from the first request to the last token, prompts included. Nothing is served from the
+cache, because every run has new prompts of the same lengths.
 
-Everybody is a process of its own on the same device (PYTHONPATH names where `nanovllm` is); they are asked in turn, the
-first round is thrown away, medians are quoted. "of bound" is the share of what memory and products allow: a step reads
-the weights once and the KV of all running streams as fast as a large copy, and computes its products at the rate of
-one of random 8192 x 8192 matrices, whichever takes longer; a prompt only computes. Both speeds are measured in the same
-run, before the others start.
+Each contestant is a process of its own on the same device (PYTHONPATH says where `nanovllm` is). They take turns; the
+first round is discarded, and medians are reported. "of bound" is the share of what memory and arithmetic allow. Per
+step, the bound is the longer of two times: reading the weights once and the KV of all running streams at the speed of
+a large copy, or computing the products at the rate of random 8192 x 8192 matrices. For a prompt it is the time to
+compute. Both speeds are measured in the same run, before the contestants start.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from models.weights.slots import layer_parameters
 
 PEERS = ("ours", "nano-vllm")
 FOLLOWING, FEW = 4, 32
-"""So many requests follow each other on a stream where there are fewer than FEW streams."""
+"""With fewer than FEW streams, FOLLOWING requests follow each other on each stream."""
 HERE = Path(__file__).resolve().parents[1]
 OLDER = "older tree"
 
@@ -45,7 +46,7 @@ OLDER = "older tree"
 def workload(
     streams: int, inputs: Items[int], outputs: Items[int], tokens_up_to: int, number: int
 ) -> Workload:
-    """The `number`th one: other tokens, up to `tokens_up_to`, but lengths that are the same for every number."""
+    """Return workload `number`: its tokens, up to `tokens_up_to`, depend on the number, its lengths do not."""
     requests = streams if streams >= FEW else FOLLOWING * streams
     lengths, content = Random(0), Random(number)
     prompts = [
@@ -56,15 +57,15 @@ def workload(
 
 
 def most_rows(work: Workload) -> int:
-    """Rows of KV that it may hold at a time at most."""
+    """Return the largest number of KV rows that the workload may hold at a time."""
     rows = [len(prompt) + tokens for prompt, tokens in zip(work.prompts, work.tokens, strict=True)]
     return sum(sorted(rows)[-work.at_once :])
 
 
 def bound_seconds(spec: ModelSpec, work: Workload, bandwidth: float, rate: float) -> float:
-    """Seconds that the bytes (bf16, `bandwidth` in bytes/s) and the products (`rate` in FLOP/s) take at least.
+    """Return the least seconds for the bytes (bf16, `bandwidth` in bytes/s) and the products (`rate` in FLOP/s).
 
-    What overlaps is counted once: of every step the longer of the two. A prompt gives the first token of its answer.
+    Of overlapping work, each step counts only the longer part. A prompt yields the first token of its answer.
     """
     dtype = torch.bfloat16
     weights, row = weight_bytes(spec, dtype), kv_bytes(spec, dtype)
@@ -108,7 +109,7 @@ class Bench:
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
 
     def run(self, what: str) -> None:
-        """All numbers of streams of one shape, or of the model `what`."""
+        """Measure all numbers of streams with one shape, or with the model `what`."""
         spec = SHAPES.get(what)
         if spec is not None and self.device.type == "cuda":
             self.bandwidth, self.rate = copy_bandwidth(self.device), matmul_rate(self.device)
@@ -143,7 +144,7 @@ class Bench:
         if "ours" in self.given.peers:
             kinds.append(("ours", module, ours, [HERE]))
         if self.given.older is not None:
-            # Its own benchmarks come first, too; what it has not is taken from here.
+            # Its own benchmarks come first, too; modules that it lacks are imported from here.
             kinds.append((OLDER, module, ours, [self.given.older, HERE]))
         if "nano-vllm" in self.given.peers and spec is not None:
             shape = ["--shape", what, "--context", "4096", "--share", "0.9"]  # nano-vllm's own setting

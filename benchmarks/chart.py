@@ -1,4 +1,4 @@
-"""Line charts over the turns of a chat, or over lengths, as one SVG file."""
+"""Line charts over the turns of a chat, or over lengths, in one SVG file."""
 
 from dataclasses import dataclass
 from html import escape
@@ -9,7 +9,7 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 520, 300, 64, 84, 56
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One value a turn, or a length; None where there is none. What is below the scale's foot lies on it, 0 too."""
+    """One value per turn or length, None if missing. Values below the foot of the scale, including 0, lie on it."""
 
     name: str
     colour: str
@@ -18,7 +18,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over the turns 1, 2, ...; the scale is logarithmic. `labels` stand in place of the turns."""
+    """Lines over the turns 1, 2, ... on a logarithmic scale. `labels` replace the turn numbers."""
 
     title: str
     lines: list[Line]
@@ -27,7 +27,7 @@ class Chart:
 
 
 def page(title: str, charts: list[Chart], below: str) -> str:
-    """The charts side by side, with one legend above and a line of text below."""
+    """Draw the charts side by side, with one legend above and a line of text below."""
     width = len(charts) * (WIDTH + LEFT + GAP) - GAP + 24
     height = TOP + HEIGHT + 84
     parts = [

@@ -1,8 +1,8 @@
-"""Random conversations, played without guesses and with every guess checked: no token may differ.
+"""Random conversations, played without guesses and with every guess checked: all tokens must be the same.
 
-Greedy and sampled, with penalties, stop strings, think spans and grammars; cut and resumed, branched, cancelled, typed
-ahead, with 1 to 8 streams. What depends on when a step ends (how far an answer came that was cancelled) is compared as
-far as it was read.
+Answers are greedy or sampled, with penalties, stop strings, think spans and grammars; they are cut and resumed,
+branched, cancelled, or typed ahead, with 1 to 8 streams. Results that depend on when a step ends (the length of a
+cancelled answer) are compared as far as they were read.
 """
 
 import sys
@@ -36,7 +36,7 @@ CONSTRAINTS = (
 
 
 class Eager(Pace):
-    """Every guess is checked, whatever it costs."""
+    """A pace with which every guess is checked, whatever it costs."""
 
     @property
     def measures(self) -> bool:
@@ -74,7 +74,7 @@ class Eager(Pace):
 
 @dataclass(slots=True)
 class Checked:
-    """What was compared so far."""
+    """Counts of what has been compared so far."""
 
     tokens: int = 0
     guessed: int = 0
@@ -88,18 +88,18 @@ class Checked:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a step of a conversation, and how many tokens were guessed of it."""
+    """The result of a step of a conversation, and how many of its tokens were guessed."""
 
     what: str
     tokens: list[int]
     told: Any = None
-    """All else that is known of it and may not depend on guesses."""
+    """Everything else about the step that must not depend on guesses."""
     guessed: int = 0
     accepted: int = 0
 
     @classmethod
     def of(cls, what: str, answer: Answer) -> "Outcome":
-        """Of an answer that came to its end."""
+        """Return the outcome of an answer that was completed."""
         stats = answer.stats
         told = (answer.text, answer.reasoning, answer.finish_reason, answer.shown)
         counts = (stats.generated_tokens, stats.reasoning_tokens)
@@ -107,7 +107,7 @@ class Outcome:
 
 
 def forget(engine: Engine, guesses: Pace | None = None) -> None:
-    """Have nothing cached, and no text to guess from; `guesses` decides how many there are, else nobody."""
+    """Clear the cache and the text to guess from; `guesses` sets how many guesses are made, None turns them off."""
 
     def job() -> None:
         engine._blocks.evict_all()
@@ -119,7 +119,7 @@ def forget(engine: Engine, guesses: Pace | None = None) -> None:
 
 
 def conversation(engine: Engine, seed: int, words: list[str], speculation: str) -> Iterator[Outcome]:
-    """A random conversation, made of these words: what came of each step."""
+    """Play a random conversation made of these words; yield the outcome of each step."""
     random = Random(seed)
     chat = engine.chat(think_cache=random.choice(["exact", "mask"]))
     for step in range(random.randint(2, 4)):
@@ -135,7 +135,7 @@ def conversation(engine: Engine, seed: int, words: list[str], speculation: str) 
         elif kind == "cancelled":
             with closing(chat.send(text, params)) as events:  # type: ignore[type-var]
                 heard = [event.token_id for event in islice(events, number)]
-            chat.undo()  # how far it came depends on when it ended
+            chat.undo()  # how long the answer got depends on when it ended
             yield Outcome(what, heard)
             continue
         elif kind == "beside":
@@ -166,7 +166,7 @@ def _params(engine: Engine, random: Random, speculation: str) -> SamplingParams:
 
 
 def _cut(chat: Chat, text: str, params: SamplingParams, what: str) -> Outcome:
-    """An answer that is cut after some tokens, wherever that is, and resumed: the whole is what counts."""
+    """Cut an answer at an arbitrary token, then resume it; the outcome is that of the whole."""
     whole = params.max_tokens or 0
     with closing(chat.send(text, params)) as events:  # type: ignore[type-var]
         for _ in islice(events, 1 + whole // 3):
@@ -179,7 +179,7 @@ def _cut(chat: Chat, text: str, params: SamplingParams, what: str) -> Outcome:
         guessed += chat.last.stats.guessed_tokens
         accepted += chat.last.stats.accepted_tokens
     answer = chat.last
-    # Why it ended is not known of one that had all its tokens when it was cut.
+    # The finish reason is unknown if the answer already had all its tokens when it was cut.
     told = (answer.text, answer.reasoning, answer.shown)
     return Outcome(what, list(answer.token_ids), told, guessed, accepted)
 
@@ -187,7 +187,7 @@ def _cut(chat: Chat, text: str, params: SamplingParams, what: str) -> Outcome:
 def _beside(
     engine: Engine, chat: Chat, text: str, params: SamplingParams, number: int, what: str
 ) -> Iterator[Outcome]:
-    """An answer and `number` others at once, one of which is cancelled."""
+    """Get an answer beside `number` other streams, one of which is cancelled."""
     streams = [
         engine.start(Rows.of(engine.tokenizer.encode_plain(f"{n} {text}")), replace(params, seed=n))
         for n in range(number)
@@ -200,7 +200,7 @@ def _beside(
 
 
 def _heard(engine: Engine, stream: Sequence, what: str, most: int | None) -> Outcome:
-    """Up to `most` tokens of a stream, which then is cancelled."""
+    """Read up to `most` tokens of a stream, then cancel it."""
     tokens = [event.token_id for event in islice(engine.events(stream), most)]
     stream.cancelled = True
     if most is not None:
@@ -210,7 +210,7 @@ def _heard(engine: Engine, stream: Sequence, what: str, most: int | None) -> Out
 
 
 def identical(engine: Engine, count: int, first: int, words: list[str]) -> Checked:
-    """Compare so many random conversations; ends the program with seed and step where one differs."""
+    """Compare `count` random conversations; if one differs, exit with its seed and step."""
     checked = Checked()
     for seed in range(first, first + count):
         forget(engine)
@@ -232,7 +232,7 @@ def identical(engine: Engine, count: int, first: int, words: list[str]) -> Check
 
 
 def difference(one: Outcome, other: Outcome) -> str | None:
-    """What differs; None: nothing."""
+    """Describe the difference; None if there is none."""
     for at, (token, same) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if token != same:
             return f"token {at} is {same}, not {token}"

@@ -1,18 +1,18 @@
-"""chatterm on a CPU beside llama.cpp: the same file, the same threads, in turns.
+"""chatterm compared with llama.cpp on a CPU: the same file, the same threads, taking turns.
 
     python -m benchmarks.cpu_chat --llama-python PYTHON [--models smollm2 moe_q4_0] [--repeats 5] [--quick]
                                   [--threads 2] [--variant avx2] [--json benchmarks/results/cpu_chat.json]
 
-The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: with the shapes of Qwen3-0.6B, and a
-small mixture of experts (16, of which a token takes 4) that is built like Qwen3-30B-A3B. Each side has a process of
-its own; they take turns, the idle one waits for a line and computes nothing. Quoted are medians, and the median of the
-ratios of the rounds. Of chatterm everything is counted that a stream does (scheduling, sampling, text), of llama.cpp
-(llama-cpp-python) its `eval` alone. The first turn comes when both have their weights in the order that they want.
-Loading is counted in fresh processes, imports not included, with the file in memory; the memory is the largest resident
-set, mapped weights included, with room for the longest context in the KV cache. Other programs on the same cores spoil
-the figures: the load before is printed.
-`--llama-python` is an interpreter with llama-cpp-python where this one has none; without any only chatterm is measured.
-`--variant` has chatterm use kernels for an older CPU; llama.cpp uses what it was built for, which is printed.
+The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: one with the shapes of Qwen3-0.6B, and a
+small mixture of experts (16, of which a token uses 4) built like Qwen3-30B-A3B. Each side is a process of its own; they
+take turns, and the idle one waits for a line of input and computes nothing. Reported are medians, and the median of the
+ratios of the rounds. For chatterm, everything that a stream does counts (scheduling, sampling, text); for llama.cpp
+(llama-cpp-python) only its `eval`. The first turn starts once both have arranged their weights. Loading is measured in
+fresh processes, without imports, with the file in memory. Memory is the largest resident set, including mapped weights
+and a KV cache for the longest context. Other programs on the same cores distort the figures: the load before the run is
+printed.
+`--llama-python` is an interpreter with llama-cpp-python if this one has none; without any, only chatterm is measured.
+`--variant` makes chatterm use kernels for an older CPU; llama.cpp uses those it was built with, which are printed.
 """
 
 import argparse
@@ -42,12 +42,12 @@ CONTEXTS = (16, 512, 2048)
 PREFILLS = (32, 512, 2048)
 DECODE_TOKENS = 32
 PAUSE = 0.1
-"""Seconds between two turns: threads of the side before may spin for some milliseconds more."""
+"""Seconds between two turns: the threads of the previous side may spin for some milliseconds more."""
 MODELS = ("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0")
 
 
 def use_variant(name: str | None) -> None:
-    """From now on the native kernels of this process are those of variant `name`; None: the best."""
+    """Make this process use the native kernels of variant `name` from now on; None: the best ones."""
     from engine.kernels.native import library as native
 
     if name is not None:
@@ -56,7 +56,7 @@ def use_variant(name: str | None) -> None:
 
 
 def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, variant: str | None) -> None:
-    """Serve measurements of an engine over a GGUF file."""
+    """Serve measurements of an engine on a GGUF file."""
     from engine import Engine, SamplingParams
 
     use_variant(variant)
@@ -96,7 +96,7 @@ def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, vari
 
 
 def wait_for_copies(engine: "Engine") -> None:
-    """Until the idle engine has copied its weights, as far as it will: it would take the other side's cores."""
+    """Wait until the idle engine has copied its weights as far as it will; it would take the other side's cores."""
     before = -1
     while (copied := engine.copied_bytes) != before:
         before = copied
@@ -104,7 +104,7 @@ def wait_for_copies(engine: "Engine") -> None:
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
-    """Random token ids: no two prompts share a prefix."""
+    """Return random token ids; no two prompts share a prefix."""
     import torch
 
     return torch.randint(100, 49_000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -118,10 +118,10 @@ def serve(pipe: Connection, functions: dict[str, Callable[..., Any]]) -> None:
 
 
 class Side:
-    """One peer in its own process."""
+    """One side of the comparison, in its own process."""
 
     def __init__(self, target: Callable[..., None], *options: Any) -> None:
-        """`target` gets its end of the pipe and the `options`."""
+        """`target` receives its end of the pipe and the `options`."""
         self._pipe, theirs = mp.Pipe()
         self._process = mp.get_context("spawn").Process(target=target, args=(theirs, *options), daemon=True)
         self._process.start()
@@ -145,7 +145,7 @@ def cpu_name() -> str:
 
 
 def load_seconds(path: Path, threads: int) -> float:
-    """What loading takes a fresh process that has imported everything."""
+    """Return the time that loading takes in a fresh process that has imported everything."""
     code = (
         "import os, sys, time; from engine import Engine; import torch; began = time.perf_counter();"
         f"Engine.load({str(path)!r}, device='cpu', context=2304, threads={threads});"
@@ -155,7 +155,7 @@ def load_seconds(path: Path, threads: int) -> float:
 
 
 def ready_seconds(path: Path) -> float:
-    """From the command to a loaded model: a fresh Python, imports and all."""
+    """Return the time from the command to a loaded model, including Python's start and all imports."""
     code = f"from engine import Engine; Engine.load({str(path)!r}, device='cpu'); import os; os._exit(0)"
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -164,7 +164,7 @@ def ready_seconds(path: Path) -> float:
 
 @contextmanager
 def model_file(name: str) -> Iterator[Path]:
-    """A GGUF file of one of MODELS; random ones are written for as long as they are needed."""
+    """Provide the GGUF file of one of MODELS; random ones exist only while they are needed."""
     if name == "smollm2":
         from models.hub.sources import resolve
 
@@ -235,7 +235,7 @@ class Bench:
     def _rounds(
         self, ours: Callable[[int], float], theirs: Callable[[], float] | None
     ) -> list[tuple[float, float | None]]:
-        """Both in turns, the first round not counted."""
+        """Measure both in turns; the first round is discarded."""
         pairs: list[tuple[float, float | None]] = []
         for repeat in range(self._arguments.repeats + 1):
             mine = ours(repeat)

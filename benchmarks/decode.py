@@ -1,16 +1,16 @@
-"""Decoding at batch 1 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
+"""Decoding at batch 1 with the shapes of Qwen3 and random weights: chatterm compared with its peers, in one run.
 
     python -m benchmarks.decode --json benchmarks/results/decode.json [--shapes 0.6B,1.7B] [--contexts 128,512]
         [--formats bf16,q8_0,q4_0,q4_k_m] [--kv-dtype auto,fp8,int8]
         [--peers ours,transformers,compiled,compiled-max,llama.cpp] [--llama-cpp DIR --gguf FILE]
 
-All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
-GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a
-large device-to-device copy reads and writes in the same run. llama.cpp is a program of its own with a model of
-its own (0.6B only), run between the rounds of the others. Errors are those of the logits after each token of a
-random text, ours by decode steps, those of transformers in one pass. Quantised weights are ours alone:
-they are made on the device with the types that llama.cpp's recipes give each matrix, and the bytes are those of our
-packing. Of a mixture of experts (30B-A3B, ours alone) they are those of the experts that a token takes.
+All peers share one copy of the weights and take turns; medians are reported, and the first round is discarded. GB/s
+are the bytes that a token must move (weights and KV) divided by its time; "of copy" is that rate as a share of what a
+large device-to-device copy reads and writes in the same run. llama.cpp is a separate program with a separate model
+(0.6B only); it runs between the rounds of the others. Errors are those of the logits after each token of a random
+text: ours from decode steps, those of transformers from one pass. Only chatterm runs quantised weights. They are made
+on the device, with the types of llama.cpp's recipes for each matrix, and their bytes are those of our packing. For a
+mixture of experts (30B-A3B, only chatterm) the bytes are those of the experts that a token uses.
 """
 
 import argparse
@@ -44,25 +44,25 @@ PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
 ERROR_TOKENS, ERROR_PROMPTS = 512, 2
 DTYPE = torch.bfloat16
 FIRST_COST_S = {"transformers": 60.0, "compiled": 40.0, "compiled-max": 90.0}
-"""What compiling a shape may take, until one was compiled."""
+"""Estimated seconds to compile a shape, used until one has been compiled."""
 
 
 class Peer(Protocol):
-    """Something that decodes at a context, in this process."""
+    """A method that decodes at a context, in this process."""
 
     name: str
 
     def prepare(self, context: int, steps: int) -> str | None:
-        """Compile, capture, allocate; may say what was chosen."""
+        """Compile, capture, allocate; may return what was chosen."""
         ...
 
     def decode(self, context: int, steps: int) -> float:
-        """Seconds per token."""
+        """Return seconds per token."""
         ...
 
 
 class Bench:
-    """One run over shapes and contexts, with its record and its budget."""
+    """One run over shapes and contexts, with its record and its time budget."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.device = torch.device(arguments.device)
@@ -83,7 +83,7 @@ class Bench:
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
 
     def run(self, size: str, form: str, kv_dtype: str) -> None:
-        """Everything about one shape with weights in one of FORMATS and a KV cache of `kv_dtype`."""
+        """Measure one shape with weights in one of FORMATS and a KV cache of `kv_dtype`."""
         spec, shape = SHAPES[size], size if form == "bf16" else f"{size} {form}"
         if kv_dtype != "auto":
             shape += f" kv {kv_dtype}"
@@ -140,9 +140,9 @@ class Bench:
         return peers
 
     def _context(self, shape: str, context: int, peers: list[Peer], costs: dict[str, float]) -> None:
-        """Prepare every peer that still fits into the budget, then ask all of them in turn."""
+        """Prepare every peer that still fits into the budget, then measure all of them in turn."""
         print(f"  context {context}  [{self.budget.spent:.0f} s]", flush=True)
-        # A row is of one run: what an earlier run measured here would not compare.
+        # All figures of a row are of one run: those of an earlier run would not be comparable.
         self._note({"copy_GB_per_s": self.bandwidth / 1e9, "peers": {}}, shape, "contexts", str(context))
         ready: list[Peer] = []
         for peer in list(peers):
@@ -188,7 +188,7 @@ class Bench:
             self._skip(shape, context, "llama.cpp", _line(error))
 
     def _errors(self, shape: str, spec: ModelSpec, engine: Engine, model: Network) -> None:
-        """How far logits are from fp32: those of our decode steps and those of transformers in bf16."""
+        """Measure the error against fp32 of the logits of our decode steps, and of transformers' in bf16."""
         from benchmarks.peers import transformers as peer
         from benchmarks.stepping import forced_logits
 
@@ -259,14 +259,14 @@ def relative_errors(logits: Tensor, reference: Tensor) -> list[float]:
 
 
 def ratios(figures: dict[str, Any]) -> dict[str, float]:
-    """Our bare rate over each peer's at one context; empty without ours."""
+    """Return our bare rate divided by each peer's at one context; empty without ours."""
     mine = figures.get("ours", {}).get("tokens_per_s")
     rates = {name: peer["tokens_per_s"] for name, peer in figures.items() if "tokens_per_s" in peer}
     return {} if mine is None else {name: mine / rate for name, rate in rates.items() if name != "ours"}
 
 
 def table(shape: str, rows: dict[str, dict[str, Any]]) -> str:
-    """tokens/s of everybody at each context, and what ours is of the copy bandwidth."""
+    """Format everyone's tokens/s at each context, and ours as a share of the copy bandwidth."""
     names = list(dict.fromkeys(name for figures in rows.values() for name in figures))
     head = f"{shape + ', tok/s':<22}" + "".join(f"{context:>12}" for context in rows)
     lines = [head]

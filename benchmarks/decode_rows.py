@@ -1,4 +1,4 @@
-"""Seconds of a decode step alone, by how many sequences it has and how long they are; nobody reads the tokens.
+"""Seconds per decode step alone, by number and length of the sequences; the tokens are not read.
 
 python -m benchmarks.decode_rows --shape 0.6B --rows 1,2,8,64,256 --context 512,1024
 """
@@ -18,7 +18,7 @@ BLOCK, STEPS, ROUNDS, PROFILED = 32, 64, 5, 8
 
 
 def step_seconds(runner: DecodeRunner, rows: int, context: int, params: SamplingParams) -> list[float]:
-    """Seconds of a step of `rows` sequences from row `context` on, once a round; the first round is left out."""
+    """Return seconds per step of `rows` sequences from row `context` on, for each round but the first."""
     slots = list(range(rows))
     blocks = -(-(context + STEPS) // BLOCK)
     found = []
@@ -39,7 +39,7 @@ def step_seconds(runner: DecodeRunner, rows: int, context: int, params: Sampling
 
 
 def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
-    """Where the time of a step goes: the kernels that take most, microseconds a step, and how many there are."""
+    """List the kernels that take most of a step: microseconds per step, calls per step, and name."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for step in range(PROFILED):
             runner.step(list(range(rows)), context + step)
@@ -52,7 +52,7 @@ def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")

@@ -1,16 +1,16 @@
-"""A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B or gpt-oss-20b, random weights, batch 1 and more.
+"""A mixture of experts on a GPU: the shapes of Qwen3-30B-A3B or gpt-oss-20b, random weights, batch 1 and more.
 
     python -m benchmarks.experts [--format bf16|q4_0|q4_k_m|q8_0|mxfp4] [--layers 48] [--rows 1,8] [--context 512]
                                  [--prompts 4096] [--profile] [--plain]
                                  [--host-layers N [--host-format bf16|q4_1|q8_0]]
 
-A decode step and prompts, by our kernels and, with --plain, by plain PyTorch in the same run. Bytes of a step are those
-that one token must read: attention, routers, the chosen experts, the head, and K and V of the context; their rate is
-compared with that of a large copy, read plus written. With fewer layers a shallower network tells what a layer costs,
-and the time of all of them is worked out from that and said to be so.
-With --host-layers the experts of the last N layers lie in host memory. What they cost is measured as an engine does
-when it loads; then steps are measured, and prompts, by the rule and with `--host-prompts` once more all on the CPU.
-`--shape tiny --device cpu` tries the program out, in Triton's interpreter: TRITON_INTERPRET=1.
+It measures a decode step and prompts with our kernels and, with --plain, with plain PyTorch in the same run. The bytes
+of a step are those that one token must read: attention, routers, the chosen experts, the head, and K and V of the
+context. Their rate is compared with that of a large copy (bytes read plus written). With fewer --layers, a shallower
+network shows what a layer costs; the time of all layers is extrapolated from it, and marked as such.
+With --host-layers, the experts of the last N layers lie in host memory. Their costs are measured as by an engine that
+loads; then steps are measured, and prompts: by the rule, and with `--host-prompts` also with all of them on the CPU.
+`--shape tiny --device cpu` tries the program out in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse
@@ -57,12 +57,12 @@ SHAPES = {
 
 
 def moved_bytes(network: Network, context: int) -> float:
-    """Bytes that a token reads after so many others: of the experts, those that it takes."""
+    """Return the bytes that a token reads after `context` others; of the experts, those that it uses."""
     return read_bytes(network) + kv_bytes(network.spec, DTYPE) * (context + STEPS / 2)
 
 
 def shallower(network: Network, layers: int) -> Network:
-    """Its first layers, and its head."""
+    """Return the network cut to its first layers, with its head."""
     return replace(
         network,
         spec=replace(network.spec, layers=network.spec.layers[:layers]),
@@ -71,7 +71,7 @@ def shallower(network: Network, layers: int) -> Network:
 
 
 def a_cache(network: Network, rows: int, context: int) -> KVCache:
-    """Room for so many sequences."""
+    """Allocate a cache for `rows` sequences."""
     heads = network.spec.attention
     blocks = rows * -(-(context + STEPS) // BLOCK)
     cache = KVCache(
@@ -82,8 +82,8 @@ def a_cache(network: Network, rows: int, context: int) -> KVCache:
 
 
 def in_host_memory(network: Network, layers: int, form: str) -> Network:
-    """The same with the experts of the last `layers` layers there, in blocks but for bf16: of one expert of random
-    numbers, which all of them are then."""
+    """Return the network with the experts of the last `layers` layers in host memory, in blocks unless `form` is bf16.
+    They are all copies of one random expert."""
 
     def moved(weights: ExpertWeights) -> ExpertWeights:
         count, first = len(weights.experts), weights.experts[0]
@@ -114,7 +114,7 @@ def in_host_memory(network: Network, layers: int, form: str) -> Network:
 
 
 def host_experts(network: Network) -> HostExperts | None:
-    """What computes them, measured."""
+    """Return the measured executor of experts in host memory, None if there are none."""
     if not network.on_host:
         return None
     found = HostExperts(network, Pool(default_threads()))
@@ -123,7 +123,7 @@ def host_experts(network: Network) -> HostExperts | None:
 
 
 def decode_seconds(network: Network, rows: int, context: int, fused: bool, profile: bool) -> float:
-    """Seconds of a decode step; the median of some rounds. Plain PyTorch waits for the host: no graph records it."""
+    """Return the median seconds of a decode step. Plain PyTorch waits for the host, because no graph records it."""
     cache = a_cache(network, rows, context)
     host = host_experts(network)
     runner = make_decode_runner(
@@ -136,7 +136,7 @@ def decode_seconds(network: Network, rows: int, context: int, fused: bool, profi
         fused,
         on_host=host,
     )
-    # Rows that read the same would all choose the same experts.
+    # Identical rows would all choose the same experts.
     times = step_seconds(runner, rows, context, SamplingParams(temperature=float(rows > 1)))
     if profile:
         print(kernel_times(runner, rows, context), flush=True)
@@ -148,7 +148,7 @@ def decode_seconds(network: Network, rows: int, context: int, fused: bool, profi
 def decode(
     network: Network, whole: int, rows: int, context: int, copied: float, fused: bool, profile: bool
 ) -> None:
-    """Measure and print a step."""
+    """Measure and print a decode step."""
     layers, name = len(network.layers), "ours" if fused else "plain PyTorch"
     spent = decode_seconds(network, rows, context, fused, profile)
     line = f"{name}: {layers} layers, {rows} rows, context {context}: {spent * 1e6:,.0f} us a step"
@@ -180,7 +180,7 @@ def prompts(
     device: torch.device,
     fetches: bool = True,
 ) -> None:
-    """Measure and print prompts, each of them new; without `fetches` all experts in host memory stay there."""
+    """Measure and print new prompts; without `fetches`, all experts in host memory are computed there."""
     options = {"context": max(lengths) + 64, "offload": 0, "fused": fused}
     with random_engine(network.spec, device=device, dtype=network.dtype, network=network, **options) as (
         engine,
@@ -207,14 +207,14 @@ def prompts(
 def random_network(
     spec: ModelSpec, form: str, dtype: torch.dtype, device: torch.device, positions: int
 ) -> Network:
-    """Plain, or quantised and packed."""
+    """Return a random network, plain or quantised and packed."""
     if form == "bf16":
         return random_model(spec, dtype, device, positions)
     return random_quantized(spec, form, dtype, device, positions)
 
 
 def try_out(network: Network, context: int) -> None:
-    """A step where there is no GPU: nothing is measured."""
+    """Run one step without a GPU; nothing is measured."""
     slots = Slots(1, 1, -(-(context + STEPS) // BLOCK), torch.zeros(1, dtype=torch.int64))
     slots.put(0, context, context)
     slots.show(0, list(range(-(-(context + STEPS) // BLOCK))))
@@ -229,7 +229,7 @@ def try_out(network: Network, context: int) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""A draft model on a GPU: the rate that the cost model expects beside the measured one, at shapes with random weights.
+"""A draft model on a GPU: the rate that the cost model predicts and the measured one, with random weights.
 
     python -m benchmarks.gpu_drafts --large 8B --small 0.6B --acceptance 0.9 0.7 0.5
 
-Nothing that one random model says is expected of another, so acceptance is **simulated**: the draft model computes all
-that it would, and then its tokens are right with the given chance each. All else is as it is: the steps, their costs,
-and how many tokens are guessed. The tokens are compared, too.
+One random model cannot predict another, so acceptance is **simulated**: the draft model computes everything as usual,
+and then each of its tokens is right with the given probability. Everything else is real: the steps, their costs, and
+the number of guessed tokens. The tokens of the answers are compared, too.
 """
 
 import sys
@@ -31,7 +31,7 @@ DTYPE, SIZES, CONTEXT = torch.bfloat16, (1, 2, 4, 8), 512
 
 @dataclass(slots=True, kw_only=True)
 class Simulated(SlotDrafting):
-    """Right with a given chance, wherever all before it was right."""
+    """A draft model that is right with a given probability, as long as all earlier guesses were right."""
 
     truth: list[int] = field(default_factory=list)
     """The text as it will be."""
@@ -39,7 +39,7 @@ class Simulated(SlotDrafting):
     random: Random = field(default_factory=lambda: Random(0))
 
     def _guessed(self, asked: Asked, drawn: list[Drawn]) -> Guess:
-        SlotDrafting._guessed(self, asked, drawn)  # for what it takes
+        SlotDrafting._guessed(self, asked, drawn)  # called for its cost
         self.sure = self.acceptance
         coming = self.truth[len(asked.tokens) :][: len(drawn)]
         tokens = [
@@ -50,7 +50,7 @@ class Simulated(SlotDrafting):
 
 
 def measure(large: str, small: str, given: list[float], tokens: int, turns: int) -> list[dict[str, float]]:
-    """One pair at each acceptance; prints and returns the figures."""
+    """Measure one pair at each acceptance; print and return the figures."""
     device, most = torch.device("cuda"), CONTEXT + tokens + 16
     draft = random_model(SHAPES[small], DTYPE, device, most, seed=1)
     options: dict[str, Any] = {"draft": draft, "draft_name": small}
@@ -64,7 +64,7 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
         known = Cycling(draft=drafts.cost, sizes=SIZES)
         plain = answer(engine, prompt, tokens, "off", Watched(engine._scheduler, known))
         simulated.truth = [*prompt, *plain.tokens]
-        for _ in range(2):  # steps are recorded
+        for _ in range(2):  # the graphs of the steps are recorded
             warm = answer(
                 engine, prompt, tokens, "draft", Watched(engine._scheduler, known, drafts=simulated)
             )
@@ -90,7 +90,7 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
 
 
 def filled(costs: dict[str, float]) -> dict[str, float]:
-    """Steps of 3 rows are computed as 4, of 5 to 7 as 8; and what was never seen costs as much as the next size."""
+    """Fill in missing costs: 3 rows are computed as 4, 5 to 7 as 8; an unseen size costs as much as the next one."""
     found = dict(costs)
     for count in range(8, 0, -1):
         size = next(size for size in SIZES if size >= count)
@@ -110,13 +110,13 @@ def at(
     rate: float,
     turns: int,
 ) -> dict[str, float]:
-    """Answers without guesses and with them, in turns, where drafts hold with the chance `rate`."""
+    """Compare answers without and with guesses, in turns, where drafts hold with probability `rate`."""
     simulated.acceptance = simulated.sure = rate
     off, on = list[Said](), list[Said]()
     for turn in range(turns):
         simulated.random = Random(turn)
         pace = Pace(sizes=SIZES, again=AGAIN_IN_SLOTS)
-        pace._known, pace.drafts.credit = known._known, 1e9  # how much they may cost is not the question here
+        pace._known, pace.drafts.credit = known._known, 1e9  # the budget for drafts is not in question here
         pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
         off.append(ask("off", Watched(engine._scheduler, Pace(sizes=SIZES))))
         on.append(ask("draft", Watched(engine._scheduler, pace, drafts=simulated)))

@@ -1,15 +1,16 @@
-"""Steps that check guesses on a GPU, at the shapes of Qwen3 with random weights: speculation off beside on, in turns.
+"""Steps that check guesses on a GPU, with the shapes of Qwen3 and random weights: speculation off and on, in turns.
 
     python -m benchmarks.guesses --shapes 8B,0.6B --formats bf16,q4_0 --json benchmarks/results/guesses.json
     python -m benchmarks.guesses --chances --replay benchmarks/results/worth.json      as guesses held in real answers
     python -m benchmarks.guesses --chances --copy 16,64      weights that copy the prompt, but for a token in so many
 
-Random weights say nothing that could be guessed, so acceptance is **simulated**: the answer is known from a run without
-guesses, and each guess of a row is right with the given chance; from the first wrong one on all are wrong. All else is
-as it is: steps and what they cost, how many tokens are guessed, when there are none. "never" are guesses that never
-hold; "none": there is nothing to guess. With `--replay` as many are right at each token as suffix matching had right
-in the answers of a real model (`benchmarks.speculation --worth`). With `--copy` nothing is simulated: suffix matching
-finds what the weights (bf16, and an embedding apart from the head) make the answer say. The tokens are compared, too.
+Text from random weights cannot be guessed, so acceptance is **simulated**: the answer is known from a run without
+guesses, and each guessed token is right with the given probability; after the first wrong one, all are wrong.
+Everything else is real: the steps and their costs, the number of guessed tokens, and when none are guessed. "never"
+means guesses that never hold; "none" means that there is nothing to guess. With `--replay`, as many guesses are right
+at each token as suffix matching got right in the answers of a real model (`benchmarks.speculation --worth`). With
+`--copy` nothing is simulated: suffix matching finds the copies that the weights (bf16, with an embedding separate
+from the head) produce. The tokens of the answers are compared, too.
 """
 
 import json
@@ -43,14 +44,14 @@ DTYPE = torch.bfloat16
 
 @dataclass(slots=True)
 class Known(Texts):
-    """Guesses what comes next in `answer`, each token with a chance; None: there is nothing to guess."""
+    """Guesses the next tokens of `answer`, each right with a probability; with None there is nothing to guess."""
 
     answer: list[int] = field(default_factory=list)
     chance: float | None = None
     random: Random = field(default_factory=lambda: Random(0))
 
     def guess(self, text: Text, most: int) -> Guess:
-        """As long as a match of 32 tokens would be."""
+        """Guess as many tokens as after a match of 32 tokens."""
         if self.chance is None:
             return NOTHING
         coming = self.answer[len(text.path) :][:most]
@@ -63,7 +64,7 @@ class Known(Texts):
 def answer(
     engine: Engine, prompt: list[int], tokens: int, texts: Texts | None
 ) -> tuple[list[int], float, float]:
-    """A greedy answer: its tokens, tokens/s after the first, and tokens a step."""
+    """Get a greedy answer. Return its tokens, tokens/s after the first, and tokens per step."""
 
     def job() -> None:
         known = engine._engine_step.speculating
@@ -94,7 +95,7 @@ def measure(
     replay: dict[str, list[Worth]],
     turns: int,
 ) -> dict[str, Any]:
-    """Off and on in turns at each context and chance, and as guesses held elsewhere; prints and returns the medians."""
+    """Compare off and on in turns at each context and chance, and with replayed guesses; print and return medians."""
     device, spec, most = torch.device("cuda"), SHAPES[shape], max(contexts) + 600
     make = (
         partial(random_model, spec, DTYPE, device, most)
@@ -114,7 +115,7 @@ def measure(
             def replayed(name: str, turn: int, whole: list[int] = whole, start: int = context) -> Texts:
                 return Replayed(answer=whole, prompt=start, worth=replay[name])
 
-            compare(engine, prompt, plain, partial(drawn, 0.95), 1)  # thrown away: steps are recorded
+            compare(engine, prompt, plain, partial(drawn, 0.95), 1)  # discarded: it records the steps' graphs
             texts = [(named(chance), len(plain), partial(drawn, chance)) for chance in chances]
             texts += [(f"as {name}", len(replay[name]), partial(replayed, name)) for name in replay]
             for name, count, make_texts in texts:
@@ -126,8 +127,10 @@ def measure(
 def measure_copies(
     shape: str, contexts: list[int], every: list[int], turns: int, device: torch.device
 ) -> dict[str, Any]:
-    """Off and on in turns where the weights copy the prompt, but for a token in so many; prints and returns the
-    medians."""
+    """Compare off and on in turns with weights that copy the prompt, but for one token in so many (`every`).
+
+    Print and return the medians.
+    """
     spec, most = replace(SHAPES[shape], tied=False), max(contexts) + 600
     found: dict[str, Any] = {}
     for context in contexts:
@@ -140,7 +143,7 @@ def measure_copies(
                 return network
 
             with random_engine(spec, device=device, dtype=DTYPE, context=most, make=make) as (engine, _):
-                answer(engine, prompt, len(expected), Texts())  # steps are recorded
+                answer(engine, prompt, len(expected), Texts())  # records the steps' graphs
                 figures = compare(engine, prompt, expected, lambda turn: Texts(), turns)
             name = f"{shape:6}bf16   {context:7,} one in {changes} is changed"
             found[f"{context}, one in {changes}"] = tell(name, figures)
@@ -150,7 +153,7 @@ def measure_copies(
 def compare(
     engine: Engine, prompt: list[int], expected: list[int], make_texts: Callable[[int], Texts], turns: int
 ) -> dict[str, Any]:
-    """Off and on in turns: the medians. Ends the program where an answer is not what is expected."""
+    """Return the medians of off and on, in turns. Exit if an answer is not the expected one."""
     pairs = []
     for turn in range(turns):
         off = answer(engine, prompt, len(expected), None)

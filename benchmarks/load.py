@@ -1,17 +1,17 @@
-"""Loading a checkpoint: seconds, beside reading its files from the page cache, and memory at the peak.
+"""Loading a checkpoint: seconds, compared with reading its files from the page cache, and peak memory.
 
     python benchmarks/load.py --shapes 0.6B 8B --json benchmarks/results/load.json
-    python benchmarks/load.py --shapes tiny --device cpu             no GPU: try the program out
-    python benchmarks/load.py --folder DIR                           a checkpoint that is there
+    python benchmarks/load.py --shapes tiny --device cpu             without a GPU, to try the program out
+    python benchmarks/load.py --folder DIR                           an existing checkpoint
 
-Without --folder a random checkpoint with the exact shapes of Qwen3 is written first, in shards, and deleted at the
+Without --folder, a random checkpoint with the exact shapes of Qwen3 is written first, in shards, and deleted at the
 end. Everything is measured in a fresh process, with the GPU awake and the files in the page cache (unless --cold):
 
-- read: every file from its first byte to its last with one thread, readinto() a buffer of 16 MiB. Reads and loads
-  take turns; medians.
-- host memory: RssAnon + RssShmem of /proc/self/status, sampled every 2 ms by a thread, at its peak less what it was
+- read: one thread reads every file from its first byte to its last, with readinto() into a buffer of 16 MiB. Reads and
+  loads take turns; medians are reported.
+- host memory: the peak of RssAnon + RssShmem in /proc/self/status, sampled every 2 ms by a thread, minus the value
   before the load. Pinned buffers count; the page cache does not, mapped or not. On a CPU it includes the model.
-- device memory: the peak of what torch reserved, less the model.
+- device memory: the peak of what torch reserved, minus the model.
 """
 
 import argparse
@@ -37,7 +37,7 @@ BUFFER = 16 << 20
 
 
 def write_checkpoint(folder: Path, spec: "ModelSpec", device: str, dtype: str, shard_bytes: int) -> None:
-    """Random weights in the layout of Hugging Face: config.json, shards and their index."""
+    """Write random weights in Hugging Face layout: config.json, shards and their index."""
     import torch
     from safetensors.torch import save_file
 
@@ -78,7 +78,7 @@ def write_checkpoint(folder: Path, spec: "ModelSpec", device: str, dtype: str, s
 
 
 def own_bytes() -> int:
-    """What this process holds beyond files in the page cache; 0 where the system does not tell."""
+    """Return the bytes that this process holds beyond files in the page cache; 0 if the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def own_bytes() -> int:
 
 
 class PeakMemory:
-    """The most that `own_bytes` said while it was open, less what it said before."""
+    """The peak of `own_bytes` while it is open, minus its value before."""
 
     def __enter__(self) -> "PeakMemory":
         self.peak = self._before = own_bytes()
@@ -107,7 +107,7 @@ class PeakMemory:
 
 
 def read_files(paths: list[Path]) -> float:
-    """Bytes per second of plain reading."""
+    """Return the bytes per second of plain reading."""
     buffer = memoryview(bytearray(BUFFER))
     began, done = time.perf_counter(), 0
     for path in paths:
@@ -125,7 +125,7 @@ def drop_from_cache(paths: list[Path]) -> None:
 
 
 def pinned_copy_rate(device: Any) -> float:
-    """Bytes per second of one large copy from pinned memory to the device."""
+    """Return the bytes per second of one large copy from pinned memory to the device."""
     import torch
 
     source = torch.empty(1 << 28, dtype=torch.uint8).pin_memory()
@@ -141,7 +141,7 @@ def pinned_copy_rate(device: Any) -> float:
 
 
 def measure(folder: Path, device_name: str, dtype_name: str, repeats: int, cold: bool) -> dict[str, Any]:
-    """All figures of one checkpoint; for a process of its own."""
+    """Measure all figures of one checkpoint; meant for a process of its own."""
     import torch
 
     from models.files import ModelFiles
@@ -201,7 +201,7 @@ def _child(pipe: Connection, function: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def in_a_process(function: Any, *arguments: Any) -> Any:
-    """What `function` returns in a fresh Python."""
+    """Return the result of `function` in a fresh Python process."""
     ours, theirs = mp.Pipe()
     process = mp.get_context("spawn").Process(target=_child, args=(theirs, function, arguments))
     process.start()
@@ -209,7 +209,7 @@ def in_a_process(function: Any, *arguments: Any) -> Any:
     try:
         return ours.recv()
     except EOFError:
-        raise SystemExit(1) from None  # the child has said why
+        raise SystemExit(1) from None  # the child has printed the reason
     finally:
         process.join()
 

@@ -1,12 +1,12 @@
-"""A long prompt arrives while others decode: how much longer their longest wait for a token is.
+"""A long prompt arrives while other streams decode: by how much it extends their longest wait for a token.
 
     python -m benchmarks.long_prompt --json benchmarks/results/long_prompt.json [--streams 8] [--lengths 4096,16384]
 
-Qwen3's shapes in bf16, random weights. The streams decode; for a while nothing else happens, then a prompt arrives and
-they are watched until its first token is there and a little longer. "longest" is the largest gap between two tokens of
-any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (goal: at most 20 ms), taken
-where the engine hands tokens out. "first token" is the prompt's, and then the same on an idle engine. Everything is
-repeated with new prompts; medians, and the worst of all.
+The models have Qwen3's shapes in bf16 and random weights. The streams decode; for a while nothing else happens, then
+a prompt arrives, and they are watched until shortly after its first token. "longest" is the largest gap between two
+tokens of any stream in the quiet time, "beside it" is the largest gap beside the prompt, and "more" is the difference
+(goal: at most 20 ms), measured where the engine hands tokens out. "first token" is that of the prompt, then that on
+an idle engine. Everything is repeated with new prompts; medians and the worst value are reported.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from engine import Engine
 from models.spec import ModelSpec
 
 BEFORE = 512
-"""Tokens of the prompts of those who decode."""
+"""Prompt tokens of the streams that decode."""
 WARM = 32
-"""So many tokens has everybody before anything is counted, and again after the prompt's first one."""
+"""Tokens of each stream before anything is counted, and again after the prompt's first one."""
 
 
 def first_token_s(engine: Engine, prompt: list[int]) -> float:
-    """Seconds to the first token on an idle engine."""
+    """Return seconds to the first token on an idle engine."""
     crowd = Crowd(engine, 0.0)
     stream = crowd.start(Request(prompt, 1))
     while not stream.done:
@@ -39,7 +39,7 @@ def first_token_s(engine: Engine, prompt: list[int]) -> float:
 
 
 def watch(engine: Engine, spec: ModelSpec, streams: int, prompt: list[int], quiet: float) -> dict[str, float]:
-    """Gaps in seconds with and without the prompt; `quiet` are the seconds without."""
+    """Return gaps in seconds without and with the prompt; `quiet` is how many seconds pass without it."""
     crowd = Crowd(engine, 0.6)
     tokens = engine.context_length - BEFORE - 1
     seed = prompt[0] + 1000 * prompt[1]
@@ -77,7 +77,7 @@ def watch(engine: Engine, spec: ModelSpec, streams: int, prompt: list[int], quie
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
-    """Every length beside the streams of one shape."""
+    """Measure prompts of every length beside the streams of one shape."""
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     options: dict[str, Any] = {"attention": arguments.attention} if arguments.attention else {}
@@ -113,7 +113,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
 
 
 def report(length: int, found: list[dict[str, float]], idle: list[float], record: Record, shape: str) -> None:
-    """Print and keep the medians."""
+    """Print and record the medians."""
     middle = {name: statistics.median(seen[name] for seen in found) for name in found[0]}
     worst = max(seen["more_s"] for seen in found)
     figures = middle | {"worst_more_s": worst, "first_token_idle_s": statistics.median(idle), "runs": found}

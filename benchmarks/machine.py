@@ -1,4 +1,4 @@
-"""What a benchmark ran on, what that machine can do at most, and where the figures go."""
+"""Facts about the machine of a benchmark, its maximum speeds, and recording of figures."""
 
 import json
 import statistics
@@ -13,7 +13,7 @@ import torch
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The GPU, its driver and the versions of what was measured."""
+    """Return the GPU, its driver and the versions of the measured packages."""
     versions: dict[str, str | None] = {}
     for name in ("torch", "triton", "transformers", "flash-attn"):
         try:
@@ -49,13 +49,13 @@ def _driver() -> str | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for everything that was launched."""
+    """Wait for all work that was launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(function: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Median seconds of one call, by device events on a GPU; the first calls are not counted."""
+    """Return the median seconds of one call, by device events on a GPU; the first calls are discarded."""
     times: list[float] = []
     for attempt in range(repeats + 3):
         if device.type == "cuda":
@@ -75,7 +75,7 @@ def seconds(function: Callable[[], object], device: torch.device, repeats: int =
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read plus written, of a large copy on the device; median."""
+    """Return the median bytes per second, read plus written, of a large copy on the device."""
     size = 2**31 if device.type == "cuda" else 2**24
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -83,7 +83,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def matmul_rate(device: torch.device) -> float:
-    """Floating-point operations per second of a bf16 product of random 8192 x 8192 matrices; median."""
+    """Return the median floating-point operations per second of a bf16 product of random 8192 x 8192 matrices."""
     size = 8192 if device.type == "cuda" else 256
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
@@ -91,12 +91,12 @@ def matmul_rate(device: torch.device) -> float:
 
 
 class Record:
-    """The figures of a benchmark as nested dictionaries, written to a JSON file whenever one is added."""
+    """The figures of a benchmark in nested dictionaries, written to a JSON file whenever one is added."""
 
     def __init__(self, path: Path | None, facts: dict[str, Any], merge: bool) -> None:
-        """`merge` starts from what the file holds; figures of the same name are replaced.
+        """`merge` starts from the figures in the file; figures of the same name are replaced.
 
-        Raises SystemExit where those were taken on another device or with other versions.
+        Raises SystemExit if those were taken on another device or with other versions.
         """
         old = json.loads(path.read_text()) if merge and path is not None and path.exists() else {}
         for key in ("device", "driver", "versions"):
@@ -109,7 +109,7 @@ class Record:
         self._path = path
 
     def add(self, value: Any, *keys: str) -> None:
-        """Put `value` under a path of keys, and write the file."""
+        """Store `value` under a path of keys, and write the file."""
         place = self.figures
         for key in keys[:-1]:
             place = place.setdefault(key, {})
@@ -138,9 +138,9 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Seconds since the start."""
+        """Return seconds since the start."""
         return time.monotonic() - self._began
 
     def allows(self, cost: float) -> bool:
-        """Whether something that takes `cost` seconds still fits."""
+        """Return whether something that takes `cost` seconds still fits."""
         return self._seconds is None or self.spent + cost <= self._seconds

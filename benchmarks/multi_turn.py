@@ -1,18 +1,18 @@
-"""A chat of 20 turns with a thinking model: what is computed between Enter and the first token, and for how long.
+"""A chat of 20 turns with a thinking model: how much is computed from Enter to the first token, and how long it takes.
 
     python -m benchmarks.multi_turn --json benchmarks/results/multi_turn.json --svg benchmarks/results/multi_turn.svg
         [--turns 20] [--chats 3] [--llama-python python] [--think-cache exact]
 
-Everybody is asked the same prompts in token ids and hears the same stream: 400 tokens of thinking and 150 of answer
-(see `scripted_chat.py`). They are asked in turn, message by message, so that all see the same moments of a noisy
-machine; medians over our chats are quoted, but of the tokens that we compute after Enter the goals count the most
-that any turn of any chat took: all rows of all steps, idle ones too, that ended between Enter and the first token.
-A first token that was drawn before Enter leaves none. Ours goes through `engine.chat` as the screen does it:
-`settle` when an answer ends, `prepare` with the growing draft while a person types for two seconds, then `send`.
-That person reads for two seconds, types six characters a second and hits Enter as the next key; longer messages
-stood there (pasted) when the typing began. The peers have nothing that they could do in that time: they get the
-prompt at Enter. They take minutes and compute the same tokens in every chat, so they play in the first one only,
-and transformers that computes every prompt anew is timed at turns 1, 2 and every fifth.
+All sides get the same prompts as token ids and the same stream of answers: 400 tokens of thinking and 150 of answer
+(see `scripted_chat.py`). They take turns message by message, so that all are affected equally by a noisy machine.
+Medians over our chats are reported, except for the goal on computed tokens, which counts the maximum over all turns
+of all chats: all rows of all steps, including idle ones, that ended between Enter and the first token. A first token
+that was drawn before Enter leaves none. Our side uses `engine.chat` as the screen does: `settle` when an answer ends,
+`prepare` with the growing draft while a person types for two seconds, then `send`. That person reads for two seconds,
+types six characters a second and presses Enter as the next key; the rest of a longer message was there (pasted) when
+typing began. The peers cannot use that time: they get the prompt at Enter. They take minutes and compute the same
+tokens in every chat, so they only take part in the first one, and transformers that recomputes every prompt is timed
+at turns 1, 2 and every fifth.
 """
 
 import argparse
@@ -34,13 +34,13 @@ OURS, RECOMPUTE, KEPT, LLAMA = "chatterm", "transformers, anew", "transformers, 
 COLOURS = {OURS: "#0b6e4f", RECOMPUTE: "#b0413e", KEPT: "#d98e04", LLAMA: "#3d5a98"}
 THINK, ANSWER = 400, 150
 READING_S, TYPING_S, RATE = 2.0, 2.0, 6.0
-"""Seconds from the end of an answer to the first key, from there to Enter, and characters a second: fast at both."""
+"""Seconds from the end of an answer to the first key, from there to Enter, and characters per second: a fast person."""
 CONTEXT = 8192
 GOAL_FLAT, GOAL_TOKENS, GOAL_FEWER = 1.1, 16, 10.0
 
 
 def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> None:
-    """Chats by the engine; the parent says what is typed and what is written."""
+    """Serve chats with the engine; the parent process says what is typed and what is answered."""
     from benchmarks.scripted_chat import follow_script, strokes, thinking_tokenizer
     from engine import Engine, SamplingParams
     from engine.conversation.chat import Chat
@@ -52,7 +52,7 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
     engine.tokenizer = thinking_tokenizer(files.gguf)
     engine_step = follow_script(engine, stride)
     chats: list[Chat] = []
-    params = SamplingParams(temperature=0.0, speculation="auto")  # as the screen has it
+    params = SamplingParams(temperature=0.0, speculation="auto")  # as the screen sets it
 
     def open_chat(system: str) -> str:
         chats[:] = [engine.chat(system=system, think_cache="mask" if think_cache == "mask" else "exact")]
@@ -88,7 +88,7 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
 
 
 def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
-    """Either of the two ways to use transformers."""
+    """Serve one of the two ways to use transformers."""
     import torch
 
     from benchmarks.peers.chats import KeptCache, Recompute, gguf_network
@@ -102,7 +102,7 @@ def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
 
 
 def llama_side(pipe: Connection, python: str, threads: int) -> None:
-    """llama.cpp; says why where there is none."""
+    """Serve llama.cpp; if it is missing, serve the reason."""
     from benchmarks.peers.chats import LlamaCppChat
     from models.hub.sources import resolve
 
@@ -133,7 +133,7 @@ def _plain(asked: Any) -> dict[str, Any]:
 def verdicts(
     computed: dict[str, list[list[int]]], ttft: dict[str, list[float | None]]
 ) -> list[tuple[str, str, bool]]:
-    """The goals: what was asked, what was found, whether it was reached. Goals that need more turns are left out.
+    """Return the goals as (goal, result, whether it was reached), without goals that need more turns.
 
     `computed` is by side, chat and turn; `ttft` by side and turn.
     """
@@ -159,7 +159,7 @@ def verdicts(
 
 
 def table(computed: dict[str, list[int]], ttft: dict[str, list[float | None]]) -> str:
-    """One line a turn: tokens after Enter, and TTFT in milliseconds."""
+    """Format one line per turn: tokens after Enter, and TTFT in milliseconds."""
     lines = [f"{'turn':<6}" + "".join(f"{name:>27}" for name in computed)]
     for turn in range(len(computed[OURS])):
         times = [ttft[name][turn] for name in computed]
@@ -173,7 +173,7 @@ def table(computed: dict[str, list[int]], ttft: dict[str, list[float | None]]) -
 
 
 def picture(computed: dict[str, list[int]], ttft: dict[str, list[float | None]], below: str) -> str:
-    """Both figures over the turns, as SVG."""
+    """Draw both figures over the turns, as SVG."""
     tokens = [Line(n, COLOURS[n], [*map(float, each)]) for n, each in computed.items()]
     times = [Line(n, COLOURS[n], [None if t is None else t * 1e3 for t in ttft[n]]) for n in computed]
     charts = [Chart("Tokens computed after Enter", tokens), Chart("Time to first token, ms", times)]
@@ -181,7 +181,7 @@ def picture(computed: dict[str, list[int]], ttft: dict[str, list[float | None]],
 
 
 class Bench:
-    """The sides and the figures of one run: lists over the turns, of lists over the chats."""
+    """The sides and the figures of one run: by side, a list of chats, each a list of turns."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.turns: int = arguments.turns
@@ -189,7 +189,7 @@ class Bench:
         self.reading_s: float = arguments.reading
         self.typing_s: float = arguments.typing
         self.began = time.monotonic()
-        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # of torch in the processes of the sides
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for torch in the processes of the sides
         self.runs: dict[str, list[list[dict[str, Any]]]] = {}
         self.ours = Side(our_side, arguments.think_cache, arguments.stride, not arguments.no_ahead)
         self.dtype: str = self.ours("open", "hello")
@@ -207,7 +207,7 @@ class Bench:
                 self.peers[LLAMA], self.versions["llama-cpp-python"] = llama, llama("version")
 
     def chat(self, seed: int, note: bool) -> None:
-        """One conversation with everybody who plays; without `note` it is for warming up."""
+        """Play one conversation with all sides that take part; without `note` it only warms up."""
         from benchmarks.scripted_chat import script, thinking_tokenizer
         from models.hub.sources import resolve
 
@@ -229,7 +229,7 @@ class Bench:
             notes[OURS].append(mine)
             for name, peer in peers.items():
                 number = len(notes[name]) + 1
-                # Its tokens are known, and it takes minutes.
+                # Its number of tokens is known, and it takes minutes.
                 if name == RECOMPUTE and number > 2 and number % 5:
                     notes[name].append({"computed": len(turn.prompt), "ttft_s": None})
                     continue
@@ -245,14 +245,14 @@ class Bench:
                 self.runs.setdefault(name, []).append(figures)
 
     def computed(self) -> dict[str, list[list[int]]]:
-        """Tokens after Enter of each side: one number a turn, for each of its chats."""
+        """Return the tokens after Enter by side: for each of its chats, one number per turn."""
         return {
             name: [[figures["computed"] for figures in chat] for chat in chats]
             for name, chats in self.runs.items()
         }
 
     def ttft(self) -> dict[str, list[float | None]]:
-        """Seconds to the first token likewise; None where it was not taken."""
+        """Return the median seconds to the first token by side and turn; None where it was not measured."""
         found: dict[str, list[float | None]] = {}
         for name, chats in self.runs.items():
             each = [[chat[turn]["ttft_s"] for chat in chats] for turn in range(self.turns)]

@@ -1,15 +1,14 @@
-"""The native kernels of the CPU: bytes of weights a second in every format; prefill and decode beside llama.cpp.
+"""The native CPU kernels: bytes of weights per second in every format; prefill and decode compared with llama.cpp.
 
     python -m benchmarks.native_kernels                                    formats and variants
     python -m benchmarks.native_kernels --gguf FILE [--llama-python PYTHON] [--threads 2] [--contexts 16 512 2048]
                                         [--prompts 32 512 2048] [--streams 1 2 4 8]
 
-The rate of a format is quoted beside plain reading by the same threads, in the same round, and below it how many
-products with the same rows a second many activations at once come to. The prompts and the decode steps of both
-programs take turns on the same file with the same threads; medians, and the median of the ratios of the rounds, and
-beside them the quickest rounds, which a busy machine disturbs least. Last come the tokens/s in total of several
-sequences that decode together. `--llama-python` is an interpreter with
-llama-cpp-python where this one has none.
+The rate of a format is shown beside that of plain reading by the same threads in the same round. Below it are the
+multiplications per second with several rows of activations at once. Prompts and decode steps of both programs take
+turns, with the same file and the same threads. Reported are medians, the median of the ratios of the rounds, and the
+quickest rounds, which a busy machine disturbs least. Last is the total of tokens/s of several sequences that decode
+together. `--llama-python` is an interpreter with llama-cpp-python if this one has none.
 """
 
 import argparse
@@ -35,13 +34,13 @@ from models.load import load_model
 
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.BF16, Kind.F32)
 BYTES = 96 << 20
-"""Of a matrix: more than the cache holds on most machines, and about what SmolLM2 reads for a token."""
+"""The size of a matrix: more than most machines' caches hold, and about what SmolLM2 reads for a token."""
 COLUMNS = 1536
 BLOCK = 32
 
 
 def formats(pool: Pool, repeats: int) -> None:
-    """GB/s of a product in every format and variant; plain reading is the first column."""
+    """Print GB/s of a product in every format and variant; the first column is plain reading."""
     functions = pool.library.functions
     names = list(pool.library.variants)
     torch.set_num_threads(pool.threads)
@@ -50,7 +49,7 @@ def formats(pool: Pool, repeats: int) -> None:
         block, size = gguf.GGML_QUANT_SIZES[kind]
         row_bytes = COLUMNS // block * size
         rows = BYTES // row_bytes
-        # Random bytes are any digits; scales that are no numbers cost no more than others.
+        # Random bytes are valid digits; scales that are not finite cost no more than others.
         data = np.random.default_rng(0).integers(0, 60, rows * row_bytes, dtype=np.uint8)
         matrix = Matrix(data.ctypes.data, row_bytes, int(kind), rows, COLUMNS)
         numbers = torch.from_numpy(data.view(np.float32))
@@ -72,7 +71,7 @@ def formats(pool: Pool, repeats: int) -> None:
 
 
 def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
-    """Billions of multiplications a second for several rows of activations at once; the quickest of the repeats."""
+    """Print 10^9 multiplications per second with several rows of activations at once; the quickest of the repeats."""
     functions = pool.library.functions
     variants = pool.library.variants
     print("\n10^9/s  rows" + "".join(f"{count:>8}" for count in counts))
@@ -98,7 +97,7 @@ def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
 
 
 class Ours:
-    """Prompts and decode steps, on a cache that holds anything."""
+    """Prompts and decode steps of chatterm, on a cache with arbitrary content."""
 
     def __init__(self, path: Path, pool: Pool, variant: int, context: int, streams: int = 1) -> None:
         model = load_model(ModelFiles(path.name, gguf=path), dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -110,7 +109,7 @@ class Ours:
         self._tables = [list(range(first * blocks, (first + 1) * blocks)) for first in range(streams)]
 
     def decode(self, context: int, tokens: int, streams: int = 1) -> float:
-        """Seconds a step of `tokens` decode steps of `streams` sequences from row `context` on."""
+        """Return seconds per step for `tokens` decode steps of `streams` sequences from row `context` on."""
         began = perf_counter()
         for i in range(tokens):
             row, tables = context + i, self._tables[:streams]
@@ -118,7 +117,7 @@ class Ours:
         return (perf_counter() - began) / tokens
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from a prompt of `tokens` to its logits."""
+        """Return seconds from a prompt of `tokens` tokens to its logits."""
         ids = [1000 + i % 1000 for i in range(tokens)]
         began = perf_counter()
         self._decoder.run([Span(tuple(self._tables[0]), 0, tokens, ids, range(tokens), True)])
@@ -128,13 +127,13 @@ class Ours:
 def rounds(
     ours: Ours, peer: LlamaCppPython | None, context: int, tokens: int, repeats: int
 ) -> Iterator[tuple[float, float]]:
-    """Seconds a token of both, in turns."""
+    """Yield seconds per token of both programs, in turns."""
     for _ in range(repeats):
         yield ours.decode(context, tokens), peer.decode(context, tokens) if peer is not None else float("nan")
 
 
 def compared(name: str, tokens: int, pairs: list[tuple[float, float]]) -> None:
-    """Print the tokens/s of rounds of `tokens` and their ratio; `pairs` are the seconds of both."""
+    """Print the tokens/s of rounds of `tokens` tokens and their ratio; `pairs` has the seconds of both."""
     mine, its = (tokens / statistics.median(side) for side in zip(*pairs, strict=True))
     ratio = statistics.median(b / a for a, b in pairs)
     best, quickest = (min(side) for side in zip(*pairs, strict=True))
@@ -145,7 +144,7 @@ def compared(name: str, tokens: int, pairs: list[tuple[float, float]]) -> None:
 
 
 def streams_together(arguments: argparse.Namespace, ours: Ours) -> None:
-    """Tokens/s in total of several sequences that decode together, in turns, and beside one alone."""
+    """Print the total of tokens/s of sequences that decode together, in turns, also relative to one alone."""
     for context in arguments.contexts:
         taken: dict[int, list[float]] = {count: [] for count in arguments.streams}
         for _ in range(arguments.repeats):
@@ -158,7 +157,7 @@ def streams_together(arguments: argparse.Namespace, ours: Ours) -> None:
 
 
 def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
-    """Tokens/s of prompts and of the decode step at every context."""
+    """Print tokens/s of prompts, and of decode steps at every context."""
     most = max(*arguments.prompts, max(arguments.contexts) + arguments.tokens) + BLOCK
     variant = pool.library.variants[arguments.variant or list(pool.library.variants)[-1]]
     ours = Ours(arguments.gguf, pool, variant, most, max(arguments.streams))
@@ -173,7 +172,7 @@ def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
             pairs.append((ours.prefill(prompt), theirs))
         compared(f"prompt  {prompt:5}", prompt, pairs[1:])
     for context in arguments.contexts:
-        list(rounds(ours, peer, context, 4, 2))  # pages, clocks and caches
+        list(rounds(ours, peer, context, 4, 2))  # warms up pages, clocks and caches
         compared(
             f"context {context:5}", 1, list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
         )

@@ -1,14 +1,14 @@
-"""Bringing evicted rows back from host memory beside computing them again, in one run.
+"""Bringing evicted rows back from host memory compared with computing them again, in one run.
 
     python -m benchmarks.offload --json benchmarks/results/offload.json [--shapes 0.6B,8B] [--lengths 2048,8192]
 
-Qwen3's shapes in bf16, random weights. The KV cache holds the longest prompt and little more. Each round computes a
-new prompt in an empty cache, has another one that fills the cache evict it, and asks for the first one again, all of
-which comes back. "first" evicts the other prompt for the first time, so its offloading is in the time; then the two
-change places once more, and "back" is the time when both have their copies in host memory. "evicting" is the time of
-the prompt that fills the cache, over that of one as long in an empty cache: what offloading costs. The host memory is
-pinned before. The lengths take turns, the first round is thrown away, and medians are quoted. `--device cpu --shapes
-tiny --lengths 64,256` tries it out.
+The models have Qwen3's shapes in bf16 and random weights. The KV cache holds the longest prompt and little more. Each
+round computes a new prompt in an empty cache, has another one that fills the cache evict it, and asks for the first
+one again; all of it is brought back. "first" includes the time to offload the other prompt, which is evicted for the
+first time. Then the two change places once more, and "back" is the time when both have copies in host memory.
+"evicting" is the time of the prompt that fills the cache, relative to an equally long one in an empty cache: the cost
+of offloading. Host memory is pinned beforehand. The lengths take turns, the first round is discarded, and medians are
+reported. `--device cpu --shapes tiny --lengths 64,256` tries it out.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from models.spec import ModelSpec
 
 
 class Always(Costs):
-    """The tier stays in use, so that both ways are measured whatever the engine would make of it."""
+    """Costs that keep the tier in use, so that both ways are measured whatever the engine would decide."""
 
     @property
     def worth_it(self) -> bool:
@@ -37,7 +37,7 @@ class Always(Costs):
 
 
 def back_seconds(engine: Engine, prompt: list[int]) -> float:
-    """Seconds until all rows of an offloaded prompt are in the cache again."""
+    """Return seconds until all rows of an offloaded prompt are in the cache again."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
     synchronize(engine.device)
@@ -50,7 +50,7 @@ def back_seconds(engine: Engine, prompt: list[int]) -> float:
 def measured(
     engine: Engine, spec: ModelSpec, lengths: list[int], capacity: int, repeats: int, budget: Budget
 ) -> dict[int, dict[str, list[float]]]:
-    """Times in seconds, by length: "computed", "evicting", "first", "back"."""
+    """Return times in seconds, by length: "computed", "evicting", "first", "back"."""
     times: dict[int, dict[str, list[float]]] = {
         n: {"computed": [], "evicting": [], "first": [], "back": []} for n in lengths
     }
@@ -76,7 +76,7 @@ def measured(
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
-    """Every length of one shape."""
+    """Measure every length with one shape."""
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks have in common: options of the command line, and the way through shapes and rounds."""
+"""Common parts of the GPU benchmarks: command line options, and the loops over shapes and rounds."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -10,11 +10,11 @@ from benchmarks.machine import Budget, Record, describe
 from benchmarks.shapes import SHAPES
 
 Run = Callable[[str, argparse.Namespace, Budget, Record], None]
-"""(shape, arguments, budget, record): measures one shape."""
+"""(shape, arguments, budget, record): measures one shape"""
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """A parser that shows `description` as it is written and knows the common options."""
+    """Return a parser that shows `description` as written and has the common options."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +32,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 def parse(
     parser: argparse.ArgumentParser, peers: tuple[str, ...], formats: tuple[str, ...] = ()
 ) -> argparse.Namespace:
-    """The arguments; ends the program with a line where a shape, a peer or a format is none of those there are."""
+    """Parse the arguments; exit with one line for an unknown shape, peer or format."""
     arguments = parser.parse_args()
     for name, known in (("shapes", tuple(SHAPES)), ("peers", peers), ("formats", formats)):
         if unknown := [given for given in getattr(arguments, name, ()) if given not in known]:
@@ -43,17 +43,17 @@ def parse(
 
 
 def names(text: str) -> list[str]:
-    """What stands between commas."""
+    """Split a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def numbers(text: str) -> list[int]:
-    """Numbers between commas."""
+    """Split a comma-separated list of numbers."""
     return [int(name) for name in names(text)]
 
 
 def every_shape(arguments: argparse.Namespace, run: Run, *facts: str) -> None:
-    """Measure one shape after the other; the record tells of the machine and of the arguments named in `facts`."""
+    """Measure one shape after the other; the record describes the machine and the arguments named in `facts`."""
     budget, device = Budget(arguments.budget_s), torch.device(arguments.device)
     told = describe(device) | {name: getattr(arguments, name) for name in (*facts, "repeats")}
     record = Record(arguments.json, told, arguments.merge)
@@ -66,7 +66,7 @@ def every_shape(arguments: argparse.Namespace, run: Run, *facts: str) -> None:
 
 
 def rounds(repeats: int, budget: Budget) -> Iterator[int]:
-    """The numbers of the rounds, as far as there is time; round 0 warms up and does not count."""
+    """Yield the numbers of the rounds while there is time; round 0 only warms up."""
     for number in range(repeats + 1):
         if not budget.allows(0.0):
             print(f"  stopped after {max(number - 1, 0)} rounds: no time", flush=True)

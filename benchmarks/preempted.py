@@ -1,12 +1,13 @@
-"""More streams than the KV cache holds: what it costs that some are preempted and come back.
+"""More streams than the KV cache holds: the cost of preempting some and resuming them later.
 
     python -m benchmarks.preempted --json benchmarks/results/preempted.json [--shapes 0.6B,8B] [--streams 16]
 
-Qwen3's shapes in bf16, random weights. The same requests, in three engines that take turns: one whose cache holds them
-all, one with half of that which offloads what it evicts to host memory and brings it back, and one with half of that
-which computes it again. Prompts are short and answers long, so that all begin and some must go. Quoted are tokens/s of
-all over the time of the whole, how often a stream was preempted, and the seconds that each time cost, which count the
-emptier steps as well. The host memory is pinned before; the first round is thrown away; medians.
+The models have Qwen3's shapes in bf16 and random weights. The same requests run in three engines that take turns: one
+with a cache for all of them, one with a cache of half that size that offloads evicted rows to host memory and brings
+them back, and one with half that computes them again. Prompts are short and answers long, so that all streams start and
+some must be preempted. Reported are tokens/s of all streams over the whole time, the number of preemptions, and the
+seconds that each one cost, which include the emptier steps. Host memory is pinned beforehand, the first round is
+discarded, and medians are reported.
 """
 
 import argparse
@@ -29,7 +30,7 @@ WAYS = ("roomy", "offload", "recompute")
 
 
 def round_of(engine: Engine, requests: list[Request]) -> tuple[float, int]:
-    """Seconds of all requests together, and how often one was preempted."""
+    """Return seconds of all requests together, and the number of preemptions."""
     engine._loop.call(engine._blocks.evict_all)
     if engine._host is not None:
         engine._host.prepare(wait=True)
@@ -40,7 +41,7 @@ def round_of(engine: Engine, requests: list[Request]) -> tuple[float, int]:
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
-    """All three ways with one shape."""
+    """Measure all three ways with one shape."""
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
@@ -89,7 +90,7 @@ def report(
     often: dict[str, list[int]],
     record: Record,
 ) -> None:
-    """Print and keep the medians."""
+    """Print and record the medians."""
     print(
         f"\n{shape}: {arguments.streams} streams, {arguments.prompt} tokens in, {arguments.tokens} out\n"
         f"{'':<12}{'tok/s':>10}{'seconds':>10}{'preempted':>12}{'each cost':>12}"

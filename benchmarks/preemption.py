@@ -1,10 +1,10 @@
-"""How late a first token is because idle work was running: its time beside that on an idle engine, in one run.
+"""How much running idle work delays a first token: its time compared with that on an idle engine, in one run.
 
     python -m benchmarks.preemption [--repeats 15] [--message 200] [--json benchmarks/results/preemption.json]
 
-The idle work is a warm as long as the context, begun shortly before the message comes at a random moment; it is never
-cancelled, so that giving way is all the scheduler's doing. The two cases take turns, each message is another one, and
-medians are quoted. Most of what a message waits for is the rest of the chunk that runs: `chunk` is that chunk's rows.
+The idle work is a warm as long as the context, started shortly before the message arrives at a random moment. It is
+never cancelled, so only the scheduler makes it give way. The two cases take turns, each message is new, and medians
+are reported. Most of a message's wait is the rest of the chunk that is running; `chunk` is the rows of that chunk.
 """
 
 import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def first_token_s(engine: "Engine", message: list[int]) -> float:
-    """Seconds from asking to the first token."""
+    """Return seconds from the request to the first token."""
     from engine import SamplingParams
 
     began = time.perf_counter()
@@ -35,7 +35,7 @@ def first_token_s(engine: "Engine", message: list[int]) -> float:
 
 
 def measure(engine: "Engine", message_tokens: int, repeats: int, seed: int = 0) -> dict[str, Any]:
-    """Both cases in turn; the first pair is thrown away."""
+    """Measure both cases in turn; the first pair is discarded."""
     from engine.cache.rows import Rows
     from engine.schedule.sequence import Priority, Sequence
 
@@ -70,7 +70,7 @@ def measure(engine: "Engine", message_tokens: int, repeats: int, seed: int = 0) 
 
 
 def words(rng: random.Random, length: int) -> list[int]:
-    """Random token ids: no two prompts share a prefix."""
+    """Return random token ids; no two prompts share a prefix."""
     return [rng.randint(100, 40_000) for _ in range(length)]
 
 

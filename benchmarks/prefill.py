@@ -1,17 +1,17 @@
-"""Prompts at batch 1 in bf16 at published shapes, random weights: chatterm beside its peers, in one run.
+"""Prompts at batch 1 in bf16 with published shapes and random weights: chatterm compared with its peers, in one run.
 
     python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
         [--llama-cpp DIR --gguf FILE] [--peers transformers,deterministic] [--formats q4_0,q8_0]
     python -m benchmarks.prefill --shapes Gemma-3-1B,Gemma-2-2B,Mistral-7B-v0.1 --peers pytorch,deterministic
 
-Every prompt is new, so nothing is cached; what is evicted for it is gone (see offload.py for what keeping it costs).
-FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head left out) + 2 * 2 * T^2 / 2 * Hq * D * L for
-causal attention. "of matmul" is their rate over that of a bf16 product of random 8192 x 8192 matrices, measured in
-the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option
-that gives sums one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
-"pytorch" is our engine with PyTorch's attention, which has no graphs for prompts (`--attention sdpa`). "transformers"
-knows the shapes of Qwen3 alone. `--formats` are quantised weights, random ones again, that our engine reads beside
-those in bf16; their "cost" is the share of the speed in bf16 that they take.
+Every prompt is new, so nothing is cached; evicted rows are dropped (see offload.py for the cost of keeping them). The
+FLOPs of a prompt of T tokens are 2 * parameters * T (without embedding and head) + 2 * 2 * T^2 / 2 * Hq * D * L for
+causal attention. "of matmul" is their rate as a share of that of a bf16 product of random 8192 x 8192 matrices,
+measured in the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine
+with the option that fixes the order of sums however a prompt is cut; its "cost" is the share of the prompt speed that
+this takes. "pytorch" is our engine with PyTorch's attention, which has no graphs for prompts (`--attention sdpa`).
+"transformers" only knows the shapes of Qwen3. `--formats` adds quantised weights, also random, to those in bf16;
+their "cost" is the share of the bf16 speed that they take.
 """
 
 import argparse
@@ -37,15 +37,15 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "deterministic": (DETERMINISTIC, {"deterministic": True}),
     "pytorch": ("PyTorch's attention", {"attention": "sdpa"}),
 }
-"""Peers that are our engine: what they are called, and the options that they differ in."""
+"""Peers that are our engine: their display names, and the options in which they differ."""
 PEERS = ("transformers", *OURS)
 
 
 def warm_seconds(engine: Engine, prompt: list[int]) -> float:
-    """Seconds until the KV of a new prompt is there."""
+    """Return seconds until the KV of a new prompt is present."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
-    synchronize(engine.device)  # the engine does not wait for what nobody reads
+    synchronize(engine.device)  # the engine does not wait for results that are not read
     spent = time.perf_counter() - began
     if computed != len(prompt):
         raise RuntimeError(f"only {computed} of {len(prompt)} tokens were computed")
@@ -53,7 +53,7 @@ def warm_seconds(engine: Engine, prompt: list[int]) -> float:
 
 
 def first_token_seconds(engine: Engine, prompt: list[int]) -> float:
-    """Seconds from `stream()` to the first token of a new prompt."""
+    """Return seconds from `stream()` to the first token of a new prompt."""
     began = time.perf_counter()
     stream = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=2))
     next(stream)
@@ -81,7 +81,7 @@ class Bench:
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
 
     def run(self, shape: str) -> None:
-        """Every length of one shape."""
+        """Measure every length with one shape."""
         spec = SHAPES[shape]
         self.rate = matmul_rate(self.device)
         self._note(self.rate / 1e12, shape, "matmul_TFLOP_per_s")
@@ -142,7 +142,7 @@ class Bench:
                     print(f"  {length}: {peer.name} skipped: out of memory", flush=True)
                     runs.pop(peer.name, None)
                     peer = None
-            if attempt:  # the first round warms everybody up
+            if attempt:  # the first round only warms up
                 for name in runs:
                     runs[name].append(times[name])
         for name, spent in runs.items():

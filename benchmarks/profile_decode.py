@@ -1,10 +1,10 @@
-"""Where the time of one decode step goes: a table per kernel, from torch.profiler over the bare loop.
+"""Where the time of one decode step goes: a table of kernels, from torch.profiler over the bare loop.
 
     python -m benchmarks.profile_decode [--shape 0.6B] [--context 512] [--json FILE]
 
-Two runs of different length are profiled, and a step is what the longer one has more: whatever happens once,
-drops out. "gap" is the time of a step measured without the profiler less the kernels' own times; it is negative
-where kernels overlap, as they do under programmatic dependent launch, where a kernel also counts its waiting.
+Two runs of different length are profiled, and a step is their difference, so that one-time work cancels out. "gap" is
+the time of a step measured without the profiler minus the kernels' own times. It is negative where kernels overlap,
+as they do with programmatic dependent launch, where a kernel's time includes its waiting.
 """
 
 import argparse
@@ -24,14 +24,14 @@ SHORT, LONG = 8, 40
 
 
 class Kernel(NamedTuple):
-    """Launches of one kernel, and their microseconds together."""
+    """The launches of one kernel, and their total microseconds."""
 
     launches: float
     microseconds: float
 
 
 def profiled(run: Callable[[int], object], steps: int, device: torch.device) -> dict[str, Kernel]:
-    """Every kernel of a run of `steps` steps, by name (on a CPU: every operator)."""
+    """Return every kernel of a run of `steps` steps, by name (on a CPU: every operator)."""
     gpu = device.type == "cuda"
     with profile(
         activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU],
@@ -43,14 +43,14 @@ def profiled(run: Callable[[int], object], steps: int, device: torch.device) -> 
     kernels: dict[str, Kernel] = {}
     for event in session.key_averages():
         spent = float(event.self_device_time_total if gpu else event.self_cpu_time_total)
-        # What launches kernels on the host also counts their time as its own.
+        # Host operators that launch kernels also report the kernels' time as their own.
         if spent > 0.0 and event.device_type.name == ("CUDA" if gpu else "CPU"):
             kernels[event.key] = Kernel(float(event.count), spent)
     return kernels
 
 
 def per_step(short: dict[str, Kernel], long: dict[str, Kernel], steps: int) -> dict[str, Kernel]:
-    """One step of a run that is `steps` steps longer than another; the most time first."""
+    """Return the kernels of one step, from a run that is `steps` steps longer than another; longest first."""
     found = {}
     for name, kernel in long.items():
         before = short.get(name, Kernel(0.0, 0.0))
@@ -63,7 +63,7 @@ def per_step(short: dict[str, Kernel], long: dict[str, Kernel], steps: int) -> d
 
 
 def table(kernels: dict[str, Kernel], step_us: float) -> str:
-    """Kernels by their share of a step, their sum and the gap."""
+    """Format the kernels by their share of a step, their sum and the gap."""
     lines = [f"{'kernel':<72}{'launches':>9}{'us':>10}{'share':>8}"]
     for name, kernel in kernels.items():
         share = kernel.microseconds / step_us

@@ -1,21 +1,22 @@
-"""What a format of weights and the kernels that run it cost: next-token distributions over a fixed text, against the
-same weights in fp32 with fp32 activations.
+"""The cost in quality of a weight format and of the kernels that run it: next-token distributions over a fixed text,
+compared with the same weights in fp32 with fp32 activations.
 
     python -m benchmarks.quality [MODEL] [--reference MODEL] [--requantise] [--llama-python PYTHON] [--device cpu|cuda]
                                  [--kv-dtype auto,fp8,int8] [--text FILE] [--tokens 1024] [--json FILE]
 
-For every way of holding the weights and every executor: mean KL divergence in nats (with its standard error over the
-tokens) and its 99th percentile, how often the likeliest token is the same, the perplexity of the text, bits a weight.
+For every weight format and every executor, it reports the mean KL divergence in nats (with its standard error over the
+tokens) and its 99th percentile, how often the likeliest token is the same, the perplexity of the text, and bits per
+weight.
 
-Executors: `fp32` is the plain modules in fp32, so only the weights differ; `bf16` the same in bf16. `engine` is what
-chatterm really runs, token by token as it decodes: native kernels on a CPU with their rounding of activations, fused
-ones on a GPU; with every KV cache of `--kv-dtype`. `llama.cpp` reads the same GGUF file, token by token and (`prompt`)
-all at once.
+Executors: `fp32` is the reference in fp32, so that only the weights differ; `bf16` is the same in bf16. `engine` is
+what chatterm really runs when it decodes token by token: native kernels on a CPU with their rounding of activations,
+fused kernels on a GPU; with every KV cache of `--kv-dtype`. `llama.cpp` reads the same GGUF file, token by token and
+(`prompt`) all at once.
 
-The reference is MODEL itself, its blocks expanded, or the model of `--reference`, whose tokenizer must be the same.
-`--requantise` holds the reference's weights in other formats, too. The weights of a quantised GGUF file lie on the grid
-of its own blocks, and quantising them again would cost nothing: so the channels of the network are shuffled first, in
-a way that leaves what it computes as it is, and every block holds numbers of 32 different blocks of the file.
+The reference is MODEL itself with its blocks expanded, or the model of `--reference`, whose tokenizer must be the same.
+`--requantise` also holds the reference's weights in other formats. The weights of a quantised GGUF file lie on the grid
+of its own blocks, so that quantising them again would cost nothing. Therefore the channels of the network are shuffled
+first, in a way that does not change its results, so that every block holds numbers of 32 different blocks of the file.
 """
 
 import argparse
@@ -48,11 +49,11 @@ from models.weights.slots import parameters
 
 CPU = torch.device("cpu")
 WINDOW = 512
-"""Tokens of the text that see each other."""
+"""The number of tokens of the text that attend to each other."""
 TEXT = Path(__file__).parent / "quality.txt"
 
 Logits = Callable[[list[int]], Tensor]
-"""A window of tokens -> what follows each of them, [T, vocab_size]."""
+"""A window of tokens -> the logits after each of them, [T, vocab_size]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Quality:
     weights: str
     executor: str
     bits: float
-    """Bits a weight."""
+    """Bits per weight."""
     kl: float
     kl_error: float
     """Standard error of the mean."""
@@ -74,14 +75,14 @@ class Quality:
 
 
 def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of one whole window: [T, heads, head_dim]."""
+    """Causal attention over one whole window: [T, heads, head_dim]."""
     heads = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
     return out.squeeze(0).transpose(0, 1)
 
 
 def by_modules(network: Network) -> Logits:
-    """The plain modules, in the dtype of the network."""
+    """Return the logits of the reference decoder, in the dtype of the network."""
     model = Decoder(network)
 
     def logits(window: list[int]) -> Tensor:
@@ -93,7 +94,7 @@ def by_modules(network: Network) -> Logits:
 
 
 def by_engine(network: Network, kv_dtype: str = "auto") -> tuple[str, Logits]:
-    """What the engine runs on a CPU when it decodes, and its name."""
+    """Return the name and the logits of what the engine runs on a CPU when it decodes."""
     pieces = build(network, CPU, network.dtype, Options(context=WINDOW, kv_dtype=kv_dtype), ())
     size = pieces.cache.block_size
     blocks = tuple(range(-(-WINDOW // size)))
@@ -113,7 +114,7 @@ def told_of(kv_dtype: str) -> str:
 
 
 def by_gpu(files: ModelFiles, quantize: str, kv_dtype: str) -> tuple[str, Logits]:
-    """The same on a GPU; the first token of a window is computed as a prompt."""
+    """Return the same for a GPU; the first token of a window is computed as a prompt."""
     engine = Engine.load(files, device="cuda", quantize=quantize, kv_dtype=kv_dtype, context=WINDOW)
 
     def logits(window: list[int]) -> Tensor:
@@ -123,7 +124,7 @@ def by_gpu(files: ModelFiles, quantize: str, kv_dtype: str) -> tuple[str, Logits
 
 
 def by_peer(peer: LlamaCppPython, prompt: bool) -> Logits:
-    """llama.cpp, the window at once or token by token."""
+    """Return the logits of llama.cpp, for the whole window at once or token by token."""
     return lambda window: torch.frombuffer(peer.logits(window, prompt), dtype=torch.float32).view(
         len(window), -1
     )
@@ -137,7 +138,7 @@ def compare(
     executor: str,
     bits: float,
 ) -> Quality:
-    """The distributions that `logits` gives against those of the reference, [T, vocab_size] a window."""
+    """Compare the distributions of `logits` with those of the reference, [T, vocab_size] for each window."""
     divergences, same, losses = [], [], []
     for window, p in zip(windows, reference, strict=True):
         with torch.inference_mode():
@@ -161,7 +162,7 @@ def compare(
 
 
 def bits_of(network: Network) -> float:
-    """Bits a weight, norms and biases included."""
+    """Return the bits per weight, including norms and biases."""
     return 8 * network.nbytes / parameters(network.spec)
 
 
@@ -170,7 +171,7 @@ def load(files: ModelFiles, quantize: str, dtype: torch.dtype) -> Network:
 
 
 def measure(files: ModelFiles, reference: ModelFiles, arguments: argparse.Namespace) -> Iterator[Quality]:
-    """Every way of holding the weights, by every executor; the reference itself first."""
+    """Yield the results of every weight format with every executor, beginning with the reference."""
     ids = load_tokenizer(reference).encode(arguments.text.read_text(encoding="utf-8"))[: arguments.tokens]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
     windows = [window for window in windows if len(window) > 1]

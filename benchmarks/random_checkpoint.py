@@ -1,8 +1,8 @@
-"""A checkpoint folder with the shapes of a Qwen3 and random weights, which chatterm, vLLM and transformers can load.
+"""Write a checkpoint folder with the shapes of a Qwen3 and random weights, for chatterm, vLLM and transformers.
 
     python -m benchmarks.random_checkpoint 0.6B FOLDER [--device cuda] [--tokenizer FOLDER]
 
-Texts mean nothing: bytes and made-up words are its tokens, unless the tokenizer of another checkpoint is given.
+Its texts mean nothing: its tokens are bytes and made-up words, unless the tokenizer of another checkpoint is given.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SMALL = uniform(
     norm=Norm(),
     tied=True,
 )
-"""50 million weights: a processor computes it fast enough for many clients."""
+"""50 million weights: a CPU computes it fast enough for many clients."""
 CHECKPOINTS: dict[str, ModelSpec] = {name: SHAPES[name] for name in ("tiny", "0.6B", "1.7B", "4B", "8B")}
 CHECKPOINTS["small"] = SMALL
 
@@ -53,7 +53,7 @@ def write_checkpoint(
     tensors = shared_tensors(network)
     if spec.tied:
         del tensors["lm_head.weight"]
-    # One at a time: what the network holds in one tensor are several here.
+    # One at a time: a single tensor of the network becomes several here.
     save_file(
         {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
         folder / "model.safetensors",
@@ -69,7 +69,7 @@ def write_checkpoint(
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
-    """Of a dense Qwen3."""
+    """Return the config.json of a dense Qwen3."""
     attention, feed = spec.attention, spec.layers[0].feed_forward
     assert isinstance(feed, FeedForward)
     assert attention.rope is not None
@@ -97,7 +97,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:
-    """Bytes, made-up words that no text is tokenised to, and in the end what marks turns."""
+    """Write a tokenizer of bytes, made-up words that no text is tokenised to, and, at the end, the marks of turns."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -119,7 +119,7 @@ def _write_tokenizer(folder: Path, size: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and write."""
+    """Parse the command line and write the checkpoint."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,5 +1,5 @@
-"""A GGUF file with the shapes of Qwen3, dense or with experts, and random quantised weights, which any program that
-reads GGUF can run."""
+"""Write a GGUF file with the shapes of Qwen3, dense or with experts, and random quantised weights. Any program that
+reads GGUF can run it."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, 
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}
-"""What a block's scale must be for uniform digits to have the deviation of a fresh layer."""
+"""The block scales with which uniform digits have the deviation of a fresh layer."""
 
 MOE = uniform(
     "Qwen3MoeForCausalLM",
@@ -29,8 +29,10 @@ MOE = uniform(
 
 
 def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) -> None:
-    """Write a model of `spec` (tied embeddings, layers alike) whose matrices are of `kind`, Q8_0 or Q4_0. A router is
-    random, too, so that experts are chosen by what is in a row."""
+    """Write a model of `spec` (tied embeddings, identical layers) whose matrices are of `kind`, Q8_0 or Q4_0.
+
+    The router is random, too, so that experts are chosen by the content of a row.
+    """
     feed = spec.layers[0].feed_forward
     experts = feed if isinstance(feed, Experts) else None
     inner = feed.size if isinstance(feed, FeedForward) else feed.expert.size
@@ -89,7 +91,7 @@ def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) ->
 
 
 def _blocks(random: np.random.Generator, kind: Kind, *shape: int) -> Any:
-    """uint8 [..., rows, bytes a row] for a shape in numbers: random digits, one scale."""
+    """Return random digits with one scale, uint8 [..., rows, bytes per row], for a shape in numbers."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     data = random.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
     data[..., :2] = np.frombuffer(np.float16(_SCALES[kind]).tobytes(), dtype=np.uint8)
@@ -97,7 +99,7 @@ def _blocks(random: np.random.Generator, kind: Kind, *shape: int) -> Any:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
-    """Bytes and made-up words: texts mean nothing here, but both programs want a tokenizer."""
+    """Add a tokenizer of bytes and made-up words: texts mean nothing here, but both programs need a tokenizer."""
     letters = [chr(code) for code in range(33, 127)]
     tokens = letters + [f"{letter}{number}" for number in range(1 + size // 94) for letter in letters]
     writer.add_tokenizer_model("gpt2")

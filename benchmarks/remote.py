@@ -1,14 +1,14 @@
-"""The first token of a server through the remote backend, beside a client that does nothing else.
+"""Time to the first token of a server through the remote backend, compared with a minimal client.
 
     python -m benchmarks.remote
     python -m benchmarks.remote --distance-ms 20 --turns 20
     python -m benchmarks.remote openai://127.0.0.1:8000/NAME --turns 50
 
-Without an address, a small server in a process of its own answers at once, `--delay-ms` after each request: then all
-that is measured is what the clients add. Both send the same request in turns, on a connection that stays open, and the
-time runs from the moment it is sent to the first text: `http.client` with the SSE line found by hand on one side, what
-a chat does on the other. A round trip is a request for the list of models by the raw client on the same connection.
-Medians are quoted; the first round of each is thrown away.
+Without an address, a small server in a process of its own answers `--delay-ms` after each request, so that only the
+overhead of the clients is measured. Both send the same request in turns, on a connection that stays open. The time runs
+from sending to the first text: one side uses `http.client` and finds the SSE line by hand, the other does what a chat
+does. A round trip is a request for the list of models by the raw client on the same connection. Medians are reported;
+the first round of each is discarded.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Times:
 
     @property
     def added_ms(self) -> float:
-        """What chatterm adds."""
+        """The time that chatterm adds."""
         return self.chatterm_ms - self.raw_ms
 
     def line(self) -> str:
@@ -58,7 +58,7 @@ class Times:
 
 
 class RawClient:
-    """As little as it takes."""
+    """A minimal client."""
 
     def __init__(self, address: Address) -> None:
         parts = urlsplit(address.url)
@@ -84,7 +84,7 @@ class RawClient:
         while line := reply.readline():
             if not took and _TEXT.search(line):
                 took = time.perf_counter() - began
-        reply.read()  # the connection serves the next request
+        reply.read()  # so that the connection can serve the next request
         assert took, "the server said nothing"
         return took
 
@@ -99,7 +99,7 @@ class RawClient:
 
 
 def measured(address: Address, turns: int, fresh: bool = False) -> Times:
-    """The two clients in turns; `fresh`: each request has a connection of its own."""
+    """Measure the two clients in turns; with `fresh`, each request has a connection of its own."""
     backend, client = _clients(address)
     raw, ours, trips = [], [], []
     try:
@@ -132,7 +132,7 @@ def _clients(address: Address) -> tuple[RemoteBackend, RawClient]:
 
 
 class _Answering(BaseHTTPRequestHandler):
-    """The list of one model, and an answer of three words."""
+    """A server with a list of one model, and an answer of three words."""
 
     protocol_version = "HTTP/1.1"
     delay_s = 0.0
@@ -159,7 +159,7 @@ class _Answering(BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(delay_s: float) -> Iterator[str]:
-    """The address of a server that answers at once, in another process: its work is not that of a client."""
+    """Provide the address of a server that answers at once, in another process, so that no client pays for its work."""
     code = f"from benchmarks.remote import serve; serve({delay_s})"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -170,7 +170,7 @@ def answering(delay_s: float) -> Iterator[str]:
 
 
 def serve(delay_s: float) -> None:
-    """Answers until it is killed; prints its port first."""
+    """Print the port, then answer until killed."""
     _Answering.delay_s = delay_s
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Answering)
     server.daemon_threads = True
@@ -180,12 +180,12 @@ def serve(delay_s: float) -> None:
 
 @contextmanager
 def far(address: Address, distance_s: float) -> Iterator[Address]:
-    """The same server behind a relay that takes `distance_s` one way."""
+    """Provide the same server behind a relay that takes `distance_s` one way."""
     there = urlsplit(address.url)
 
     class Relay(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            time.sleep(2 * distance_s)  # what a handshake takes
+            time.sleep(2 * distance_s)  # the time of a handshake
             with socket.create_connection((there.hostname or "", there.port or 80)) as server:
                 server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -202,7 +202,7 @@ def far(address: Address, distance_s: float) -> Iterator[Address]:
 
 
 def _pass_on(source: socket.socket, target: socket.socket, after_s: float) -> threading.Thread:
-    """Send on what comes, each piece `after_s` later, until either side ends. Returns the thread that sends."""
+    """Forward data, each piece `after_s` later, until either side ends. Return the thread that sends."""
     coming: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
 
     def take() -> None:

@@ -1,7 +1,7 @@
-"""A small model whose text repeats itself: what guesses from the text before are worth checking for, at any speed.
+"""A small model whose text repeats itself, so that there is something to guess, at any speed.
 
 A letter is followed by one of two others, as in a sentence that is said over and over with small changes. The layers
-have random weights, and enough to say: what follows depends on all that was said before.
+have random weights and enough influence that what follows depends on everything before it.
 """
 
 import json
@@ -19,7 +19,7 @@ from engine import Engine
 from models.spec import Attention, FeedForward, Norm, Rope, uniform
 
 SENTENCE = "the old keeper climbed his stairs; you may find a joke, or quiz vow as a box. "
-"""What is said over and over: each letter leads to those that follow it here."""
+"""The sentence that is repeated: each letter leads to those that follow it here."""
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _THINKING = ("<think>", "</think>")
 _TEMPLATE = """\
@@ -37,15 +37,15 @@ _STEERING = (
     ("s", "<|im_end|>", 0.6),
     ("x", "<|im_end|>", 1.0),
 )
-"""Which mark follows what, how surely."""
+"""Which mark follows which text, and how surely."""
 _LOUDNESS = 0.03 / 64
-"""Deviation of the embedding, by the width of the layers: they add about as much to it."""
+"""Deviation of the embedding relative to the width of the layers, which then add about as much to it."""
 _SURENESS = 0.4
-"""Of the head: a letter's logit where it follows, for a row of the size 1."""
+"""A factor of the head: the logit of a letter that follows, for a row of size 1."""
 
 
 def _tokenizer() -> Tokenizer:
-    """Bytes, and the marks of turns and of thinking."""
+    """Return a tokenizer of bytes, and of the marks of turns and of thinking."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: id for id, letter in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,7 +56,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: int = 0) -> None:
-    """Write the checkpoint."""
+    """Write the checkpoint of a repeating model."""
     from safetensors.torch import load_file, save_file
 
     tokenizer = _tokenizer()
@@ -96,7 +96,7 @@ def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: in
 
 
 def _id(tokenizer: Tokenizer, text: str) -> int:
-    """Of a text that is one token."""
+    """Return the id of a text that is one token."""
     (found,) = tokenizer.encode(text).ids
     return int(found)
 
@@ -105,9 +105,9 @@ def _id(tokenizer: Tokenizer, text: str) -> int:
 def repeating_engine(
     streams: int = 8, seed: int = 0, draft: int | None = None, device: str = "cpu"
 ) -> Iterator[Engine]:
-    """An engine with such a model, and as its draft model one of the seed `draft`: it is nearly always right where that
-    is the same one. On a GPU it has heads that the fused kernels know, and what it computes does not depend on what is
-    beside it."""
+    """Load an engine with such a model and, if `draft` is given, a draft model of that seed, which is nearly always
+    right if the seeds are the same. On a GPU the model's heads suit the fused kernels, and results do not depend on
+    what else is in a step."""
     on_cpu = device == "cpu"
     sizes = {} if on_cpu else {"hidden": 320, "head_dim": 128}
     with TemporaryDirectory() as folder:
@@ -131,5 +131,5 @@ def repeating_engine(
 
 
 def sentence(random: Random, words: int) -> str:
-    """A message of such words."""
+    """Return a message of words from SENTENCE."""
     return " ".join(random.choices(SENTENCE.split(), k=words))

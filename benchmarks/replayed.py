@@ -1,4 +1,4 @@
-"""What suffix matching was worth in a real answer, token by token: to be replayed where the weights are random."""
+"""What suffix matching was worth in a real answer, token by token, to be replayed with random weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from engine.speculation.texts import Text, Texts
 
 
 class Worth(NamedTuple):
-    """Of the guess before one token."""
+    """The worth of the guess before one token."""
 
     guessed: int
     held: int
@@ -19,7 +19,7 @@ class Worth(NamedTuple):
 
 
 def worth(tokens: Sequence[int], prompt: int) -> list[Worth]:
-    """Of the guesses before each token after the first `prompt`, which are those of the prompt."""
+    """Return the worth of the guess before each token after the first `prompt` tokens, which are the prompt."""
     texts = Texts()
     text, found = texts.take(None, tokens[:prompt]), list[Worth]()
     for at in range(prompt, len(tokens)):
@@ -33,16 +33,16 @@ def worth(tokens: Sequence[int], prompt: int) -> list[Worth]:
 
 
 def partly(coming: Sequence[int], right: int, length: int, agreed: bool = True) -> Guess:
-    """Of the tokens that come the first `right` are guessed, and others for the rest."""
+    """Guess the first `right` of the coming tokens correctly, and the rest wrongly."""
     return Guess((*coming[:right], *((token + 1) % 100 for token in coming[right:])), length, agreed)
 
 
 @dataclass(slots=True)
 class Replayed(Texts):
-    """Guesses hold in an answer with random weights as they held in another one."""
+    """Guesses that hold in an answer with random weights as they held in another answer."""
 
     answer: list[int] = field(default_factory=list)
-    """The prompt, too."""
+    """The answer, including its prompt."""
     prompt: int = 0
     worth: list[Worth] = field(default_factory=list)
 

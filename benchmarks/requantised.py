@@ -25,7 +25,7 @@ Kinds = Callable[[list[StoredTensor], Mapping[str, Slot]], dict[str, Kind]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How weights are held."""
+    """A way to hold the weights."""
 
     name: str
     kinds: Kinds
@@ -33,12 +33,12 @@ class Way:
 
 
 def option(value: str) -> Kinds:
-    """What `--quantize` does."""
+    """Return the types that `--quantize` chooses."""
     return lambda tensors, places: choose_kinds(tensors, places, value, CPU)
 
 
 def uniform(body: Kind, head: Kind) -> Kinds:
-    """One type for the layers, one for the embedding and the head."""
+    """Return one type for the layers, and one for the embedding and the head."""
     return lambda tensors, places: {
         t.name: head if t.name in HEAD else body
         for t in tensors
@@ -56,9 +56,9 @@ WAYS = (
 
 
 def requantised(exact: Network, way: Way, dtype: torch.dtype, positions: int, shuffle: bool) -> Network:
-    """The weights of a network of plain numbers held in some way, with activations of `dtype`.
+    """Return a network of plain numbers with its weights held in some way, and activations of `dtype`.
 
-    `shuffle` the channels first, where the weights lie on the grid of other blocks.
+    `shuffle` reorders the channels first, for weights that lie on the grid of other blocks.
     """
     tensors = shared_tensors(exact)
     if shuffle:
@@ -69,8 +69,8 @@ def requantised(exact: Network, way: Way, dtype: torch.dtype, positions: int, sh
 
 
 def shuffled(tensors: Mapping[str, Tensor], spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
-    """The same network with its channels in another order: the residual stream, the inside of every MLP, and the
-    inside of every head's values.
+    """Return the same network with its channels in another order: those of the residual stream, inside every MLP, and
+    inside every head's values.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -83,7 +83,7 @@ def shuffled(tensors: Mapping[str, Tensor], spec: ModelSpec, seed: int = 0) -> d
     stream, inner, head = order(spec.hidden_size), order(feed_forward.size), order(dim)
     values = torch.arange(attention.kv_heads * dim).view(-1, dim)[:, head].flatten()
     mixed = torch.arange(attention.heads * dim).view(-1, dim)[:, head].flatten()
-    # Which channels the rows (or the numbers of a vector) and the columns are; None where they keep their order.
+    # The order of the channels of rows (or of a vector's numbers) and of columns; None: unchanged.
     channels: dict[str, tuple[Tensor | None, Tensor | None]] = {
         "embed_tokens": (None, stream),
         "lm_head": (None, stream),

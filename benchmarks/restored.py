@@ -1,14 +1,14 @@
-"""The first token of a prompt whose KV is on disk, beside computing it, in one run: shapes with random weights.
+"""Time to the first token of a prompt with KV on disk, compared with computing it, in one run; random weights.
 
     python -m benchmarks.restored [--shapes 8B] [--lengths 16384] [--kv-dtype auto] [--folder DIR] [--json FILE]
 
-Each round computes a new prompt and has it written; then the cache is emptied, and the prompt is asked for again with
-what was written in no memory of the system ("cold"), and once more with it there ("cached"). "running" is the time in
-the cache that was not emptied. In the end another engine over the same weights is asked, as after a restart; every
-answer must have the tokens and the probabilities of the running one. The rate of the disk is that of the same file,
-read by as many threads and nothing else done. The tier stays in use, whatever the engine would make of it; what it
-would is said. The first round is a quarter as long and thrown away; medians are quoted. `--device cpu --shapes tiny
---lengths 256` tries it out.
+Each round computes a new prompt and has it written. Then the cache is emptied, and the prompt is asked for again with
+the file dropped from the system's memory ("cold"), and once more with the file in memory ("cached"). "running" is the
+time with the cache that was not emptied. At the end, another engine with the same weights is asked, as after a
+restart; every answer must have the tokens and the probabilities of the running one. The rate of the disk is measured
+by reading the same file with as many threads and no other work. The tier stays in use, whatever the engine would
+decide; its decision is printed. The first round is a quarter as long and discarded; medians are reported. `--device
+cpu --shapes tiny --lengths 256` tries it out.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Told = list[tuple[int, float | None]]
 
 
 class Always(Costs):
-    """The tier stays in use, so that both ways are measured whatever the engine would make of it."""
+    """Costs that keep the tier in use, so that both ways are measured whatever the engine would decide."""
 
     @property
     def worth_it(self) -> bool:
@@ -53,7 +53,7 @@ class Always(Costs):
 
 @contextmanager
 def keeping(network: Network, folder: Path, context: int, arguments: argparse.Namespace) -> Iterator[Engine]:
-    """An engine with a tier on disk, which has looked at what is there."""
+    """Provide an engine with a tier on disk that has looked through its folder."""
     device = network.embedding.data.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
@@ -86,7 +86,7 @@ def keeping(network: Network, folder: Path, context: int, arguments: argparse.Na
 
 
 def asked(engine: Engine, prompt: list[int]) -> tuple[float, Told]:
-    """Seconds until the first token, and the answer."""
+    """Return seconds until the first token, and the answer."""
     began, first, told = perf_counter(), 0.0, Told()
     for event in engine.stream(prompt, ANSWER):
         first = first or perf_counter() - began
@@ -95,7 +95,7 @@ def asked(engine: Engine, prompt: list[int]) -> tuple[float, Told]:
 
 
 def written(engine: Engine, owner: str, prompt: list[int]) -> float:
-    """Have a prompt written. Seconds that it took."""
+    """Have a prompt written; return the seconds that it took."""
     tier = engine._disk
     assert tier is not None
     began = perf_counter()
@@ -107,7 +107,7 @@ def written(engine: Engine, owner: str, prompt: list[int]) -> float:
 
 
 def dropped(path: Path) -> float | None:
-    """Have the system forget a file. The share of it that is in memory all the same; None: not known."""
+    """Drop a file from the page cache. Return the share of it that stays in memory; None: not known."""
     with path.open("r+b", buffering=0) as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -123,7 +123,7 @@ def dropped(path: Path) -> float | None:
 
 
 def rate(path: Path, readers: int) -> float:
-    """Bytes/s of reading a file by so many threads."""
+    """Return the bytes/s of reading a file with `readers` threads."""
     size, fd = path.stat().st_size, os.open(path, os.O_RDONLY)
 
     def read(at: int) -> int:
@@ -141,7 +141,7 @@ def rate(path: Path, readers: int) -> float:
 def measured(
     network: Network, folder: Path, length: int, arguments: argparse.Namespace, budget: Budget
 ) -> dict[str, list[float]]:
-    """Times in seconds, and rates in bytes/s."""
+    """Return times in seconds, and rates in bytes/s."""
     spec, device = network.spec, network.embedding.data.device
     found: dict[str, list[float]] = {}
     kept: list[tuple[list[int], Told]] = []
@@ -164,7 +164,7 @@ def measured(
     with keeping(network, folder, length + ROOM, arguments) as engine:
         for attempt in rounds(arguments.repeats, budget):
             prompt = random_prompt(spec, length, attempt)
-            if not attempt and arguments.repeats:  # it makes kernels, and counts for nothing
+            if not attempt and arguments.repeats:  # the first round compiles kernels and does not count
                 prompt = prompt[: length // 4 // engine.block_size * engine.block_size]
             question = [*prompt, 1, 2, 3]
             engine._loop.call(engine._blocks.evict_all)
@@ -198,8 +198,8 @@ def measured(
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
-    """Every length of one shape."""
-    disk.PATIENCE_S = 600.0, 600.0  # it is measured however slow it is
+    """Measure every length with one shape."""
+    disk.PATIENCE_S = 600.0, 600.0  # measure it however slow it is
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = choose_attention(arguments.attention or "auto", device, dtype, spec.attention.head_dim).block_size

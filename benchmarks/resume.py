@@ -1,17 +1,17 @@
-"""The first token of a conversation that goes on after a restart: from the tier on disk, beside computing it anew.
+"""Time to the first token of a conversation after a restart: from the tier on disk, compared with computing it anew.
 
     python -m benchmarks.resume [MODEL] [--tokens 8000] [--reading-s 2] [--repeats 3] [--rounds 21] [--device cpu]
                                 [--llama-python PYTHON] [--json FILE] [--only-writing]
 
-A conversation of so many tokens is made and written to disk. Then the engine is loaded again, several times by turns:
-without a tier on disk; with one, and the next message comes at once; with one, after so many seconds of reading; and in
-the engine that never ended. The page cache of the system stays as it is: what is read was written a moment ago. With
-`--llama-python`, an interpreter with llama-cpp-python, llama.cpp does the same with its prompt cache file, where the
-model is a GGUF file.
+A conversation of --tokens tokens is made and written to disk. Then the next message is sent to several engines in
+turns: one loaded without a tier on disk; one loaded with it, at once; one loaded with it, after --reading-s seconds
+of reading; and the engine that never ended. The system's page cache stays as it is: the data was written a moment
+ago. With `--llama-python`, an interpreter with llama-cpp-python, llama.cpp does the same with its prompt cache file
+if the model is a GGUF file.
 
-Before that, what writing costs decoding: answers of 64 tokens while a conversation is to be written, and while none is,
-in turns that change places. Quoted are the medians, and the median of the ratios of the rounds; and, which other
-programs on the machine change less, the share of the processor's time that writing takes beside that of decoding.
+Before that, the cost of writing for decoding is measured: answers of 64 tokens while a conversation is written, and
+while none is, in alternating order. Reported are the medians, the median of the ratios of the rounds, and the
+processor time of writing as a share of that of decoding, which other programs on the machine disturb less.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from models.units import bytes_text
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 QUESTION = "{} times: which of the two lights is white?"
 ANSWER, ANSWERS = 64, 3
-"""Tokens of an answer whose rate is measured, and how many of them are."""
+"""The number of tokens of an answer whose rate is measured, and the number of answers."""
 SENTENCE = (
     "The harbour at Lindvik has two lights, a green one on the breakwater and a white one on the hill. "
 )
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def measured(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
-    """Medians in seconds, and bytes on disk."""
+    """Return medians in seconds, and bytes on disk."""
     context = min(arguments.tokens + 512, load_spec(resolve(arguments.model)).max_positions)
     with loaded(arguments, store, context) as engine:
-        decode_rate(engine)  # what makes later steps faster is done
+        decode_rate(engine)  # warms up: later steps are faster
         turns, rows = conversation(engine, arguments.tokens)
         found: dict[str, Any] = {"tokens": len(rows), **writing(engine, rows, arguments.rounds)}
         taken = sum(path.stat().st_size for path in store.rglob("benchmark.kv"))
@@ -103,7 +103,7 @@ def measured(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
 def llama(
     arguments: argparse.Namespace, held: list[int], asked: list[list[int]], context: int, file: Path
 ) -> dict[str, Any]:
-    """The same of llama.cpp: medians in seconds."""
+    """Return the same for llama.cpp: medians in seconds."""
     gguf = resolve(arguments.model).gguf
     assert gguf is not None, "llama.cpp reads GGUF files only"
     given = arguments.llama_python, gguf, context, default_threads(), file
@@ -136,7 +136,7 @@ def loaded(arguments: argparse.Namespace, store: Path | None, context: int) -> I
 
 
 def decode_rate(engine: Engine) -> float:
-    """Tokens/s of answers, the median of a few."""
+    """Return the median tokens/s of a few answers."""
     stops = dict.fromkeys(engine.tokenizer.stop_ids, -100.0)
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER, logit_bias=stops)
     rates = []
@@ -150,7 +150,7 @@ def decode_rate(engine: Engine) -> float:
 
 
 def conversation(engine: Engine, tokens: int) -> tuple[list[Turn], Rows]:
-    """One of so many tokens, which is on disk when this returns, and its rows."""
+    """Make a conversation of `tokens` tokens and wait until it is on disk; return its turns and rows."""
     chat = engine.chat()
     chat.owner = "benchmark"
     each = len(engine.tokenizer.encode(SENTENCE))
@@ -161,13 +161,13 @@ def conversation(engine: Engine, tokens: int) -> tuple[list[Turn], Rows]:
 
 
 def written(engine: Engine, tokens: int) -> None:
-    """Wait until so many have been written in all, but for a last block that is not full."""
+    """Wait until `tokens` tokens have been written in all, except for a last block that is not full."""
     while (now := engine.figures().disk) is not None and now.written_tokens <= tokens - engine.block_size:
         sleep(0.1)
 
 
 def writing(engine: Engine, rows: Rows, rounds: int) -> dict[str, float]:
-    """What decoding is while the conversation is to be written once more, under another name, and while nothing is."""
+    """Measure decoding while the conversation is written again under another name, and while nothing is written."""
     disk = engine._disk
     assert disk is not None
     spent = [0.0]
@@ -215,7 +215,7 @@ def prompt_ids(engine: Engine, turns: list[Turn], number: int) -> list[int]:
 def first_token(
     engine: Engine, turns: list[Turn], reading_s: float, number: int, wait: bool = False
 ) -> float:
-    """Seconds from the next message to the first token of its answer, `reading_s` after it was opened."""
+    """Open a conversation and read for `reading_s`; return seconds from the next message to the first token."""
     chat = engine.chat()
     chat.load(turns)
     if wait or reading_s:
@@ -230,7 +230,7 @@ def first_token(
 
 
 def lines(found: dict[str, Any], arguments: argparse.Namespace) -> Iterator[str]:
-    """The table."""
+    """Yield the lines of the table."""
     yield f"{arguments.model}, a conversation of {found['tokens']:,} tokens"
     yield (
         f"decoding while it is written        {found['rate beside']:9.1f} tok/s, {found['rate']:.1f} without: "

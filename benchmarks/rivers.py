@@ -1,4 +1,4 @@
-"""Text as a chat model writes it: prose, lists, code and tables, made up of words about rivers."""
+"""Text such as a chat model writes (prose, lists, code and tables), made up of words about rivers."""
 
 import random
 

@@ -1,10 +1,10 @@
-"""Microseconds of one token's sampling inside a CUDA graph, beside the plain torch sampler in the same run.
+"""Microseconds for sampling one token inside a CUDA graph, compared with the plain torch sampler in the same run.
 
     python -m benchmarks.sampler [--vocab 151936] [--repeats 50] [--rows 1]
 
-A graph holds `repeats` samplings of bf16 logits, so launches from the host do not count. The plain sampler runs
-launch by launch, since it cannot be captured, and its token is read. It draws for one row; `--rows` are drawn for
-at once. Without a GPU the native sampler of a CPU is measured beside the plain one, both on one thread.
+A graph contains `repeats` samplings of bf16 logits, so that launches from the host do not count. The plain sampler runs
+launch by launch, because it cannot be captured, and its token is read. It draws for one row; the graph draws for
+`--rows` rows at once. Without a GPU, the native CPU sampler is compared with the plain one, both on one thread.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 def captured(work: Callable[[], object], repeats: int) -> Callable[[], object]:
-    """A replay of `repeats` times `work`, which has run once before."""
+    """Return a replay of `work`, `repeats` times, after it has run once."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         work()
@@ -52,7 +52,7 @@ def captured(work: Callable[[], object], repeats: int) -> Callable[[], object]:
 
 
 def microseconds(work: Callable[[], object], rounds: int = 20) -> float:
-    """Median time of `work` on the GPU, after a few rounds that do not count."""
+    """Return the median time of `work` on the GPU, after a few discarded rounds."""
     times = []
     for _ in range(rounds + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -65,7 +65,7 @@ def microseconds(work: Callable[[], object], rounds: int = 20) -> float:
 
 
 def on_cpu(vocab: int, repeats: int) -> None:
-    """The native kernels, in turns with the plain sampler."""
+    """Measure the native kernels in turns with the plain sampler."""
     torch.set_num_threads(1)
     device = torch.device("cpu")
     print(describe(device))

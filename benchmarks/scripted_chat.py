@@ -1,7 +1,7 @@
-"""A chat that is the same for everybody: messages, a stream of thinking and answer for each, and every prompt.
+"""A chat that is the same for all sides: messages, a stream of thinking and answer for each, and every prompt.
 
-There is no small thinking model, so the weights are those of the default model and the thinking is scripted: its
-chat template leaves think spans out of the history as Qwen3's does, and two of its unused tokens mark them.
+There is no small thinking model, so the weights are those of the default model and the thinking is scripted: the chat
+template leaves think spans out of the history as Qwen3's does, and two unused tokens mark them.
 """
 
 import random
@@ -33,10 +33,10 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and enable_thinking is false %}{{- '<reponame>\\n\\n<repo_name>\\n\\n' }}{%- endif %}
 {%- endif %}"""
-"""What Qwen3's template does, with this model's markers."""
+"""Like Qwen3's template, with this model's markers."""
 THINK_START, THINK_END = "<reponame>", "<repo_name>"
 MESSAGES = (12, 24, 50, 100, 200, 400)
-"""Tokens of the messages, in turn: from a short question to a page that was pasted."""
+"""Lengths of the messages in tokens, in turn: from a short question to a pasted page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Turn:
 
     user: str
     stream: list[int]
-    """What the model writes: thinking and answer, markers and end of turn included."""
+    """The tokens that the model writes: thinking and answer, with markers and end of turn."""
     prompt: list[int]
-    """What the chat template makes of the conversation up to `user`, tokenised as one text."""
+    """The chat template's rendering of the conversation up to `user`, tokenised as one text."""
 
 
 def thinking_tokenizer(gguf: Path) -> Tokenizer:
-    """The tokenizer of the default model as one of a model that thinks."""
+    """Return the default model's tokenizer, changed to that of a thinking model."""
     tokenizer = Tokenizer(replace(parts_from_gguf(read_gguf(gguf).metadata), chat_template=TEMPLATE))
     tokenizer.think_markers = ThinkMarkers(THINK_START, THINK_END, "\n", "\n\n")
     tokenizer.think_start, tokenizer.think_end = map(tokenizer.token_id, (THINK_START, THINK_END))
@@ -59,7 +59,7 @@ def thinking_tokenizer(gguf: Path) -> Tokenizer:
 
 
 def script(tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int) -> tuple[str, list[Turn]]:
-    """The system prompt and the turns; `think` and `answer` are in tokens, and exact."""
+    """Return the system prompt and the turns; `think` and `answer` are exact numbers of tokens."""
     rng = random.Random(seed)
     end = tokenizer.token_id("<|im_end|>")
     assert None not in (end, tokenizer.think_start, tokenizer.think_end)
@@ -69,7 +69,7 @@ def script(tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int)
     for index in range(turns):
         user = tokenizer.decode(_text(tokenizer, rng, MESSAGES[index % len(MESSAGES)]))
         said = _text(tokenizer, rng, answer)
-        # The markers and the line breaks around them are tokens too: `think` counts them.
+        # The markers and the line breaks around them are tokens, too: `think` includes them.
         opening, closing = [tokenizer.think_start, *tokenizer.encode("\n")], tokenizer.encode("\n")
         breaks = tokenizer.encode("\n\n")
         thought = _text(tokenizer, rng, think - len(opening) - len(closing) - 1 - len(breaks))
@@ -82,7 +82,7 @@ def script(tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int)
 
 
 def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
-    """Text of so many tokens that is tokenised to just these."""
+    """Return `tokens` tokens whose text is tokenised to exactly these."""
     while True:
         ids = tokenizer.encode_plain(prose(rng, 2 + tokens // 8))[:tokens]
         text = tokenizer.decode(ids)
@@ -92,17 +92,17 @@ def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
 
 @dataclass(slots=True)
 class ScriptedStep(EngineStep):
-    """Computes and samples as always, and then takes the script's token instead.
+    """A step that computes and samples as usual, and then takes the script's token instead.
 
-    The first token of an answer is a step of its own. The following ones are taken `stride` at a time and computed in
-    one step, which leaves the same rows in the cache as one by one and makes a chat of 20 turns a matter of a minute.
+    The first token of an answer is a step of its own. The others are taken `stride` at a time and computed in one step,
+    which leaves the same rows in the cache as single steps and makes a chat of 20 turns take about a minute.
     """
 
     stride: int = 64
     answer: Sequence[int] = ()
     """The answer to the message that is being written."""
     steps: list[tuple[float, int]] = field(default_factory=list)
-    """When each step had been computed, in seconds of `perf_counter`, and how many rows it had."""
+    """When each step was done, in seconds of `perf_counter`, and its number of rows."""
 
     def _logits(self, prompts: list[Chunk], batch: StepBatch) -> list[torch.Tensor]:
         logits = EngineStep._logits(self, prompts, batch)
@@ -110,7 +110,7 @@ class ScriptedStep(EngineStep):
         return logits
 
     def rows_between(self, begin: float, end: float) -> int:
-        """Rows of the steps that ended after `begin`, and not after `end`."""
+        """Return the rows of the steps that ended after `begin` and not after `end`."""
         return sum(rows for at, rows in self.steps if begin < at <= end)
 
     def _sample(self, sequence: Request, logits: torch.Tensor) -> Drawn:
@@ -123,7 +123,7 @@ class ScriptedStep(EngineStep):
 
 
 def follow_script(engine: Engine, stride: int = 64) -> ScriptedStep:
-    """From now on the engine writes what the step's `answer` says."""
+    """Make the engine write the step's `answer` from now on."""
     before = engine._engine_step
     engine._engine_step = engine_step = ScriptedStep(
         **{item.name: getattr(before, item.name) for item in fields(EngineStep)}, stride=stride
@@ -132,10 +132,10 @@ def follow_script(engine: Engine, stride: int = 64) -> ScriptedStep:
 
 
 def strokes(message: str, seconds: float, rate: float) -> list[tuple[float, str]]:
-    """When the draft changes, in seconds after the first key, and to what; Enter comes after `seconds`.
+    """Return when the draft changes, in seconds after the first key, and to what; Enter comes after `seconds`.
 
-    A person types `rate` characters a second, and Enter is a key like the others. What does not fit into the time
-    stood there before: it was pasted.
+    A person types `rate` characters per second, and Enter is a key like the others. Text that does not fit into this
+    time was there before, as if pasted.
     """
     keys = min(max(int(seconds * rate), 1), len(message))
     return [(key / rate, message[: len(message) - keys + key + 1]) for key in range(keys)]

@@ -1,13 +1,13 @@
-"""The two processes of a server whose GPU is a clock: what they do is real, what would be computed is waited for.
+"""The two processes of a server whose GPU is a clock: they do their real work, and wait instead of computing.
 
     python -P benchmarks/scripted_server.py engine FOLDER STREAMS PACE
     python -P benchmarks/scripted_server.py web STREAMS
     python -P benchmarks/scripted_server.py alone FOLDER STREAMS PACE
 
-`benchmarks.serve_cpu` starts them, with the tree that is measured first in PYTHONPATH: so nothing of this tree but this
-file is used. FOLDER has a checkpoint. PACE is `none`, or streams and the tokens/s that all of them together get:
-`1:1670,256:25000`; between two of them the time of a step grows with the streams. `alone` answers the workloads of
-`benchmarks.peers.serving` without a server.
+`benchmarks.serve_cpu` starts them with the measured tree first in PYTHONPATH, so that only this file is used from the
+current tree. FOLDER has a checkpoint. PACE is `none`, or numbers of streams with their total of tokens/s:
+`1:1670,256:25000`; between two of them the time of a step grows linearly with the streams. `alone` answers the
+workloads of `benchmarks.peers.serving` without a server.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from typing import Any, ClassVar
 import torch
 
 PROMPT_ROW_S = 5e-6
-"""Seconds that a row of a prompt takes."""
+"""Seconds per row of a prompt."""
 
 
 def pace_of(text: str) -> list[tuple[int, float]]:
-    """Streams, and the seconds of a step of so many; nothing for `none`."""
+    """Parse a pace to pairs of streams and seconds per step; empty for `none`."""
     pairs = [part.split(":") for part in text.split(",")] if text != "none" else []
     return sorted((int(streams), int(streams) / float(rate)) for streams, rate in pairs)
 
 
 def step_seconds(pace: list[tuple[int, float]], streams: int) -> float:
-    """Of a step of so many streams; 0.0 without a pace."""
+    """Return the seconds of a step of `streams` streams; 0.0 without a pace."""
     if not pace:
         return 0.0
     for (few, least), (many, most) in pairwise(pace):
@@ -50,13 +50,13 @@ def step_seconds(pace: list[tuple[int, float]], streams: int) -> float:
 
 
 class Clock:
-    """What a device would take, one thing after the other."""
+    """The time that a device would take, one piece of work after the other."""
 
     def __init__(self) -> None:
         self._free = 0.0
 
     def enqueue(self, seconds: float) -> float:
-        """When that is done."""
+        """Queue work of `seconds`; return when it will be done."""
         self._free = max(self._free, time.perf_counter()) + seconds
         return self._free
 
@@ -68,7 +68,7 @@ def wait_for(moment: float) -> None:
 
 @dataclass(eq=False)
 class ScriptedRunner:
-    """Stands for a DecodeRunner: its tokens are drawn at random, in the time that a step takes."""
+    """Replaces a DecodeRunner: it draws tokens at random, in the time that a step takes."""
 
     capacity: int
     vocab: range
@@ -110,7 +110,7 @@ class ScriptedRunner:
 
 @dataclass(eq=False)
 class ScriptedPrompts:
-    """Stands for a Runner of prompts."""
+    """Replaces the Runner of prompts."""
 
     vocab: int
     clock: Clock
@@ -131,19 +131,19 @@ class ScriptedPrompts:
         return False
 
     def set_alone(self, alone: bool) -> None:
-        """There are no threads."""
+        """Do nothing, because there are no threads."""
 
     def while_idle(self) -> bool:
         return False
 
 
 def scripted(engine: Any, streams: int, pace: str) -> Any:
-    """The engine with a clock instead of its model; no token ends an answer."""
+    """Replace the engine's model by a clock; no token ends an answer."""
     clock, steps = Clock(), engine._engine_step
     size = engine.vocab_size
 
     def change() -> None:
-        ctypes.CDLL(None).prctl(15, b"engine", 0, 0, 0)  # Linux shows the thread by this name
+        ctypes.CDLL(None).prctl(15, b"engine", 0, 0, 0)  # Linux shows the thread under this name
         steps.stop_ids = frozenset()
         steps.runner = ScriptedPrompts(size, clock, pace != "none")
         steps.others.are_busy = lambda: False
@@ -156,14 +156,14 @@ def scripted(engine: Any, streams: int, pace: str) -> Any:
 
 
 def load(folder: str, streams: int) -> Any:
-    """A model with room for so many answers."""
+    """Load a model with room for `streams` answers."""
     from engine.engine import Engine
 
     return Engine.load(folder, device="cpu", context=4096, streams=streams, threads=1)
 
 
 def run_engine(folder: str, streams: int, pace: str) -> None:
-    """The engine process, as its own program runs it."""
+    """Run the engine process as its own program does."""
     from chatterm.backends.backend import ChatOptions
     from chatterm.backends.local import OwnEngines
     from chatterm.server.child import ProcessOptions
@@ -185,7 +185,7 @@ def run_engine(folder: str, streams: int, pace: str) -> None:
 
 
 def run_web(streams: int, folder: str) -> None:
-    """The web process. Says its address once the model is loaded."""
+    """Run the web process; print its address once the model is loaded."""
     from chatterm.backends.wire import Hold
     from chatterm.server.channel_service import ChannelService
     from chatterm.server.http.app import make_app
@@ -220,7 +220,7 @@ def run_web(streams: int, folder: str) -> None:
 
 
 class Tap:
-    """Puts the events of one answer into a queue for all."""
+    """Puts the events of one answer into a queue that all answers share."""
 
     def __init__(self, number: int, events: "SimpleQueue[tuple[int, Any]]") -> None:
         self._number, self._events = number, events
@@ -230,7 +230,7 @@ class Tap:
 
 
 def answered(engine: Any, asked: Any) -> float:
-    """The seconds that a workload of `benchmarks.peers.serving` takes."""
+    """Return the seconds that a workload of `benchmarks.peers.serving` takes."""
     from engine.cache.rows import Rows
 
     events: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -257,7 +257,7 @@ def answered(engine: Any, asked: Any) -> float:
 
 
 def run_alone(folder: str, streams: int, pace: str) -> None:
-    """The engine without a server: a thread takes the tokens of all. Answers a line with a line."""
+    """Run the engine without a server; one thread takes all tokens. It answers each line with one line."""
     engine = scripted(load(folder, streams), streams, pace)
     gc.freeze()
     print(json.dumps({"pid": os.getpid()}), flush=True)
@@ -275,7 +275,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # This file's own folder is not looked in (-P), and the tree that is measured is in PYTHONPATH.
+    # -P keeps this file's folder out of the path, and the measured tree is in PYTHONPATH.
     assert Path(__file__).parent.as_posix() not in sys.path
     main()
     sys.stdout.flush()

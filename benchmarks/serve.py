@@ -1,25 +1,25 @@
-"""Servers under load beside the engine alone, and the turns of a chat: chatterm, and what else speaks OpenAI's API.
+"""Servers under load compared with the engine alone, and the turns of a chat: chatterm and other OpenAI-style servers.
 
     python -m benchmarks.serve smollm2 --device cpu --clients 1,8,32 --inputs 32,64 --outputs 64,64
     python -m benchmarks.serve --shape 0.6B --device cuda --clients 1,8,64,256 --json FILE
     python -m benchmarks.serve FOLDER --device cpu --peer vLLM=http://127.0.0.1:8123/NAME
 
-A model is named, or one of random weights is written (`--shape`). The workload is that of `benchmarks.batch`: prompts
-of random tokens, answers of a given length. So many clients each send one request after the other to /v1/completions of
-`chatterm serve`, which this starts, and read the stream; with few of them four requests follow each other. tokens/s are
-the tokens of all answers over the time from the first request to the last token: prompts are in it. "of the engine" is
-the share of what the engine makes of the same workload in a process of its own, without a server: that is
-`benchmarks.batch`. They are asked in turn, `--repeats` times after a first round that is thrown away; medians are
-quoted. No prompt is asked twice of a server.
+The model is the named one, or one with random weights is written (`--shape`). The workload is that of
+`benchmarks.batch`: prompts of random tokens, answers of a given length. Each client sends one request after the other
+to /v1/completions of `chatterm serve`, which this program starts, and reads the stream; with few clients, each sends
+four requests. tokens/s are the tokens of all answers divided by the time from the first request to the last token,
+prompts included. "of the engine" is the share of what the engine reaches with the same workload in a process of its
+own without a server, as in `benchmarks.batch`. They take turns, `--repeats` times after a first round that is
+discarded; medians are reported. No server gets the same prompt twice.
 
-The first token is timed from the moment the request is sent; gaps are those between what is read of a stream, and the
-inter-token latency is the gap over the tokens in it. The client is one process that only notes what came when, and
-reads it when all have their answers (`benchmarks/stream_client.py`), so that it measures itself as little as possible;
-its share of a processor is printed.
+The first token is timed from sending the request. Gaps are those between reads of a stream, and the inter-token
+latency is the gap divided by the tokens in it. The client is one process that only records what arrives when, and
+parses it when all have their answers (`benchmarks/stream_client.py`), so that it measures itself as little as
+possible; its share of a processor is printed.
 
-The chat is one of so many turns by a client without a memory, which sends everything back each time; "computed" are the
-prompt tokens of a turn that were not in the cache; a model may think, and no thinking is sent back. Other servers
-(`--peer`) are asked the same.
+The chat has `--turns` turns, by a client without a memory that sends everything back each time. "computed" are the
+prompt tokens of a turn that were not in the cache. A model may think, but no thinking is sent back. Other servers
+(`--peer`) get the same requests.
 """
 
 import argparse
@@ -45,7 +45,7 @@ _WORDS = Path(__file__).read_text("utf-8").split()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What so many clients at once were like; times in seconds."""
+    """The figures of a number of clients at once; times in seconds."""
 
     clients: int
     requests: int
@@ -56,7 +56,7 @@ class Load:
     """Between tokens."""
     token_p99_s: float
     client_share: float
-    """Of a processor, that the client itself took."""
+    """The client's own share of a processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A server, and the model's name there."""
+    """A server, and the name of the model there."""
 
     name: str
     url: str
     model: str
     ignores_end: bool = False
-    """It takes `ignore_eos`, so that every answer has its whole length."""
+    """Whether it supports `ignore_eos`, so that every answer has its full length."""
 
     @classmethod
     def of(cls, text: str) -> "Site":
-        """NAME=URL/MODEL; the URL is without /v1. Raises argparse.ArgumentTypeError."""
+        """Parse NAME=URL/MODEL; the URL is without /v1. Raises argparse.ArgumentTypeError."""
         name, _, rest = text.partition("=")
         place = urlsplit(rest)
         if place.scheme != "http" or not place.path.strip("/"):
@@ -91,12 +91,12 @@ class Site:
 
 
 async def ask(url: str, path: str, body: dict[str, Any]) -> Answer:
-    """One streamed answer over a connection of its own. Raises OSError, and ValueError for anything but a stream."""
+    """Read one streamed answer over its own connection. Raises OSError, and ValueError if it is not a stream."""
     return (await received(url, request_of(url, path, body))).answer()
 
 
 async def load(site: Site, work: Workload) -> Load:
-    """A workload, with so many clients as may run at once. Raises as `ask` does."""
+    """Run a workload with as many clients as may run at once. Raises the errors of `ask`."""
     more = {"temperature": work.temperature} | ({"ignore_eos": True} if site.ignores_end else {})
     requests = list[bytes]()
     for number, (prompt, tokens) in enumerate(zip(work.prompts, work.tokens, strict=True)):
@@ -127,14 +127,14 @@ async def load(site: Site, work: Workload) -> Load:
 
 
 def _of_tokens(answer: Answer) -> Iterator[float]:
-    """Gaps, over the tokens that come after one on average."""
+    """Yield the gaps divided by the average number of tokens that follow each."""
     if answer.gaps_s:
         each = max((answer.tokens - 1) / len(answer.gaps_s), 1.0)
         yield from (gap / each for gap in answer.gaps_s)
 
 
 async def chat(site: Site, turns: int, tokens: int) -> list[Turn]:
-    """A chat whose client sends back all that was said, and pauses between turns as people do."""
+    """Chat as a client that sends back everything that was said, and pauses between turns as a person does."""
     random, messages, found = Random(1), list[dict[str, str]](), []
     for number in range(1, turns + 1):
         text = f"Turn {number}: " + " ".join(random.choices(_WORDS, k=20))
@@ -149,13 +149,13 @@ async def chat(site: Site, turns: int, tokens: int) -> list[Turn]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that so many per cent do not exceed; 0.0 without values."""
+    """Return the value that `percent` per cent of the values do not exceed; 0.0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
 
 
 def middle(loads: Sequence[Load]) -> Load:
-    """The median run."""
+    """Return the median run by tokens/s."""
     return sorted(loads, key=lambda found: found.tokens_per_s)[len(loads) // 2]
 
 
@@ -170,7 +170,7 @@ class Bench:
         self.found: dict[str, Any] = {"clients": {}, "chat": {}}
 
     def run(self) -> None:
-        """Everything that was asked for, printed as it comes."""
+        """Measure everything that was asked for, and print it as it comes."""
         for clients in self._given.clients:
             if (spent := time.perf_counter() - self._began) > self._given.budget_s:
                 print(f"{clients} clients: skipped, {spent:.0f} s are spent", flush=True)
@@ -218,7 +218,7 @@ class Bench:
 
 
 def told(name: str, turns: Sequence[Turn]) -> str:
-    """A chat in one line."""
+    """Describe a chat in one line."""
     last, later = turns[-1], [turn.first_s * 1e3 for turn in turns[len(turns) // 2 :]]
     thought = sum(turn.thinking_tokens for turn in turns)
     return (
@@ -230,7 +230,7 @@ def told(name: str, turns: Sequence[Turn]) -> str:
 
 
 def _engine(given: argparse.Namespace, model: str) -> Server:
-    """The engine alone, as `benchmarks.batch` asks it."""
+    """Start the engine alone, as `benchmarks.batch` uses it."""
     from benchmarks.batch import HERE, most_rows, workload
 
     most = max(given.clients)
@@ -242,7 +242,7 @@ def _engine(given: argparse.Namespace, model: str) -> Server:
 
 
 def _context(given: argparse.Namespace) -> int:
-    """Of a server's model: its KV cache has room for some of these, and so for all requests at once."""
+    """Return the context for a server's model: its KV cache has room for several, and thus for all requests at once."""
     from chatterm.cli.serve import long_ones
 
     each, clients = given.inputs[1] + given.outputs[1] + 64, max(given.clients)
@@ -250,7 +250,7 @@ def _context(given: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """Read the command line and measure."""
+    """Parse the command line and measure."""
     from benchmarks.options import numbers
 
     parser = argparse.ArgumentParser(

@@ -1,15 +1,15 @@
-"""What a token costs the processes of a server: microseconds of a processor, of this tree and of an older one.
+"""The processor time per token of a server's processes, in microseconds: this tree compared with an older one.
 
     python -m benchmarks.serve_cpu [--older TREE] [--streams 1,8,64,256] [--pace none] [--json FILE]
 
-The engine process, the channel, the web process and the clients are real, and talk over loopback; instead of a model
-there is a clock (`benchmarks/scripted_server.py`), which makes the tokens of all streams at the pace of an H200 with
-Qwen3-0.6B. With `--pace none` it never waits: tokens/s are then what the server makes at most. The requests are those
-of `benchmarks.serve`, streams of /v1/completions. "the engine" is the thread that takes the steps, "its neighbours" all
-other threads of its process: what they take is in the way of the next step. "alone" is an engine without a server that
-answers the same.
+The engine process, the channel, the web process and the clients are real, and communicate over loopback. The model is
+replaced by a clock (`benchmarks/scripted_server.py`), which makes the tokens of all streams at the pace of an H200
+with Qwen3-0.6B. With `--pace none` it never waits, and tokens/s are the maximum that the server reaches. The requests
+are those of `benchmarks.serve`, streams of /v1/completions. "the engine" is the thread that takes the steps, "its
+neighbours" are all other threads of its process, whose time delays the next step. "alone" is an engine without a
+server that answers the same requests.
 
-Trees are asked in turn, `--repeats` times after a first round that is thrown away; medians are quoted. Linux only.
+Trees take turns, `--repeats` times after a first round that is discarded; medians are reported. Linux only.
 """
 
 import argparse
@@ -42,29 +42,29 @@ _ROLES = Path(__file__).with_name("scripted_server.py")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One round; times of processors are in microseconds a token."""
+    """One round; processor times are in microseconds per token."""
 
     tokens_per_s: float
     alone_tokens_per_s: float
     engine_us: float
     alone_us: float
-    """Of the engine's thread without a server."""
+    """Time of the engine's thread without a server."""
     neighbours_us: float
     web_us: float
     client_us: float
     first_ms: float
-    """From the moment a request is sent to its first token, the median."""
+    """The median time from sending a request to its first token."""
     request_ms: float
-    """Of the web process and the engine's neighbours together, for a request."""
+    """Time of the web process and the engine's neighbours together, per request."""
 
 
 def thread_seconds(pid: int) -> dict[str, float]:
-    """Seconds of a processor that each thread of a process has taken, those of the same name together."""
+    """Return the seconds of processor time of each thread of a process; threads of the same name are added up."""
     found: dict[str, float] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             name, used = (task / "comm").read_text().strip(), (task / "schedstat").read_text().split()[0]
-        except OSError:  # it has ended in this moment
+        except OSError:  # it has just ended
             continue
         found[name] = found.get(name, 0.0) + int(used) / 1e9
     return found
@@ -84,14 +84,14 @@ class Program:
         self.pid = self._process.pid
 
     def line(self) -> str:
-        """The next one that it says. Raises RuntimeError where it ends."""
+        """Return the next line of its output. Raises RuntimeError if it ends."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise RuntimeError(f"{' '.join(self._process.args)} ended with code {self._process.wait()}")  # type: ignore[arg-type]
         return line
 
     def ask(self, line: str) -> Any:
-        """What it answers to one."""
+        """Send a line, and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -125,7 +125,7 @@ class Tree:
         return made
 
     def round(self, work: Workload) -> Figures:
-        """One workload, of the engine alone and of the server. Raises ValueError for an answer that is too short."""
+        """Run one workload on the engine alone and on the server. Raises ValueError if an answer is too short."""
         before = thread_seconds(self.alone.pid)
         alone_s = self.alone.ask(json.dumps(asdict(work)))["seconds"]
         alone = _passed(before, thread_seconds(self.alone.pid))
@@ -172,13 +172,13 @@ async def _clients(place: dict[str, str], work: Workload) -> list[Received]:
 
 
 def median(rounds: list[Figures]) -> Figures:
-    """Of each figure its own."""
+    """Return the median of each figure."""
     names = asdict(rounds[0])
     return Figures(**{name: statistics.median(getattr(one, name) for one in rounds) for name in names})
 
 
 def told(name: str, streams: int, found: Figures) -> str:
-    """In one line."""
+    """Format the figures in one line."""
     return (
         f"{streams:4} streams, {name}: {found.tokens_per_s:8,.0f} tokens/s"
         f" ({found.tokens_per_s / found.alone_tokens_per_s:.1%} of {found.alone_tokens_per_s:,.0f} alone);"
@@ -190,7 +190,7 @@ def told(name: str, streams: int, found: Figures) -> str:
 
 @contextmanager
 def checkpoint() -> Iterator[Path]:
-    """A model that is loaded in no time, with tokens that are words."""
+    """Provide a model that loads at once, with tokens that are words."""
     import torch
 
     from benchmarks.random_checkpoint import write_checkpoint
@@ -202,7 +202,7 @@ def checkpoint() -> Iterator[Path]:
 
 
 def main() -> None:
-    """Read the command line and measure."""
+    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -225,7 +225,7 @@ def main() -> None:
         for streams in given.streams:
             for attempt in range(given.repeats + 1):
                 work = workload(streams, given.inputs, given.outputs, WORDS - 4, 1000 * streams + attempt)
-                # Who comes first finds a colder machine, so that is somebody else each time.
+                # The first tree finds a cooler machine, so a different one is first each time.
                 turns = deque(trees.items())
                 turns.rotate(attempt)
                 for name, tree in turns:

@@ -1,17 +1,18 @@
-"""Clients of all kinds for half an hour: nothing may leak, no text may be wrong, and everybody gets an answer.
+"""Clients of all kinds for half an hour: nothing may leak, no text may be wrong, and every client gets its answers.
 
     python -m benchmarks.serve_soak [MODEL] [--minutes 30] [--clients 50] [--seed 0] [--max-running 16] [--json FILE]
 
-`chatterm serve` runs with the engine that people use. Most clients speak HTTP: they ask for chats, several answers,
-log-probabilities, schemas, tools, completions, responses, Ollama's chats, streamed or not; they read to the end, go
-away in the middle or before the answer, read slowly, or send garbage. One in ten is a terminal that attaches, chats,
-and now and then dies in the middle of an answer; some of these are processes that are killed. One asks for /health all
-the time.
+`chatterm serve` runs with the real engine. Most clients speak HTTP: they ask for chats, several answers,
+log-probabilities, schemas, tools, completions, responses and Ollama's chats, streamed or not. They read to the end,
+disconnect in the middle or before the answer, read slowly, or send garbage. One in ten is a terminal that attaches,
+chats, and now and then dies in the middle of an answer; some of these are processes that are killed. One client asks
+for /health all the time.
 
-Every answer that is read to its end must be the one that the same request gets alone, with the same seed. A part of the
-requests is asked alone before, the others (each of another number) are sampled afterwards. That holds for quantised
-weights on a CPU. In the middle and in the end everybody pauses: then nothing may run, no block of the KV cache may be
-held, and in the end neither process may have more file descriptors, sockets, threads or memory than in the middle.
+Every answer that is read to its end must equal the one that the same request gets alone with the same seed. Some
+requests are asked alone beforehand; a sample of the others (each of which is unique) is asked alone afterwards.
+Equality holds for quantised weights on a CPU. In the middle and at the end all clients pause. Then nothing may run,
+and no block of the KV cache may be held. At the end, neither process may have more file descriptors, sockets, threads
+or memory than in the middle.
 """
 
 import argparse
@@ -36,26 +37,26 @@ from benchmarks.soak_server import RunningServer, chatterm_server
 from benchmarks.soak_terminals import Talk, killed_run, noise, talk
 
 KNOWN = 64
-"""Plans that many clients ask for; each is asked alone before."""
+"""Plans that many clients ask for; each is asked alone beforehand."""
 SAMPLED = 100
-"""Answers to plans of single clients that are compared afterwards."""
+"""How many answers to plans of single clients are compared afterwards."""
 PATIENCE = 180.0
-"""Seconds in which an answer has to come. It says whether one comes, not how fast the machine is."""
+"""Seconds within which an answer has to come. The limit detects missing answers, not a slow machine."""
 MOST_GROWTH = 24 * 2**20
 """Bytes that the second half may add to a process: gaps of the allocator, and the answers that the engine remembers to
-find them again (`engine.conversation.recall`)."""
+recognise them later (`engine.conversation.recall`)."""
 
 POOLED = 4 + min(32, (os.cpu_count() or 1) + 4)
 """Threads that the pools of a process may start late: those for requests, and those of the event loop."""
 
 
 class NoAnswer(Exception):
-    """The server said nothing, or stopped in the middle."""
+    """The server sent nothing, or stopped in the middle."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What came of it."""
+    """The results of the soak."""
 
     did: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -64,9 +65,9 @@ class Seen:
     health_s: list[float] = field(default_factory=list)
     held: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     engine: dict[str, int] = field(default_factory=dict)
-    """Counters of the engine in the end."""
+    """Counters of the engine at the end."""
     unsampled: dict[int, Any] = field(default_factory=dict)
-    """Essences by the number of plans that nobody else asks for."""
+    """Essences of plans that only one client asks for, by number."""
 
 
 class Wire:
@@ -81,7 +82,7 @@ class Wire:
         return cls(*await asyncio.open_connection(place.hostname, place.port))
 
     async def send(self, data: bytes) -> None:
-        with suppress(ConnectionError):  # what it says says more
+        with suppress(ConnectionError):  # the server's reply says more
             self._writer.write(data)
             await self._writer.drain()
 
@@ -93,7 +94,7 @@ class Wire:
         await self.send(head.encode() + data)
 
     async def answer(self, most: int | None = None, pause_s: float = 0.0) -> tuple[int, bytes]:
-        """The status and the body, or `most` chunks of it. Raises NoAnswer."""
+        """Return the status and the body, or `most` chunks of it. Raises NoAnswer."""
         try:
             async with asyncio.timeout(PATIENCE):
                 return await self._answer(most, pause_s)
@@ -121,7 +122,7 @@ class Wire:
         return status, b"".join(chunks)
 
     async def rest(self, seconds: float) -> bytes:
-        """What comes before the server closes the connection; b"" where that takes longer."""
+        """Return the bytes that arrive before the server closes the connection; b"" if that takes longer."""
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(seconds):
                 return await self._reader.read(65_536)
@@ -167,7 +168,7 @@ class Soak:
     # -- one request
 
     async def alone(self, number: int) -> Any:
-        """The essence of a plan's answer. Raises NoAnswer, and ValueError for one that is none."""
+        """Ask a plan and return the essence of its answer. Raises NoAnswer, and ValueError for an invalid answer."""
         asked = self.plan(number)
         wire = await Wire.to(self.server.url)
         try:
@@ -180,7 +181,7 @@ class Soak:
             await wire.close()
 
     async def _request(self, wire: Wire, random: Random, *, known: bool, pause_s: float = 0.0) -> None:
-        """Ask, read to the end, compare."""
+        """Ask, read to the end, and compare."""
         if known:
             number = random.randrange(self._known)
         else:
@@ -214,7 +215,7 @@ class Soak:
     # -- clients
 
     async def _web(self, number: int) -> None:
-        """A client that comes and goes until the time is over."""
+        """Run a client that comes and goes until the time is over."""
         random = Random(f"{self._seed} {number} {self._until == 0.0}")
         wire, before = await Wire.to(self.server.url), "nothing"
         while time.monotonic() < self._until:
@@ -235,7 +236,7 @@ class Soak:
         await wire.close()
 
     async def _act(self, what: str, wire: Wire, random: Random) -> bool:
-        """Do something; whether the connection can be used again."""
+        """Do something; return whether the connection can be used again."""
         match what:
             case "whole" | "slow":
                 await self._request(
@@ -292,7 +293,7 @@ class Soak:
                             await killed_run(self.server.given, random)
                         case "noise":
                             await asyncio.to_thread(noise, random)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a fault
+            except Exception as error:  # noqa: BLE001 - any error is a fault
                 self._fault(f"terminal {number}, {what}: {error!r:.300}")
 
     async def _health(self) -> None:
@@ -313,14 +314,14 @@ class Soak:
     # -- the whole
 
     async def prepare(self) -> None:
-        """Ask what many will ask, alone."""
+        """Ask the known plans alone."""
         for number in range(self._known):
             self._alone[number] = await self.alone(number)
         for number in range(8):
             self._talks[number] = await asyncio.to_thread(talk, Talk.of(number, self.server.given))
 
     async def half(self, seconds: float, name: str) -> None:
-        """Everybody for so long, then a pause in which nothing may be left."""
+        """Run all clients for `seconds`, then pause and check that nothing is left."""
         self._until = time.monotonic() + seconds
         terminals = max(self._clients // 10, 1)
         clients = [self._terminal(number) for number in range(terminals)]
@@ -337,12 +338,12 @@ class Soak:
             await asyncio.sleep(0.1)
         else:
             self._fault(f"{name}: a minute later there is still {left}")
-        # What closes a connection may lag behind what is told of it, and memory is given back now and then.
+        # Connections may close later than reported, and memory is given back only now and then.
         await asyncio.sleep(self._rest_s)
         self.seen.held[name] = {which: asdict(held) for which, held in self.server.held().items()}
 
     def _left(self) -> str:
-        """What is still going on; "" where nothing is."""
+        """Describe what is still going on; "" if nothing is."""
         from chatterm.backends.attach import greeted
         from chatterm.server.service import Metrics
 
@@ -367,13 +368,13 @@ class Soak:
         return ", ".join(left)
 
     async def afterwards(self, most: int) -> None:
-        """Ask some alone that were asked in company."""
+        """Ask a sample of the other plans again, alone, and compare."""
         numbers = sorted(self.seen.unsampled)
         for number in Random(self._seed).sample(numbers, min(most, len(numbers))):
             self._compare(f"plan {number}", self.seen.unsampled[number], await self.alone(number))
 
     def check(self) -> None:
-        """Nothing has grown, and nothing went wrong that only the log says."""
+        """Check that nothing has grown, and that the log has no errors."""
         middle, end = self.seen.held["middle"], self.seen.held["end"]
         for process, held in end.items():
             before = middle[process]
@@ -391,7 +392,7 @@ class Soak:
 
 
 def report(seen: Seen) -> str:
-    """What was done and checked, for people."""
+    """Describe what was done and checked."""
     lines = [
         "did: " + ", ".join(f"{name} {count:,}" for name, count in sorted(seen.did.items())),
         "answers: " + ", ".join(f"{name} {count:,}" for name, count in sorted(seen.statuses.items())),
@@ -423,7 +424,7 @@ async def soak(
     known: int = KNOWN,
     tell: Callable[[str], None] = print,
 ) -> Seen:
-    """Run for so long, and return what was seen; faults are in it."""
+    """Run for `seconds`, and return what was seen, including faults."""
     found = Soak(server, clients, seed, tools=tools, garbage_s=garbage_s, rest_s=rest_s, known=known)
     await found.prepare()
     await found._pause("begin")
@@ -437,7 +438,7 @@ async def soak(
 
 
 def main() -> None:
-    """Read the command line, run, and say what was seen; exit code 1 where there are faults."""
+    """Parse the command line, run, and print the results; exit with code 1 if there are faults."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

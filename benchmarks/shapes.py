@@ -1,4 +1,4 @@
-"""The shapes of Qwen3 and others with random weights, and what one token of them moves and computes.
+"""The shapes of Qwen3 and other models with random weights, and the bytes and FLOPs of one of their tokens.
 
 Speed does not depend on the values of the weights, so no checkpoint is needed: they are drawn on the device.
 """
@@ -83,11 +83,11 @@ SHAPES = {
     ),
     "Phi-4-mini": shape_of("phi4-mini:3.8b"),
 }
-"""Published shapes, Qwen3's by their size alone; "tiny" is for trying a program out."""
+"""Published shapes, those of Qwen3 by size alone; "tiny" is for trying a program out."""
 
 
 def names_of(spec: ModelSpec) -> dict[str, str]:
-    """Qwen3's names for what Qwen3 has, and others for the rest."""
+    """Return Qwen3's names for the parts that Qwen3 has, and made-up names for the others."""
     names = dict(NAMES)
     for slot in slots(spec):
         names.setdefault(slot.part, slot.part + (".{}" if slot.expert is not None else ""))
@@ -102,8 +102,10 @@ def random_model(
     seed: int = 0,
     rank: tuple[int, int] = (0, 1),
 ) -> Network:
-    """A network with normal weights of deviation 0.02 and norms of 1, drawn on the device; which of how many parts of
-    one it is to be, each with weights of its own."""
+    """Draw a network on the device, with normal weights of deviation 0.02 and norms of 1.
+
+    `rank` is (index, number of parts) for one part of a divided network; each part has its own random weights.
+    """
     share = Share(*rank, spec) if rank[1] > 1 else None
     if share is not None:
         spec = share.spec
@@ -129,11 +131,11 @@ def random_model(
 
 
 def shared_tensors(network: Network) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by its Hugging Face name, as a view of the network's own memory."""
+    """Return every tensor of a checkpoint by its Hugging Face name, as a view of the network's own memory."""
     tensors = {}
     for slot in slots(network.spec):
         rows = _group(network, slot).narrow(0, slot.start, slot.rows)
-        # Where a checkpoint's vector is repeated in every row, one row is the vector.
+        # If a checkpoint's vector is repeated in every row, any row is the vector.
         tensors[slot.name(NAMES)] = rows[0] if slot.repeated else rows
     if network.spec.tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
@@ -141,7 +143,7 @@ def shared_tensors(network: Network) -> dict[str, Tensor]:
 
 
 def _group(network: Network, slot: Slot) -> Tensor:
-    """The tensor of which a slot is a part."""
+    """Return the tensor that a slot is a part of."""
     if slot.layer is None:
         whole = {
             "embedding": network.embedding.data,
@@ -172,24 +174,24 @@ def _group(network: Network, slot: Slot) -> Tensor:
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Weights that one decoded token reads: all layers and the head (of an untied embedding, only a row)."""
+    """Return the bytes of weights that a decoded token reads: all layers and the head, without an untied embedding."""
     return (layer_parameters(spec) + spec.vocab_size * spec.hidden_size) * dtype.itemsize
 
 
 def kv_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """K and V of one token, all layers."""
+    """Return the bytes of K and V of one token in all layers."""
     return spec.kv_numbers * dtype.itemsize
 
 
 def moved_bytes(spec: ModelSpec, dtype: torch.dtype, context: int, steps: int) -> float:
-    """Bytes that a decoded token must move, the mean of `steps` tokens after `context`: weights and KV."""
+    """Return the bytes (weights and KV) that each of `steps` tokens after `context` must move, on average."""
     return weight_bytes(spec, dtype) + kv_bytes(spec, dtype) * (context + (steps + 1) / 2)
 
 
 def prefill_flops(spec: ModelSpec, tokens: int) -> float:
-    """2 * parameters * T for the products of all layers, 2 * 2 * T^2 / 2 * Hq * D * L for causal attention.
+    """Return 2 * parameters * T for the products of all layers, plus 2 * 2 * T^2 / 2 * Hq * D * L for causal attention.
 
-    In a layer with a window W < T only T^2 - (T - W)^2 instead of T^2. The head is left out: only the prompt's last
+    A layer with a window W < T counts T^2 - (T - W)^2 instead of T^2. The head is left out: only the prompt's last
     position goes through it.
     """
     windows = [layer.attention.window or tokens for layer in spec.layers]
@@ -198,7 +200,7 @@ def prefill_flops(spec: ModelSpec, tokens: int) -> float:
 
 
 class WordTokenizer:
-    """Stands in for a tokenizer where weights are random: every token is a word, and none ends a turn."""
+    """Replaces the tokenizer of random weights: every token is a word, and none ends a turn."""
 
     generation_defaults: dict[str, float | int]
     stop_ids: frozenset[int] = frozenset()
@@ -211,11 +213,11 @@ class WordTokenizer:
         self._bytes = TokenBytes(lambda token_id: f"word{token_id} ", str.encode)
 
     def stream(self, shown: frozenset[int] = frozenset(), goes_on: bool = False) -> TextStream:
-        """A new incremental decoder; nothing is special, and words stand for themselves."""
+        """Return a new incremental decoder; no token is special, and words stand for themselves."""
         return TextStream(self._bytes, frozenset())
 
     def close(self) -> None:
-        """There is no template to end."""
+        """Do nothing, because there is no template to end."""
 
 
 @contextmanager
@@ -230,9 +232,9 @@ def random_engine(
     tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model (`network`, what `make` makes), and the model; `options` go to Engine as they are.
+    """Provide an engine with a random model (`network`, or the result of `make`), and the model.
 
-    Without a `tokenizer` every token is a word.
+    `options` are passed to Engine. Without a `tokenizer` every token is a word.
     """
     loop = Loop()
     words = tokenizer or WordTokenizer()
@@ -256,6 +258,6 @@ def random_engine(
 
 
 def random_prompt(spec: ModelSpec, tokens: int, seed: int) -> list[int]:
-    """Random token ids: prompts of different seeds share no prefix."""
+    """Return random token ids; prompts of different seeds share no prefix."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(spec.vocab_size, (tokens,), generator=generator).tolist()

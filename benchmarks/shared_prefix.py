@@ -1,10 +1,11 @@
-"""Microseconds of a layer's attention for sequences with a common prefix: read together, and read by each.
+"""Microseconds of a layer's attention for sequences with a common prefix, read once for all or by each of them.
 
     python -m benchmarks.shared_prefix [--shared 8192] [--own 256] [--heads 16 8] [--dim 128]
         [--cut 32 1 256 1 32 4 4 2]
 
-`apart` is sequences with copies of their own, `alike` the same blocks without sharing (a cache may help), `together`
-the shared rows read once. Steps are CUDA graphs of as many layers as no cache of the GPU holds.
+With `apart`, sequences have their own copies of the prefix; with `alike`, they have the same blocks, read by each (a
+cache may help); with `together`, the shared rows are read once. Steps are CUDA graphs of so many layers that no cache
+of the GPU holds them.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def step(
     together: bool,
     cut: PartsCut | None = None,
 ) -> tuple[Callable[[], None], Tensor]:
-    """What a step's attention does in LAYERS layers, and its last output; `cut` is that of the engine unless given."""
+    """Return the attention of a step in LAYERS layers, and its last output; `cut` is the engine's unless given."""
     device = torch.device("cuda")
     generator = torch.Generator(device).manual_seed(0)
 

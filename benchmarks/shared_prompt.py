@@ -1,11 +1,12 @@
-"""Several answers to one long prompt: what attention takes when the prompt's rows are shared, and when they are not.
+"""Several answers to one long prompt: the time of attention with and without sharing the prompt's rows.
 
     python -m benchmarks.shared_prompt --json benchmarks/results/shared_prompt.json [--streams 16] [--lengths 1024,8192]
 
-Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of their
-own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the attention
-to the prompt: "shared" and "separate" in ms, and "times" the ratio (the goal: 16 streams, 8,192 tokens, at least 6).
-Prompts are present before; steps are timed where the engine hands tokens out. Medians of the repeats.
+The models have Qwen3's shapes in bf16 and random weights. The streams decode after one prompt that they all share,
+after prompts of their own of the same length, and after short ones, in turns. The extra time of a step compared with
+short prompts is the attention to the prompt: "shared" and "separate" in ms, and "times" is their ratio (goal: at
+least 6 for 16 streams and 8,192 tokens). Prompts are computed beforehand; steps are timed where the engine hands
+tokens out. Medians of the repeats are reported.
 """
 
 import argparse
@@ -28,7 +29,7 @@ WARM = 16
 
 
 def step_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> float:
-    """Median seconds between two tokens while all streams decode."""
+    """Return the median seconds between two tokens while all streams decode."""
     for prompt in prompts:
         engine.warm(prompt)
     crowd = Crowd(engine, 0.6)
@@ -43,16 +44,16 @@ def step_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> float
 
 
 def prompts_of(spec: ModelSpec, way: str, streams: int, length: int, seed: int) -> list[list[int]]:
-    """A prompt for each stream."""
+    """Return a prompt for each stream."""
     if way == "shared":
         common = random_prompt(spec, length - 1, seed)
-        # The last token is each one's own, as what is said after a system prompt is.
+        # The last token differs, as messages after a common system prompt do.
         return [[*common, n] for n in range(streams)]
     return [random_prompt(spec, SHORT if way == "short" else length, seed + n) for n in range(streams)]
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
-    """Every length of one shape."""
+    """Measure every length with one shape."""
     spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
@@ -88,7 +89,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
 
 
 def report(length: int, runs: dict[str, list[float]], record: Record, shape: str) -> None:
-    """Print and keep the medians."""
+    """Print and record the medians."""
     step = {way: statistics.median(found) for way, found in runs.items()}
     shared, separate = (step[way] - step["short"] for way in ("shared", "separate"))
     times = separate / shared if shared > 0 else float("inf")

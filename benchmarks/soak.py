@@ -1,12 +1,12 @@
-"""Thousands of random requests at once, on a CPU, with a tiny random model: nothing may leak, and nobody may be left.
+"""Thousands of random requests at once, on a CPU with a tiny random model: nothing may leak, and all must be served.
 
     python -m benchmarks.soak [--requests 10000] [--streams 8] [--seed 0] [--json FILE]
 
-Each of `--streams` threads makes one request after the other: prompts of 1 to 70 tokens that share their beginnings
-with others, answers of 1 to 50 tokens, with all kinds of sampling; some are closed after a few tokens, some only warm a
-prompt, for a person or as idle work that may be cancelled. The cache holds two contexts, so that they preempt one
-another, and what is evicted goes to a small host memory. In the end every block must be free once the cache is emptied,
-no sequence may live on, the threads must be those of the beginning, and the second half may not have taken more memory.
+Each of `--streams` threads makes one request after the other: prompts of 1 to 70 tokens with common beginnings,
+answers of 1 to 50 tokens, with all kinds of sampling. Some are closed after a few tokens; some only warm a prompt,
+for a user or as idle work that may be cancelled. The cache holds two contexts, so that sequences preempt each other,
+and evicted rows go to a small host memory. At the end every block must be free once the cache is emptied, no sequence
+may be alive, the threads must be those of the beginning, and the second half must not have taken more memory.
 """
 
 import argparse
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 CONTEXT = 128
 MOST_GROWTH = 8 * 1024**2
-"""Bytes that the second half of the requests may add to the process: the allocator's gaps, not what requests hold."""
+"""Bytes that the second half of the requests may add to the process: gaps of the allocator, not data of requests."""
 
 
 @dataclass
 class Seen:
-    """What came of the requests."""
+    """The results of the requests."""
 
     requests: int = 0
     tokens: int = 0
@@ -39,16 +39,16 @@ class Seen:
     warmed: int = 0
     preempted: int = 0
     at_once: int = 0
-    """Most sequences that ran together."""
+    """The largest number of sequences that ran together."""
     restored: int = 0
     """Rows that came back from host memory."""
     seconds: float = 0.0
     grown: int = 0
-    """Bytes, in the second half."""
+    """Bytes added in the second half."""
 
 
 def soak(engine: "Engine", requests: int, streams: int, seed: int = 0) -> Seen:
-    """Serve so many random requests, and raise AssertionError where something is left of them."""
+    """Serve `requests` random requests; raise AssertionError if anything of them is left."""
     from benchmarks.load import own_bytes
 
     seen = Seen()
@@ -133,7 +133,7 @@ def _request(engine: "Engine", rng: random.Random) -> Counter[str]:
 
 
 def _prompt(rng: random.Random) -> list[int]:
-    """One of a few beginnings, cut anywhere, and something of its own."""
+    """Return one of a few beginnings, cut anywhere, and something of its own."""
     beginning = random.Random(rng.randrange(5)).choices(range(200), k=50)
     return beginning[: rng.randint(0, 50)] + rng.choices(range(200), k=rng.randint(1, 20))
 
@@ -153,7 +153,7 @@ def _params(rng: random.Random) -> "SamplingParams":
 
 
 def _check(engine: "Engine") -> None:
-    """Nothing is held, waits or runs."""
+    """Check that nothing is held, waits or runs."""
 
     def job() -> None:
         blocks, scheduler = engine._blocks, engine._scheduler
@@ -173,7 +173,7 @@ def _check(engine: "Engine") -> None:
 
 
 def _alive() -> int:
-    """Sequences that something still refers to."""
+    """Return the number of sequences that something still refers to."""
     from engine.schedule.sequence import Sequence
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""Requests of a soak: each is made from a number, and what counts of its answer does not depend on when it is asked."""
+"""Requests of a soak: each is made from a number, and the essence of its answer does not depend on when it is asked."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request that is right."""
+    """A valid request."""
 
     number: int
     kind: str
@@ -49,12 +49,15 @@ class Plan:
 
 
 def text_of(random: Random, words: int) -> str:
-    """A question of about so many words."""
+    """Return a question of about `words` words."""
     return f"Say something about a {' '.join(random.choices(_WORDS.split(), k=random.randint(2, words)))}."
 
 
 def plan(number: int, model: str, *, tools: bool = True) -> Plan:
-    """The plan of this number; one in four begins as others do. `tools`: whether the model can call any."""
+    """Return the plan of this number; four in ten chats begin with one of three system prompts.
+
+    `tools`: whether the model can call any.
+    """
     random = Random(number)
     kinds = ["chat", "chat", "chat", "turns", "several", "likely", "schema", "regex", "completion", "ids"]
     kinds += ["responses", "ollama", "generate", "penalties"] + ["tools", "forced"] * tools
@@ -120,9 +123,9 @@ def plan(number: int, model: str, *, tools: bool = True) -> Plan:
 
 
 def essence(plan: Plan, data: bytes) -> list[Any]:
-    """What counts of a whole response to `plan`: texts, calls, reasons, log-probabilities, how many tokens.
+    """Return what matters of a whole response to `plan`: texts, calls, reasons, log-probabilities, numbers of tokens.
 
-    Streamed or not, it is the same. Raises ValueError where the response is no answer or has not come to its end.
+    It is the same whether streamed or not. Raises ValueError if the response is not an answer, or is incomplete.
     """
     pieces = list(_pieces(plan, data))
     if problems := [piece["error"] for piece in pieces if piece.get("error")]:
@@ -159,7 +162,7 @@ def _pieces(plan: Plan, data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _choices(pieces: Sequence[dict[str, Any]]) -> list[Any]:
-    """Of OpenAI's choices, in pieces or whole."""
+    """Return the essence of OpenAI's choices, in pieces or whole."""
     found: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         for choice in piece["choices"]:
@@ -189,7 +192,7 @@ def _add_likely(likely: list[Any], given: dict[str, Any] | None) -> None:
 
 
 def garbage(random: Random, model: str) -> bytes:
-    """Bytes of a request that is wrong, or none at all."""
+    """Return the bytes of a wrong request, or of no request at all."""
     body = json.dumps(plan(random.randrange(1000), model).body).encode()
     good = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     wrong = [

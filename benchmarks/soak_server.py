@@ -1,4 +1,4 @@
-"""`chatterm serve` as a benchmark starts it, beside whatever else runs here, and what its two processes hold."""
+"""A `chatterm serve` that a benchmark runs, apart from other servers here, and the resources of its two processes."""
 
 import json
 import os
@@ -20,12 +20,12 @@ _ADDRESS = re.compile(r"The HTTP API is at (http://\S+)/v1")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds."""
+    """The resources that a process holds."""
 
     bytes: int
-    """Of its own, without files in the page cache."""
+    """Its own memory, without files in the page cache."""
     files: int
-    """File descriptors, sockets among them."""
+    """File descriptors, including sockets."""
     sockets: int
     threads: int
 
@@ -38,25 +38,25 @@ class RunningServer:
     model: str
     """The name that requests use."""
     given: str
-    """The model as `chatterm serve` and terminals are told it."""
+    """The model as given to `chatterm serve` and to terminals."""
     folder: Path
-    """Its runtime folder, and where it would write errors down."""
+    """Its runtime folder, which also receives its error log."""
     process: "subprocess.Popen[str]"
     log: IO[str]
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the web process and the engine process."""
+        """The process ids of the web process and the engine process."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         (engine,) = (int(pid) for task in tasks for pid in task.read_text().split())
         return {"web": self.process.pid, "engine": engine}
 
     def held(self) -> dict[str, Held]:
-        """What both processes hold now."""
+        """Return the resources that both processes hold now."""
         return {name: held_by(pid) for name, pid in self.pids.items()}
 
     def said(self) -> str:
-        """Everything that the server has printed, and the errors that it has written down."""
+        """Return everything that the server has printed, and the errors that it has logged."""
         self.log.flush()
         errors = self.folder / "errors.log"
         written = errors.read_text("utf-8", "replace") if errors.exists() else ""
@@ -64,7 +64,7 @@ class RunningServer:
 
 
 def held_by(pid: int) -> Held:
-    """What a process holds. Linux only; raises OSError where there is no such process."""
+    """Return the resources that a process holds. Linux only; raises OSError if there is no such process."""
     place = Path(f"/proc/{pid}")
     lines = place.joinpath("status").read_text().splitlines()
     fields = {
@@ -72,7 +72,7 @@ def held_by(pid: int) -> Held:
     }
     targets = []
     for each in place.joinpath("fd").iterdir():
-        with suppress(OSError):  # closed in this moment
+        with suppress(OSError):  # it was just closed
             targets.append(str(each.readlink()))
     return Held(
         bytes=sum(int(fields.get(name, "0")) * 1024 for name in ("RssAnon", "RssShmem")),
@@ -83,16 +83,16 @@ def held_by(pid: int) -> Held:
 
 
 def get(url: str, timeout: float = 30.0) -> Any:
-    """The JSON at a URL of this machine. Raises OSError."""
+    """Return the JSON at a URL of this machine. Raises OSError."""
     with build_opener(ProxyHandler({})).open(url, timeout=timeout) as response:
         return json.loads(response.read())
 
 
 @contextmanager
 def chatterm_server(model: str, *options: str) -> Iterator[RunningServer]:
-    """A server of `model` (a name, a folder, a .gguf file) on a free port, with a runtime folder of its own.
+    """Run a server of `model` (a name, a folder, a .gguf file) on a free port, with a runtime folder of its own.
 
-    CHATTERM_RUNTIME names that folder while it runs. Raises RuntimeError where the server does not start.
+    CHATTERM_RUNTIME names that folder while it runs. Raises RuntimeError if the server does not start.
     """
     before = {name: os.environ.get(name) for name in ("CHATTERM_RUNTIME", "CHATTERM_DATA")}
     with tempfile.TemporaryDirectory(prefix="ct") as folder:
@@ -119,7 +119,7 @@ def chatterm_server(model: str, *options: str) -> Iterator[RunningServer]:
 
 
 def _ready(process: "subprocess.Popen[str]", log: Path) -> str:
-    """Wait until the server answers; its address."""
+    """Wait until the server answers; return its address."""
     while True:
         said = log.read_text("utf-8", "replace")
         if process.poll() is not None:

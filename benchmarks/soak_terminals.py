@@ -1,4 +1,4 @@
-"""Terminals of a soak: they attach to the engine process, chat, and some die in the middle of it."""
+"""Terminals of a soak: they attach to the engine process and chat, and some die in the middle of it."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ class Talk:
 
 
 def talk(asked: Talk, dies_after: int | None = None) -> list[str]:
-    """The answers of a terminal; its connection breaks off after so many tokens of the last one.
+    """Return the answers of a terminal; its connection breaks off after `dies_after` tokens of the last one.
 
     Raises EngineError and ModelError.
     """
@@ -49,7 +49,7 @@ def talk(asked: Talk, dies_after: int | None = None) -> list[str]:
         if dies_after is not None and number == len(asked.messages) - 1:
             list(islice(backend.send(message), dies_after))
             with suppress(OSError):
-                link._peer.shutdown(socket.SHUT_RDWR)  # as a process that is killed
+                link._peer.shutdown(socket.SHUT_RDWR)  # as if the process were killed
             link.close()
             return answers
         answers.append("".join(event.text for event in backend.send(message)))
@@ -60,7 +60,7 @@ def talk(asked: Talk, dies_after: int | None = None) -> list[str]:
 
 
 async def killed_run(model: str, random: Random) -> None:
-    """`chatterm run -p`, killed after some bytes of its answer."""
+    """Run `chatterm run -p`, and kill it after some bytes of its answer."""
     process = await asyncio.create_subprocess_exec(
         *(*CHATTERM, "run", model, "-p", text_of(random, 20), "--max-tokens", "40"),
         stdin=asyncio.subprocess.DEVNULL,
@@ -75,7 +75,7 @@ async def killed_run(model: str, random: Random) -> None:
 
 
 def noise(random: Random) -> None:
-    """What is no client connects to the engine process."""
+    """Connect to the engine process and send data that no client sends."""
     from chatterm.channel.runtime import connected
 
     peer = connected()

@@ -1,4 +1,4 @@
-"""Single steps of an engine's decode runner, for measurements and tests: the only place that reaches so far into it."""
+"""Single steps of an engine's decode runner, for measurements and tests; no other module reaches so far into it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def on_runner(engine: Engine, function: Callable[["DecodeRunner"], T]) -> T:
-    """Call `function` on the loop thread between two steps. Raises EngineError where there is none, or it is busy."""
+    """Call `function` on the loop thread between two steps. Raises EngineError if there is no runner or it is busy."""
 
     def job() -> T:
         runner = engine._decode_runner
@@ -34,7 +34,7 @@ def on_runner(engine: Engine, function: Callable[["DecodeRunner"], T]) -> T:
 
 @contextmanager
 def blocks_for(engine: Engine, texts: list[list[int]], more: int) -> Iterator[list[list[int]]]:
-    """Blocks of the cached rows of every text, and of `more` to come, which are forgotten. For the loop thread."""
+    """Provide blocks for the cached rows of every text and `more` new ones, then release them. For the loop thread."""
     with ExitStack() as stack:
         tables = []
         for text in texts:
@@ -46,10 +46,10 @@ def blocks_for(engine: Engine, texts: list[list[int]], more: int) -> Iterator[li
 
 
 def bare_seconds(engine: Engine, context: int, steps: int, streams: int = 1) -> float:
-    """Seconds of a step of the decode loop alone: `steps` greedy ones of all streams from row `context` on.
+    """Return seconds per step of the decode loop alone: `steps` greedy steps of all streams from row `context` on.
 
-    Nobody reads the tokens. It empties the prefix cache. Raises EngineError as `on_runner` does, and OutOfBlocksError
-    where the cache is too small.
+    The tokens are not read. This empties the prefix cache. Raises EngineError as `on_runner` does, and OutOfBlocksError
+    if the cache is too small.
     """
 
     def job(runner: "DecodeRunner") -> float:
@@ -77,9 +77,9 @@ def bare_seconds(engine: Engine, context: int, steps: int, streams: int = 1) -> 
 
 
 def forced_logits(engine: Engine, texts: list[list[int]], count: int) -> Tensor:
-    """Logits [texts, count, vocab] after each of the last `count` tokens of every text, by steps of all side by side.
+    """Return the logits [texts, count, vocab] after each of the last `count` tokens of every text, from common steps.
 
-    The tokens before are prefilled one text after the other; the rows of the steps are forgotten. Raises EngineError as
+    The tokens before are prefilled one text after the other; the rows of the steps are dropped. Raises EngineError as
     `on_runner` does.
     """
     for text in texts:

@@ -1,15 +1,15 @@
-"""What reaches a person of the speed of the decode loop: the bare loop, `engine.stream()` and the chat screen.
+"""How much of the decode loop's speed reaches the user: the bare loop, `engine.stream()` and the chat screen.
 
     python benchmarks/stream.py --fake-step-us 450                 no GPU: a loop paced as if by one
     python benchmarks/stream.py --model Qwen/Qwen3-0.6B            a real engine, on a GPU
 
-All three share one process and run in turn, several times; medians and their ratios are printed. The chat screen
-is the real one at 120 x 40, driven without a terminal: everything is drawn and encoded, and then thrown away. Its
-rate runs from the first token to the moment at which the last one has been drawn.
+All three share one process and take turns, several times; medians and their ratios are printed. The chat screen is the
+real one at 120 x 40, driven without a terminal: everything is drawn and encoded, and then discarded. Its rate runs from
+the first token to the moment when the last one has been drawn.
 
-The paced loop is the engine's, with the GPU replaced by a clock: step i+1 is queued behind step i, then the
-thread waits for step i and turns its token into an event. A host that comes late leaves the clock idle, as it
-would the GPU. `--model` names the tokenizer here; without it one is trained on the text.
+The paced loop is the engine's, with the GPU replaced by a clock: step i+1 is queued behind step i, then the thread
+waits for step i and turns its token into an event. If the host comes late, the clock is idle, as the GPU would be.
+Here `--model` names the tokenizer; without it one is trained on the text.
 """
 
 import argparse
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SIZE = (120, 40)
 _PATIENCE = 120.0
-"""Seconds after which an answer counts as not coming."""
+"""Seconds after which an answer counts as missing."""
 QUESTION = "Tell me about rivers, with lists, code and a table."
 TEMPLATE = """\
 {% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
@@ -51,11 +51,11 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-# --- what is said ---
+# --- the text ---
 
 
 def answer_ids(tokenizer: "Tokenizer", tokens: int, seed: int) -> list[int]:
-    """A quarter of it thinking where the tokenizer knows that, then Markdown of every kind; `tokens` ids."""
+    """Return `tokens` ids: a quarter of thinking if the tokenizer has marks for it, then Markdown of every kind."""
     rng = random.Random(seed)
     ids: list[int] = []
     if tokenizer.think_end is not None:
@@ -69,7 +69,7 @@ def answer_ids(tokenizer: "Tokenizer", tokens: int, seed: int) -> list[int]:
 
 
 def trained_tokenizer() -> "Tokenizer":
-    """A byte-level BPE learned from texts like those that are said."""
+    """Train a byte-level BPE on texts like the answers."""
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
@@ -90,7 +90,7 @@ def trained_tokenizer() -> "Tokenizer":
     return Tokenizer(TokenizerParts(backend, {"eos_token": "<|im_end|>"}, stop, TEMPLATE))
 
 
-# --- a GPU made of a clock ---
+# --- a clock instead of a GPU ---
 
 
 @dataclass
@@ -100,14 +100,14 @@ class Pace:
     step_s: float
     free_at: float = 0.0
     idle_s: float = 0.0
-    """Time that the clock had nothing to do."""
+    """Time during which the clock had nothing to do."""
     late: list[float] = field(default_factory=list)
-    """Seconds that the host lost at each return from a call that had let the interpreter lock go."""
+    """Seconds that the host lost at each return from a call that had released the interpreter lock."""
 
     def launch(self) -> float:
-        """Queue a step; when it will be done."""
+        """Queue a step; return when it will be done."""
         began = time.perf_counter()
-        time.sleep(0)  # as the launch of a graph does, this lets the interpreter lock go and takes it again
+        time.sleep(0)  # like the launch of a graph, this releases the interpreter lock and takes it again
         now = time.perf_counter()
         self.late.append(now - began)
         if self.free_at and began > self.free_at:
@@ -123,13 +123,13 @@ class Pace:
 
 
 def sharp_timers() -> None:
-    """Let this thread's sleeps end when they should, not up to 50 us later. Linux only."""
+    """Let this thread's sleeps end on time, not up to 50 us later. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)
 
 
 def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
-    """An engine whose network is a clock and whose answers are written already; all else is the real thing."""
+    """Return an engine whose network is a clock and whose answers are already written; everything else is real."""
     import torch
 
     from engine import Engine
@@ -168,7 +168,7 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             sequence.finished.set()
 
         def pin(self, rows: Rows) -> None:
-            """It has no cache."""
+            """Do nothing, because there is no cache."""
 
         @property
         def on_loop_thread(self) -> bool:
@@ -181,7 +181,7 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             return Figures("paced", "cpu", "float32", "none", 40_960, 10**9, 10**9, 16, 9, 0, 0, 0, 0)
 
         def bare(self, steps: int) -> float:
-            """Tokens/s of the loop alone, on a thread of its own as always."""
+            """Return tokens/s of the loop alone, on a thread of its own as always."""
             took: list[float] = []
 
             def loop() -> None:
@@ -217,7 +217,7 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             sequence.events.put(None)
 
         def took(self, sequence: Sequence, token_id: int) -> bool:
-            """What the engine's loop does with a token; whether it was the last one."""
+            """Do what the engine's loop does with a token; return whether it was the last one."""
             output, params = sequence.output, sequence.params
             assert output is not None
             assert params is not None
@@ -238,11 +238,11 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
     return PacedEngine()
 
 
-# --- what is measured ---
+# --- the measurements ---
 
 
 def cpu_seconds(thread_id: int) -> float:
-    """CPU time of a running thread; nan where the system does not tell."""
+    """Return the CPU time of a running thread; nan if the system does not tell."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(thread_id))
     except (AttributeError, OSError):
@@ -250,7 +250,7 @@ def cpu_seconds(thread_id: int) -> float:
 
 
 def stream_rate(engine: "Engine", prompt: list[int], tokens: int) -> float:
-    """Tokens/s as somebody sees them who iterates over `engine.stream()`."""
+    """Return tokens/s as seen by code that iterates over `engine.stream()`."""
     from engine import SamplingParams
 
     stream = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=tokens))
@@ -318,7 +318,7 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
 
 
 def chat_backend(engine: "Engine", tokens: int) -> "LocalBackend":
-    """The backend of the chat screen around an engine that is there already."""
+    """Return the backend of the chat screen for an existing engine."""
     from chatterm.backends.backend import ChatOptions, ModelInfo
     from chatterm.backends.local import LocalBackend
     from engine import SamplingParams
@@ -331,13 +331,13 @@ def chat_backend(engine: "Engine", tokens: int) -> "LocalBackend":
             self._info = ModelInfo(name, device, str(engine.dtype), engine.context_length, self._chat.thinks)
 
         def close(self) -> None:
-            """The engine is measured again."""
+            """Do nothing: the engine is measured again."""
 
     return Backend(engine.model_name, ChatOptions())
 
 
 async def on_screen(engine: "Engine", tokens: int) -> Screen:
-    """Open the application, ask once, leave."""
+    """Open the application, ask once, and leave."""
     from textual.drivers.headless_driver import HeadlessDriver
 
     from chatterm.app import ChatApp
@@ -372,7 +372,7 @@ class Repeats:
     idle_share: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
-        """Medians, and ratios against the bare loop."""
+        """Return medians, and ratios to the bare loop."""
         found = {name: statistics.median(values) for name, values in vars(self).items() if values}
         for name in ("stream", "screen", "screen_loop"):
             pairs = zip(getattr(self, name), self.bare, strict=True)
@@ -383,7 +383,7 @@ class Repeats:
 def measure(
     engine: "Engine", tokens: int, repeats: int, bare: Callable[[], float], before: Callable[[int], None]
 ) -> Repeats:
-    """All three in turn, `repeats` times, after one round that is not counted."""
+    """Measure all three in turn, `repeats` times, after one round that is discarded."""
     found = Repeats()
     prompt = engine.tokenizer.encode(QUESTION)
     for number in range(repeats + 1):
@@ -408,7 +408,7 @@ def measure(
 
 
 def load(arguments: argparse.Namespace) -> Iterator[Any]:
-    """The engine, how to time its bare loop, and what to do before each repeat."""
+    """Provide the engine, a function that times its bare loop, and one to call before each repeat."""
     tokens = arguments.tokens
     if arguments.fake_step_us:
         from models.text.tokenizer import load_tokenizer
@@ -420,7 +420,7 @@ def load(arguments: argparse.Namespace) -> Iterator[Any]:
             from models.hub.sources import resolve
 
             folder = Path(arguments.model)
-            has_one = (folder / "tokenizer.json").is_file()  # a tokenizer without a model will do here
+            has_one = (folder / "tokenizer.json").is_file()  # a tokenizer without a model suffices here
             files = ModelFiles(arguments.model, folder=folder) if has_one else resolve(arguments.model)
             tokenizer = load_tokenizer(files)
         engine = paced_engine(tokenizer, arguments.fake_step_us * 1e-6)

@@ -1,6 +1,6 @@
-"""A client that reads streams and hardly looks at them: while others are served it only notes what came when.
+"""A client that reads streams and barely looks at them: while others are served, it only records what arrives when.
 
-What was received is read later (`Received.answer`), so that a server is measured and not who asks it.
+The received data is parsed later (`Received.answer`), so that the server is measured and not the client.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class Answer:
 
     first_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
-    """Between text and more text; what is read at once came at once."""
+    """Seconds between pieces of text that arrive at different times; what is read at once counts as one piece."""
     text: str = ""
     tokens: int = 0
     prompt_tokens: int = 0
@@ -36,7 +36,7 @@ class Received:
     times: list[float] = field(default_factory=list)
 
     def answer(self) -> Answer:
-        """What was said when. Raises ValueError for anything but a stream that has come to its end."""
+        """Parse what was said when. Raises ValueError unless it is a complete stream."""
         data, ends = b"".join(self.pieces), list(accumulate(map(len, self.pieces)))
         head, _, _ = data.partition(b"\r\n\r\n")
         status = head.partition(b"\r\n")[0]
@@ -46,7 +46,7 @@ class Received:
             )
         answer, latest, is_over = Answer(), 0.0, False
         at = len(head)
-        # An event is one line: that it lies in chunks of HTTP is no matter, for none is cut by one.
+        # An event is one line. HTTP chunks do not matter, because none of them cuts an event.
         while (at := data.find(b"\ndata: ", at)) >= 0:
             end = data.find(b"\n", at + 1)
             if end < 0:
@@ -71,7 +71,7 @@ class Received:
 
 
 def _says(event: Any) -> bool:
-    """Whether an event has text: the first of a chat has only a role, the last only a reason."""
+    """Return whether an event has text: the first of a chat has only a role, the last only a reason."""
     for choice in event.get("choices", ()):
         said = choice.get("delta", choice)
         if any(said.get(name) for name in ("text", "content", "reasoning", "reasoning_content")):
@@ -111,7 +111,7 @@ class _Reader(asyncio.Protocol):
 
 
 def request_of(url: str, path: str, body: dict[str, Any]) -> bytes:
-    """A request for a stream with its usage, over a connection of its own."""
+    """Return a request for a stream with its usage, over a connection of its own."""
     place = urlsplit(url)
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST {place.path}{path} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n"
@@ -119,7 +119,7 @@ def request_of(url: str, path: str, body: dict[str, Any]) -> bytes:
 
 
 async def received(url: str, request: bytes) -> Received:
-    """Everything that comes of a request; its time begins before it connects. Raises OSError."""
+    """Return everything received for a request; its time begins before connecting. Raises OSError."""
     place = urlsplit(url)
     reader = _Reader(request)
     transport, _ = await asyncio.get_running_loop().create_connection(

@@ -1,4 +1,4 @@
-"""Many requests at one engine, all watched by one thread: when each of their tokens came."""
+"""Many requests to one engine, all watched by one thread that records when each token came."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from engine import Engine, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, and how many tokens are to be generated after it."""
+    """A prompt, and the number of tokens to generate after it."""
 
     prompt: list[int]
     tokens: int
@@ -20,23 +20,23 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A request on its way; times are those of `perf_counter`, taken where the engine hands a token out."""
+    """A request in progress; times are those of `perf_counter`, taken where the engine hands a token out."""
 
     request: Request
     sequence: Any = None
     started: float = 0.0
     times: list[float] = field(default_factory=list)
-    """One of each token so far."""
+    """The time of each token so far."""
     done: bool = False
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Seconds between neighbouring tokens, of which at least the later one came from `begin` to `end`."""
+        """Return the seconds between neighbouring tokens whose gaps overlap the time from `begin` to `end`."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return [later - earlier for earlier, later in pairs if begin <= later and earlier <= end]
 
 
 class _Tap:
-    """Stands where a sequence puts its events: notes when, and passes them on to one queue for all."""
+    """Receives a sequence's events: records the time, and passes them on to one queue for all streams."""
 
     def __init__(self, stream: Stream, together: "SimpleQueue[tuple[Stream, float, Any]]") -> None:
         self._stream, self._together = stream, together
@@ -46,7 +46,7 @@ class _Tap:
 
 
 class Crowd:
-    """Streams of one engine."""
+    """The streams of one engine."""
 
     def __init__(self, engine: Engine, temperature: float) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class Crowd:
         return stream
 
     def wait(self) -> Stream:
-        """Wait for the next token or the next end, whosever it is. Raises RuntimeError where a stream is too short."""
+        """Wait for the next token or end of any stream. Raises RuntimeError if a stream is too short."""
         stream, when, event = self._events.get()
         if event is not None:
             stream.times.append(when)
@@ -83,7 +83,7 @@ class Crowd:
         return stream
 
     def cancel(self) -> None:
-        """End all that run, and wait for it."""
+        """End all running streams, and wait for that."""
         for stream in self.running:
             stream.sequence.cancelled = True
         while self.running:
@@ -91,7 +91,7 @@ class Crowd:
 
 
 def serve(engine: Engine, requests: Iterable[Request], at_once: int, temperature: float) -> list[Stream]:
-    """Answer all requests, at most `at_once` at a time: where one ends, the next is started."""
+    """Answer all requests, at most `at_once` at a time: when one ends, the next is started."""
     crowd, left = Crowd(engine, temperature), iter(requests)
     streams = [crowd.start(request) for _, request in zip(range(at_once), left, strict=False)]
     while crowd.running:
@@ -101,12 +101,12 @@ def serve(engine: Engine, requests: Iterable[Request], at_once: int, temperature
 
 
 def room_for(streams: int) -> dict[str, int]:
-    """The option that has an engine make room for so many; in older trees there is none."""
+    """Return the option that makes an engine reserve room for `streams` streams; older trees have none."""
     return {"streams": streams} if "streams" in signature(Engine.load).parameters else {}
 
 
 def rows_of(token_ids: list[int]) -> Any:
-    """The rows of a prompt."""
+    """Return the rows of a prompt."""
     try:
         from engine.cache.rows import Rows
     except ImportError:  # an older tree, which is measured beside this one

@@ -1,14 +1,14 @@
-"""Answers that match a schema beside free text: tokens/s of both in turns, and what a constrained neighbour costs.
+"""Answers that match a schema, and free text: tokens/s of both in turns, and the cost of a constrained neighbour.
 
     python -m benchmarks.structured                                          a model of the catalogue, on this machine
     python -m benchmarks.structured --shape 8B --tokenizer shared/qwen3-tokenizer --streams 1 8      random weights
     python -m benchmarks.structured --shape tiny --tokenizer shared/qwen3-tokenizer --tokens 40      tries it out
 
-- free: nothing has to match. Every other figure is a ratio to it, of the medians of rounds that take turns.
+- free: no constraint. All other figures are ratios to it, of the medians of rounds that take turns.
 - string: one JSON string that may not end: every token is drawn under a mask, and nothing is forced.
 - records: a list of objects with names, choices and numbers, as schemas have them: much of it is forced.
-- records, one by one: the same with log-probabilities, which no token is left out of.
-- beside: all streams but one are free; tokens/s of the free ones, next to those with no constrained one among them.
+- records, one by one: the same with log-probabilities, for which no token can be skipped.
+- beside: all streams but one are free; tokens/s of the free ones, compared with the same without a constrained one.
 """
 
 import argparse
@@ -54,7 +54,7 @@ PROMPT = "Write a very long list of people, with all that is known of them, and 
 
 
 def rates(engine: Engine, params: list[SamplingParams], tokens: int, seed: int) -> list[float]:
-    """Tokens/s after the first of answers that are asked for at once, each of so many tokens at most."""
+    """Return tokens/s after the first of answers that are asked for at once, each of at most `tokens` tokens."""
     prompt = engine.tokenizer.encode_plain(PROMPT)
     sequences: list[Sequence] = []
 
@@ -85,7 +85,7 @@ def rates(engine: Engine, params: list[SamplingParams], tokens: int, seed: int) 
 
 
 def compare(engine: Engine, tokens: int, rounds: int, streams: int) -> None:
-    """Print tokens/s of all streams together by kind, and of free ones beside a constrained one."""
+    """Print tokens/s of all streams together by kind, and of free streams beside a constrained one."""
     print(f"\n{streams} stream{'s' * (streams > 1)}, {tokens} tokens each, {rounds} rounds")
     measured: dict[str, list[float]] = {name: [] for name in KINDS}
     beside: dict[str, list[float]] = {"free": [], "records": []}
@@ -111,7 +111,7 @@ def compare(engine: Engine, tokens: int, rounds: int, streams: int) -> None:
 
 @contextmanager
 def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
-    """The engine that is measured."""
+    """Provide the engine to measure."""
     context, streams = arguments.tokens + 64, max(arguments.streams)
     if arguments.shape is None:
         engine = Engine.load(arguments.model, device=arguments.device, context=context, streams=streams)

@@ -4,9 +4,9 @@
     python benchmarks/tui.py --tokens 10000         a quick look
     python benchmarks/tui.py --json benchmarks/results/tui.json
 
-The program runs in a process of its own with a scripted engine: a thread, paced as if by a GPU, that says 1,000
-tokens/s of Markdown into a session which has 2,000 messages already. This process is the terminal and the person:
-it types a letter that stands nowhere else, and looks for it in what the program writes. So a keystroke's time runs
+The program runs in a process of its own with a scripted engine: a thread, paced as if by a GPU, that writes 1,000
+tokens/s of Markdown into a session which already has 2,000 messages. This process is the terminal and the user: it
+types a letter that occurs nowhere else, and looks for it in the program's output. So the time of a keystroke runs
 from the byte written to the terminal until the frame with that letter has come out of it.
 """
 
@@ -43,20 +43,20 @@ from engine.events import TurnStats
 
 SIZE = (120, 40)
 LETTERS = "αβγδεζηθικλμνξοπρστυφχψωабвгдежзийклмнпрстуфхцчшщъыьэюя"
-"""What is typed; none of it stands in what the engine says."""
+"""The letters to type; none of them occurs in the engine's text."""
 MARK = "the-last-message"
-"""Stands in the last message of the session, and nowhere else."""
+"""Occurs in the last message of the session, and nowhere else."""
 MEMORY = 20.0
-"""MB that 80,000 tokens may add: their text, laid out, is kept; nothing else may grow with them."""
+"""MB that 80,000 tokens may add: their text and its layout are kept; nothing else may grow with them."""
 PATIENCE = 3.0
-"""Seconds after which a keystroke counts as this slow."""
+"""Seconds after which a keystroke is given up and counts as this slow."""
 
 
 # --- the program: a process of its own ---
 
 
 def pieces(rng: random.Random, count: int) -> list[str]:
-    """Markdown in `count` pieces of four characters, about what a token is."""
+    """Return Markdown in `count` pieces of four characters, about the size of a token."""
     text = ""
     number = 0
     while len(text) < 4 * count:
@@ -66,14 +66,14 @@ def pieces(rng: random.Random, count: int) -> list[str]:
 
 
 class PacedEngine:
-    """A thread that says tokens at a fixed rate, and notes at which rate it could."""
+    """A thread that writes tokens at a fixed rate, and records the rate that it reaches."""
 
     def __init__(self, rate: float) -> None:
         self.step_s = 1 / rate
         self.rates: list[float] = []
 
     def say(self, texts: list[str]) -> "SimpleQueue[str | None]":
-        """The pieces as they come, then None."""
+        """Put the pieces into a queue as they come, then None."""
         queue: SimpleQueue[str | None] = SimpleQueue()
         threading.Thread(target=self._run, args=(texts, queue), daemon=True).start()
         return queue
@@ -92,7 +92,7 @@ class PacedEngine:
         queue.put(None)
 
     def bare(self, texts: list[str]) -> float:
-        """Tokens/s when nobody looks."""
+        """Return tokens/s when no screen shows them."""
         queue = self.say(texts)
         while queue.get() is not None:
             pass
@@ -100,7 +100,7 @@ class PacedEngine:
 
 
 def paced_backend(engine: PacedEngine, answer: int) -> Any:
-    """A Backend whose answers have `answer` tokens and come from `engine`."""
+    """Return a Backend whose answers have `answer` tokens and come from `engine`."""
     from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
     from tests.chatterm.scripted import ScriptedBackend
 
@@ -120,7 +120,7 @@ def paced_backend(engine: PacedEngine, answer: int) -> Any:
 
         @last.setter
         def last(self, _: object) -> None:
-            """What the scripted one would say."""
+            """Ignore the answer of the scripted backend."""
 
         @property
         def used_tokens(self) -> int:
@@ -143,7 +143,7 @@ def paced_backend(engine: PacedEngine, answer: int) -> Any:
 
 
 def make_session(messages: int) -> str:
-    """A session with questions and answers of every kind and length in the person's store; its id."""
+    """Store a session with questions and answers of every kind and length; return its id."""
     from chatterm.backends.backend import Exchange
     from chatterm.sessions.records import SessionInfo
     from chatterm.sessions.store import Store
@@ -178,7 +178,7 @@ def make_session(messages: int) -> str:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now; 0 where the system does not tell."""
+    """Return the current memory of this process; 0 if the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -187,23 +187,23 @@ def resident_bytes() -> int:
 
 @dataclass
 class Measured:
-    """What the program notes of itself while answers come."""
+    """The program's measurements of itself while answers come."""
 
     frames: int = 0
-    """Since the last look."""
+    """Frames since the last look."""
     frames_per_s: list[float] = field(default_factory=list)
-    """One number an answer."""
+    """One number per answer."""
     ui_share: list[float] = field(default_factory=list)
-    """CPU seconds of the screen's thread a second."""
+    """CPU seconds of the screen's thread per second."""
     memory: list[tuple[int, int]] = field(default_factory=list)
-    """After how many tokens, bytes."""
+    """(tokens so far, bytes)"""
     loaded: list[float] = field(default_factory=list)
-    """Tokens/s of the engine beside the screen, and right afterwards while the screen rests."""
+    """Tokens/s of the engine with the screen running, and right afterwards while the screen rests."""
     bare: list[float] = field(default_factory=list)
 
 
 async def program(arguments: argparse.Namespace) -> None:
-    """Run the application on this process's terminal; tell the other process what happens."""
+    """Run the application on this process's terminal; report events to the other process."""
     out = os.fdopen(arguments.report_to, "w", buffering=1)
 
     def tell(event: str, **more: Any) -> None:
@@ -212,7 +212,7 @@ async def program(arguments: argparse.Namespace) -> None:
     engine = PacedEngine(arguments.rate)
     texts = pieces(random.Random(0), 1500)
     backend = paced_backend(engine, arguments.answer)
-    from chatterm.app import ChatApp  # importing is not what is measured here
+    from chatterm.app import ChatApp  # the import is not measured here
     from chatterm.sessions.store import Store
 
     tell("opening")
@@ -227,7 +227,7 @@ async def program(arguments: argparse.Namespace) -> None:
     running = asyncio.create_task(app.run_async())
     while not running.done() and not app.chat.is_idle:
         await asyncio.sleep(0.05)
-    await asyncio.sleep(1)  # what is laid out in idle time
+    await asyncio.sleep(1)  # for layout in idle time
     said = 0
     found.memory.append((0, resident_bytes()))
     tell("ready")
@@ -254,7 +254,7 @@ async def program(arguments: argparse.Namespace) -> None:
     store.close()
 
 
-# --- the terminal and the person ---
+# --- the terminal and the user ---
 
 
 @dataclass
@@ -265,12 +265,12 @@ class Terminal:
     master: int
     reports: int
     shown: bytes = b""
-    """The end of what the program has written."""
+    """The end of the program's output."""
     told: list[dict[str, Any]] = field(default_factory=list)
     _half_line: bytes = b""
 
     def read(self, timeout: float) -> bool:
-        """Take what has come within `timeout` seconds; False when the program has ended."""
+        """Read what arrives within `timeout` seconds; return False if the program has ended."""
         ready, _, _ = select.select([self.master, self.reports], [], [], max(timeout, 0))
         for source in ready:
             try:
@@ -311,7 +311,7 @@ class Terminal:
 
 
 def start(arguments: argparse.Namespace, session: str, program: str = __file__) -> Terminal:
-    """The program in a process of its own, with a terminal of SIZE."""
+    """Start the program in a process of its own, with a terminal of SIZE."""
     reports, report_to = os.pipe()
     os.set_inheritable(report_to, True)
     command = [sys.executable, program, "--report-to", str(report_to), "--session", session]
@@ -332,7 +332,7 @@ def start(arguments: argparse.Namespace, session: str, program: str = __file__) 
 
 
 def first_frame(terminal: Terminal) -> float:
-    """Seconds from opening the session until its last message can be read."""
+    """Return seconds from opening the session until its last message can be read."""
     began = terminal.until("opening")["at"]
     mark = MARK.encode()
     while mark not in terminal.shown:
@@ -342,9 +342,9 @@ def first_frame(terminal: Terminal) -> float:
 
 
 def type_letters(terminal: Terminal, pause: float) -> list[float]:
-    """Type and take back letters until the program is done, and ask for a new answer whenever one has ended.
+    """Type and delete letters until the program is done, and ask for a new answer whenever one has ended.
 
-    Seconds from each letter to its frame.
+    Return the seconds from each letter to its frame.
     """
     rng, taken = random.Random(2), []
     asked = 0
@@ -379,7 +379,7 @@ def type_letters(terminal: Terminal, pause: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: better is `at_most`, or `at_least`, the goal."""
+    """One line of the table: `at_most`, or `at_least`, is the goal."""
 
     name: str
     value: float
@@ -403,13 +403,13 @@ class Row:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The smallest value that `share` of all do not exceed."""
+    """Return the smallest value that the given share of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
 def growth(memory: list[tuple[int, int]]) -> tuple[float, float]:
-    """MB that were added with the last four fifths of the tokens, and how many bytes a token that is."""
+    """Return the MB added during the last four fifths of the tokens, and the bytes per token."""
     tokens = memory[-1][0]
     base = next(((said, held) for said, held in memory if said >= tokens / 5), memory[0])
     added = memory[-1][1] - base[1]

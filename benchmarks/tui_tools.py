@@ -3,8 +3,8 @@
     python benchmarks/tui_tools.py                  about a minute
     python benchmarks/tui_tools.py --flood          each prints as fast as it can
 
-The model's answers have calls of a command that prints some 2,000 lines a second; the screen does them in turn, and
-beside the one that it shows two more run in the same process, so that three do at once.
+The model's answers call a command that prints some 2,000 lines per second. The screen runs the calls one after the
+other; two more commands run in the same process, so that three run at once.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _FLOOD = "yes a line of output that is as long as most lines are"
 
 
 async def program(arguments: argparse.Namespace) -> None:
-    """Run the application on this process's terminal, with a model that calls tools for ever."""
+    """Run the application on this process's terminal, with a model that calls tools forever."""
     from chatterm.app import ChatApp
     from chatterm.backends.backend import ToolCall
     from chatterm.tools.policy import Policy
@@ -69,7 +69,7 @@ async def program(arguments: argparse.Namespace) -> None:
 
 
 def typed(terminal: Terminal, pause: float) -> list[float]:
-    """Seconds from each letter to its frame, until the program is done."""
+    """Type letters until the program is done; return the seconds from each letter to its frame."""
     terminal.write("go on\r")
     while b"running" not in terminal.shown:
         if not terminal.read(10.0):
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _watch(stalls: list[float], over: threading.Event) -> None:
-    """How much later than wanted this process, which has nothing to do, wakes up: what the machine adds."""
+    """Record how late this otherwise idle process wakes up: the delay that the machine adds."""
     while not over.is_set():
         began = time.monotonic()
         time.sleep(0.005)

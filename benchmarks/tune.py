@@ -1,4 +1,4 @@
-"""What the tuner finds for a model with random weights, how long it takes, and what it gains.
+"""The tuner's choices for a model with random weights, how long it takes, and what it gains.
 
 python -m benchmarks.tune --shape 0.6B --rows 1,8,16 --context 512,4000
 """
@@ -22,13 +22,13 @@ from engine.params import SamplingParams
 
 
 def compared(times: Sequence[float], tuned: Sequence[float]) -> str:
-    """Medians of both, and how many times faster the second is."""
+    """Format the medians of both, and how many times faster the second is."""
     before, after = median(times), median(tuned)
     return f"{before * 1e6:,.1f} us a step, tuned {after * 1e6:,.1f}: {before / after:.3f} times as fast"
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark; see the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
     parser.add_argument("--rows", default="1,8,16")
@@ -61,7 +61,7 @@ def main() -> None:
             for chosen in ({}, found.chosen)
         ]
         for count in rows:
-            runs: tuple[list[float], list[float]] = [], []  # by turns: a GPU is not always as fast
+            runs: tuple[list[float], list[float]] = [], []  # in turns, because a GPU's speed varies
             for _ in range(3):
                 for times, runner in zip(runs, runners, strict=True):
                     times += step_seconds(runner, count, context, SamplingParams(temperature=0.0))

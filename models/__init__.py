@@ -1,1 +1,1 @@
-"""What a network computes, and where its weights and its tokenizer come from."""
+"""Descriptions of networks, and where their weights and tokenizers come from."""

@@ -1,4 +1,4 @@
-"""From filled tensors to the network that they are."""
+"""Assemble a network from its filled tensors."""
 
 from dataclasses import dataclass, field
 
@@ -20,19 +20,19 @@ from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope, ropes
 from models.weights.share import Share
 
 Tables = dict[tuple[Rope, int], Tensor]
-"""Rotary tables by rope and width: layers alike share one."""
+"""Rotary tables by rope and width; layers with the same rope and width share one."""
 
 
 @dataclass(slots=True)
 class Store:
-    """The tensors of a network by their group (see models/weights/slots.py)."""
+    """The tensors of a network by group (see models/weights/slots.py)."""
 
     plain: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[tuple[str, int | None], dict[int, Weight]] = field(default_factory=dict)
-    """Of a quantised layer (of an expert, with its number) its parts, by the row at which they begin."""
+    """The parts of a quantised layer by their first row; the key is (group, expert number or None)."""
 
     def linear(self, group: str, split_columns: bool = False, expert: int | None = None) -> Linear:
-        """The layer of a group, or of one expert in it, with its bias if it has one."""
+        """Return the layer of a group, or of one of its experts, with its bias if it has one."""
         bias = self.plain.get(f"{group}.bias")
         if bias is not None and expert is not None:
             bias = bias[expert]
@@ -44,7 +44,7 @@ class Store:
         return Linear((Weight.plain(numbers, "columns" if split_columns else "rows"),), bias)
 
     def norm(self, group: str, spec: Norm | None) -> NormWeights | None:
-        """The norm of a group, where there is one."""
+        """Return the norm of a group, or None if `spec` is None."""
         if spec is None:
             return None
         return NormWeights(self.plain[f"{group}.weight"], self.plain.get(f"{group}.bias"))
@@ -59,8 +59,10 @@ def assemble(
     host_layers: frozenset[int] = frozenset(),
     share: Share | None = None,
 ) -> Network:
-    """The network whose tensors are in `store`, with rotary tables for `positions`. The experts of `host_layers` are in
-    host memory."""
+    """Return the network whose tensors are in `store`, with rotary tables for `positions`.
+
+    The experts of `host_layers` are in host memory.
+    """
     tables = {
         (rope, width): rotary_table(rope, width, positions, spec.max_positions, dtype, device)
         for rope, width in ropes(spec)

@@ -1,11 +1,11 @@
-"""The errors of models/ that a person can cause."""
+"""The errors of models/ that a user can cause."""
 
 
 class ModelError(Exception):
     """A model that cannot be found, fetched, read or run.
 
-    The message is one line: what was wrong, then what to do next. Line breaks in it, which a name in a damaged file
-    may hold, become spaces.
+    The message is one line: what was wrong, then what to do next. Line breaks, which a name in a damaged file may
+    contain, become spaces.
     """
 
     def __init__(self, message: str) -> None:
@@ -13,7 +13,7 @@ class ModelError(Exception):
 
 
 class NoRoomError(Exception):
-    """Of an error: memory does not suffice now. Where other models give some back, it may."""
+    """Mixed into an error: there is too little memory now, but there may be enough once other models release some."""
 
 
 class TooLargeError(ModelError, NoRoomError):

@@ -1,5 +1,5 @@
-"""What a network asks of an executor beyond the plainest decoder: RMSNorm before each part, a gated SiLU feed-forward,
-rotary positions over whole heads, softmax over all rows before."""
+"""The features that a network requires beyond the plainest decoder: RMSNorm before each part, a gated SiLU
+feed-forward, rotary positions over whole heads, softmax over all preceding rows."""
 
 from enum import Enum
 
@@ -7,7 +7,7 @@ from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, norms,
 
 
 class Feature(Enum):
-    """Each with the words a person reads: "this model has ..."."""
+    """A feature. Its value completes the sentence "this model has ..." that a user reads."""
 
     WINDOW = "a sliding window"
     SCALE = "a scale of its own for attention scores"
@@ -44,7 +44,7 @@ class Feature(Enum):
 
 
 def features(spec: ModelSpec) -> frozenset[Feature]:
-    """Everything that `spec` asks for."""
+    """Return every feature that `spec` requires."""
     found = {
         Feature.LEARNED_POSITIONS: spec.learned_positions,
         Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
@@ -87,7 +87,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
 
 
 def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
-    """What a feed-forward asks for."""
+    """Return the features that a feed-forward requires."""
     if isinstance(spec, Experts):
         shared = of_feed_forward(spec.shared) if spec.shared is not None else set()
         choice = {

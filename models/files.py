@@ -1,4 +1,4 @@
-"""The files of a model on this machine, and the JSON among them."""
+"""The local files of a model, and reading and writing JSON and other small files."""
 
 import json
 import os
@@ -15,20 +15,20 @@ class ModelFiles:
     """The local files of one model: a folder in Hugging Face layout, or a GGUF file."""
 
     name: str
-    """What people call it: "smollm2", "Qwen/Qwen3-0.6B", the folder's or file's name."""
+    """The name for display: "smollm2", "Qwen/Qwen3-0.6B", or that of the folder or file."""
     folder: Path | None = None
-    """Holds config.json, *.safetensors, tokenizer.json, ...; None for a GGUF model."""
+    """The folder with config.json, *.safetensors, tokenizer.json, ...; None for a GGUF model."""
     gguf: Path | None = None
-    """The GGUF file (brings config, tokenizer and weights), of several parts the first; None for a folder."""
+    """The GGUF file, which has config, tokenizer and weights (of several parts, the first); None for a folder."""
     note: str | None = None
-    """A line for people about which model this is."""
+    """A line for the user about which model this is."""
 
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def gguf_parts(name: str) -> list[str]:
-    """All files of the GGUF model that the file `name` belongs to, in order; `name` alone where it is no part."""
+    """Return all files of the GGUF model that the file `name` belongs to, in order; only `name` if it is not a part."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):
         return [name]
@@ -36,7 +36,7 @@ def gguf_parts(name: str) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelError when there is none."""
+    """Read the JSON object in a file. Raises ModelError if there is none."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
+    """Write a small file atomically: whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""From local files to a network that runs: check every tensor, take the memory, then fill it."""
+"""Load a network from local files: check every tensor, take the memory, then fill it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,14 +36,14 @@ from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
 
 INT4_BYTES = 0.75
-"""Of a weight with `--quantize int4`, what stays in 8 bits included."""
+"""Bytes per weight with `--quantize int4`, including the matrices that stay in 8 bits."""
 HOST_SHARE = 0.9
-"""Of the free host memory that experts may take: it is pinned, and the system cannot take it back."""
+"""The share of free host memory that experts may take: it is pinned, and the system cannot take it back."""
 _CPU = torch.device("cpu")
 Room = Callable[[ModelSpec], int | None]
-"""How many bytes of a device the weights of a network may take; None: all of them have to be there."""
+"""Return how many bytes of a device a network's weights may take; None: all weights have to be on the device."""
 _PAGE = 1 << 16
-"""At least what a page of memory has on any machine."""
+"""At least the size of a memory page on any machine."""
 
 
 def load_model(
@@ -60,19 +60,20 @@ def load_model(
     packs: Callable[[ModelSpec], bool] | None = None,
     rank: tuple[int, int] = (0, 1),
 ) -> Network:
-    """The network of local files in `dtype` on `device`.
+    """Load the network of local files in `dtype` on `device`.
 
-    `context_length` is the number of positions to prepare for; None takes the model's own. `quantize` is one of
-    models.weights.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the
-    file; `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
-    at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
-    the weights are held, a line each. `longest` is how many tokens a text may have where that is known to be fewer than
-    the positions (see `for_context`). `room` says how many bytes of the device weights may take: of a network that
-    takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
-    None: all weights are on the device. `packs` says whether what computes such a network on this device reads
-    quantised weights in planes (models.weights.packing): then those of a file stay quantised, or plain ones become so
-    as `quantize` says. `rank` is (0, 1), or which of how many parts it is to be: the other ones are loaded by other
-    processes, and all compute together. Raises ModelError for what is wrong with the files and when memory is short.
+    `context_length` is the number of positions to prepare for; None means the model's own. `quantize` is one of
+    models.weights.quantize.QUANTIZE: on a CPU, "auto" leaves the blocks of a GGUF file as they are, mapped from the
+    file; `dtype` is then that of the activations and norms. On a CPU, loading takes at most the memory of the model
+    and of one tensor; to a GPU, the weights stream through buffers of 100 MB. `on_note` receives what the user should
+    know about how the weights are held, one line each. `longest` is the maximum number of tokens of a text, if that is
+    known to be less than the number of positions (see `for_context`). `room` returns how many bytes of the device the
+    weights may take: if a network takes more, the experts of its last layers are held in host memory, in blocks if
+    their file stores them in blocks. With None, all weights are on the device. `packs` returns whether the executor of
+    such a network on this device reads quantised weights in planes (models.weights.packing): quantised weights then
+    stay quantised, and plain ones are quantised as `quantize` says. `rank` is (0, 1) for a whole network, or (index,
+    number of parts): other processes load the other parts, and all of them compute together. Raises ModelError for
+    faulty files and when memory is short.
     """
     spec, tensors, names, notes = read_tensors(files)
     spec = for_context(spec, longest or spec.max_positions)
@@ -108,7 +109,7 @@ def load_model(
         device,
         on_progress=on_progress,
         positions=positions,
-        # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
+        # For a CPU a memory-mapped file is as near as a buffer: staging would gain nothing.
         staging=Staging() if device.type == "cuda" else None,
         kinds=kinds,
         names=names,
@@ -119,7 +120,7 @@ def load_model(
 
 
 def _is_held(slot: Slot, host_layers: frozenset[int]) -> bool:
-    """Whether it is of an expert in host memory."""
+    """Return whether the slot belongs to an expert in host memory."""
     return slot.expert is not None and slot.layer in host_layers
 
 
@@ -132,8 +133,8 @@ def bytes_to_load(
     longest: int | None,
     packs: Callable[[ModelSpec], bool] | None = None,
 ) -> tuple[ModelSpec, int]:
-    """The description of a model, and the bytes of a device that all its weights take; arguments as `load_model` has
-    them. Raises ModelError."""
+    """Return the description of a model and the bytes of device memory that all its weights take. The arguments are
+    those of `load_model`. Raises ModelError."""
     spec, tensors, names, _ = read_tensors(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
@@ -155,7 +156,10 @@ def _placement(
     of_host: Mapping[str, Kind],
     room: int,
 ) -> Placement:
-    """Where the experts go; on the device, too, where a network without them would not fit: that is said later."""
+    """Return where the experts go. An empty placement (all on the device) leaves the check of memory to `fill_network`.
+
+    Raises TooLargeError if the model fits neither way.
+    """
     on_device, on_host, in_planes = (
         {slot: chosen[name] for name, slot in places.items() if name in chosen}
         for chosen in (kinds, of_host, packed)
@@ -177,9 +181,9 @@ def _placement(
 
 
 def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names, list[str]]:
-    """The description, the tensors that are not read yet, what they are called, and lines for people.
+    """Return the description, the tensors (not read yet), their names, and notes for the user.
 
-    Raises ModelError for what is wrong with the files.
+    Raises ModelError for faulty files.
     """
     if files.gguf is None:
         folder = files.folder or Path()
@@ -228,16 +232,16 @@ def fill_network(
     packed: Mapping[str, Kind] | None = None,
     share: Share | None = None,
 ) -> Network:
-    """A network of these tensors, with rotary tables for `positions` (None: the model's own).
+    """Fill a network with these tensors, with rotary tables for `positions` (None: the model's own).
 
-    Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed,
-    without it they are copied one tensor at a time; `kinds` has the matrices that are held in blocks, by name: all or
-    none, but for the experts of `host_layers`, which lie in host memory; `packed` those that are held in planes for a
-    GPU (see `choose_packed`); `share` says which part of a larger network it is. Raises ModelError; what `on_progress`
-    raises ends the load, and nothing of it stays in memory.
+    Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed; without
+    it they are copied one tensor at a time. `kinds` has the type of each matrix that is held in blocks, by name: either
+    all matrices or none, except for the experts of `host_layers`, which lie in host memory. `packed` has the types of
+    the matrices that are held in planes for a GPU (see `choose_packed`). `share` says which part of a larger network
+    this is. Raises ModelError. An exception from `on_progress` ends the load, and nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
-    if spec.learned_positions:  # there are no vectors for more
+    if spec.learned_positions:  # there are no vectors beyond these
         positions = min(positions, spec.max_positions)
     places = match(spec, tensors, names)
     blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}
@@ -263,7 +267,7 @@ def fill_network(
         filling.fill(places, kinds, staging)
         return assemble(spec, filling.store, positions, dtype, device, host_layers, share)
     except BaseException as error:
-        # The frames of the error hold views of the tensors, which would keep their memory.
+        # The frames of the error hold views of the tensors, which would keep their memory alive.
         clear_frames(error.__traceback__)
         filling.store.plain.clear()
         filling.store.blocks.clear()
@@ -276,13 +280,13 @@ def fill_network(
             ) from None
         raise
     finally:
-        if device.type == "cuda":  # what was only needed on the way is free for others, too
+        if device.type == "cuda":  # give back what only the load needed
             torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python or of torch says that memory ran out, on a CPU or on a GPU."""
-    # torch's CPU allocator has no error of its own, and neither have cuBLAS and the CUDA runtime.
+    """Return whether an error of Python or torch means that memory ran out, on a CPU or a GPU."""
+    # torch's CPU allocator, cuBLAS and the CUDA runtime have no exception type for it.
     text = str(error) if isinstance(error, RuntimeError) else ""
     known = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
@@ -290,24 +294,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class _Filling:
-    """The memory of a network, and how far it is filled."""
+    """The memory of a network, and how much of it is filled."""
 
     dtype: torch.dtype
     device: torch.device
     tensors: list[StoredTensor]
     on_progress: OnProgress | None
     host_layers: frozenset[int]
-    """Those whose experts lie in host memory."""
+    """The layers whose experts lie in host memory."""
     store: Store = field(default_factory=Store)
     stacks: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """The blocks of experts in host memory, uint8 [experts, rows, bytes a row], by group and first row."""
     experts: dict[str, int] = field(default_factory=dict)
-    """How many there are in a group."""
+    """Number of experts by group."""
     packed: dict[Slot, PackedPart] = field(default_factory=dict)
-    """Where matrices go that are held in planes."""
+    """The destinations of the matrices that are held in planes."""
     done: int = 0
     total: int = field(init=False)
-    """Bytes of all tensors: a mixture of experts has tens of thousands."""
+    """Bytes of all tensors. Kept, because a mixture of experts has tens of thousands of tensors."""
 
     def __post_init__(self) -> None:
         self.total = sum(tensor.nbytes for tensor in self.tensors)
@@ -319,7 +323,7 @@ class _Filling:
         planes: Mapping[Slot, Kind],
         orders: Mapping[Slot, Tensor | None],
     ) -> None:
-        """Take the memory of every tensor of plain numbers, and of what is held in planes."""
+        """Allocate the memory of all plain tensors, and of the matrices that are held in planes."""
         groups: dict[str, list[tuple[Slot, Kind]]] = {}
         for slot, kind in planes.items():
             groups.setdefault(slot.group, []).append((slot, kind))
@@ -368,7 +372,7 @@ class _Filling:
             staging.stream(self._transfers(streamed), self.device, self._advance)
 
     def _transfers(self, streamed: Iterable[tuple[StoredTensor, Slot]]) -> Iterator[tuple[Extent, Tensor]]:
-        """Of each tensor where it lies and where it goes; what is to be packed gets memory when it is its turn."""
+        """Yield each tensor's source and target; a matrix to be packed gets its buffer when its turn comes."""
         for tensor, slot in streamed:
             assert tensor.extent is not None
             part = self.packed.get(slot)
@@ -378,7 +382,7 @@ class _Filling:
         return _is_held(slot, self.host_layers)
 
     def _side_by_side(self, slot: Slot, data: Tensor) -> Tensor:
-        """A copy of the blocks of an expert, where those of all experts of its layer lie one behind the other."""
+        """Copy the blocks of an expert to its place in a tensor that holds those of all experts of its layer."""
         assert slot.layer is not None
         assert slot.expert is not None
         experts = self.experts[slot.group]
@@ -398,7 +402,7 @@ class _Filling:
 
 
 def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Host memory whose pages hold nothing else, so that it can be pinned."""
+    """Allocate host memory that shares no page with anything else, so that it can be pinned."""
     nbytes = prod(shape) * dtype.itemsize
     memory = torch.empty(nbytes + 2 * _PAGE, dtype=torch.uint8)
     start = -memory.data_ptr() % _PAGE
@@ -417,8 +421,7 @@ def needed_bytes(
     kinds: Mapping[Slot, Kind] | None = None,
     packed: Mapping[Slot, Kind] | None = None,
 ) -> int:
-    """Bytes of all weights, those in blocks (mapped from a file or not) and in planes included, and of the rotary
-    tables."""
+    """Return the bytes of all weights, in blocks (mapped from a file or not) or in planes, and of the rotary tables."""
     found, kinds, packed = list(slots(spec)), kinds or {}, packed or {}
     exact = {slot.group for slot in found if slot.exact}
     plain = group_shapes([slot for slot in found if slot not in kinds and slot not in packed])
@@ -432,7 +435,7 @@ def needed_bytes(
 def _too_large_for_host(
     needed: int, free: int, layers: int, on_device: int, available: int | None, device: torch.device
 ) -> str:
-    """The same for the experts that the device has no room for."""
+    """Return the line for experts that fit neither on the device nor in host memory."""
     fits = free + (on_device if available is None else available)
     return (
         f"The model takes {bytes_text(on_device)} of memory on {device} and {bytes_text(needed)} "
@@ -442,7 +445,7 @@ def _too_large_for_host(
 
 
 def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:
-    """One line: what the model needs, what is free, and what would fit."""
+    """Return one line: what the model needs, what is free, and what would fit."""
     if quantized:
         ways = [f"choose a model of at most {bytes_text(available)}"]
     else:

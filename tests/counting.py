@@ -1,4 +1,4 @@
-"""What stands in for a clock: a test counts work, or waits for an event as long as it takes."""
+"""Replacements for a clock: a test counts work, or waits for an event as long as it takes."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,11 +7,11 @@ from signal import SIGALRM, alarm, signal
 from time import monotonic, sleep
 
 PATIENCE = 120.0
-"""Seconds after which an event counts as not happening. Far more than it ever takes: it only ends a test that hangs."""
+"""Seconds after which an event counts as missing: far more than it ever takes, so it only ends a test that hangs."""
 
 
 def calls_in(work: Callable[[], object]) -> int:
-    """How many functions, Python's and C's, this thread calls while it does `work`: the same on every machine."""
+    """Return how many functions, Python's and C's, this thread calls during `work`: the same on every machine."""
     count = 0
 
     def called(frame: object, event: str, argument: object) -> None:
@@ -28,7 +28,7 @@ def calls_in(work: Callable[[], object]) -> int:
 
 
 def until(condition: Callable[[], object], pause: float = 0.002) -> None:
-    """Wait for `condition`. Fails when it does not come true."""
+    """Wait for `condition`. Fail if it does not become true."""
     end = monotonic() + PATIENCE
     while not condition():
         assert monotonic() < end, "it does not happen"
@@ -37,7 +37,7 @@ def until(condition: Callable[[], object], pause: float = 0.002) -> None:
 
 @contextmanager
 def patience() -> Iterator[None]:
-    """Fails when what is done inside hangs. For the main thread, and for what is written in Python."""
+    """Fail if the code inside hangs. Only for the main thread, and for code in Python."""
 
     def hangs(*_: object) -> None:
         raise AssertionError("it does not end")

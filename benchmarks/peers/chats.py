@@ -1,7 +1,7 @@
-"""Peers that hold a conversation: what each computes between Enter and the first token.
+"""Peers that hold a conversation: how much each computes between Enter and the first token.
 
-All are told the same things: `ask` a prompt in token ids, then `hear` the stream that was written after it. The
-stream itself is scripted, so peers take it in as one stretch, which leaves the same KV as decoding it.
+All get the same input: `ask` with a prompt as token ids, then `hear` with the stream that was written after it. The
+stream is scripted, so peers take it in as one stretch, which leaves the same KV as decoding it.
 """
 
 import json
@@ -18,31 +18,31 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one Enter took."""
+    """The cost of one Enter."""
 
     computed: int
-    """Tokens that went through the network after Enter, up to the first token of the answer."""
+    """Tokens that went through the network from Enter to the first token of the answer."""
     ttft_s: float
 
 
 class ChatPeer(Protocol):
-    """One conversation at a time."""
+    """A peer with one conversation at a time."""
 
     def open(self) -> None:
-        """A new conversation; nothing is cached."""
+        """Begin a new conversation with nothing cached."""
         ...
 
     def ask(self, prompt: list[int]) -> Asked:
-        """The first token after `prompt`."""
+        """Compute the first token after `prompt`."""
         ...
 
     def hear(self, stream: list[int]) -> None:
-        """What was written after it, by whoever."""
+        """Take in the text that was written after the prompt."""
         ...
 
 
 def gguf_network(path: Path, dtype: torch.dtype) -> LlamaForCausalLM:
-    """The model of a GGUF file, dequantised, in transformers."""
+    """Load the model of a GGUF file, dequantised, in transformers."""
     from benchmarks.peers.transformers import fields_of
     from benchmarks.shapes import shared_tensors
     from models.files import ModelFiles
@@ -56,13 +56,13 @@ def gguf_network(path: Path, dtype: torch.dtype) -> LlamaForCausalLM:
 
 
 class Recompute:
-    """transformers as `generate` is usually called: every prompt from its first token."""
+    """transformers as `generate` is usually called: every prompt is computed from its first token."""
 
     def __init__(self, network: LlamaForCausalLM) -> None:
         self._network = network
 
     def open(self) -> None:
-        """Nothing is kept anyway."""
+        """Do nothing, because nothing is kept."""
 
     @torch.inference_mode()
     def ask(self, prompt: list[int]) -> Asked:
@@ -73,11 +73,11 @@ class Recompute:
         return Asked(len(prompt), time.perf_counter() - began)
 
     def hear(self, stream: list[int]) -> None:
-        """Decoding it would fill a cache that the next prompt does not use."""
+        """Do nothing: decoding the stream would fill a cache that the next prompt does not use."""
 
 
 class KeptCache:
-    """transformers with the cache of the turn before, cropped to what the new prompt has in common with it."""
+    """transformers with the cache of the previous turn, cropped to its common prefix with the new prompt."""
 
     def __init__(self, network: LlamaForCausalLM) -> None:
         self._network = network
@@ -95,7 +95,7 @@ class KeptCache:
         pairs = zip(self._cached, prompt[:-1], strict=False)  # the last token's logits are needed
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if common < len(self._cached):
-            self._cache.crop(common - len(self._cached))  # a negative number: so many rows less
+            self._cache.crop(common - len(self._cached))  # a negative number: how many rows to drop
         logits = self._run(prompt[common:])
         logits.argmax().item()
         self._cached = list(prompt)
@@ -116,10 +116,10 @@ class KeptCache:
 
 
 class LlamaCppChat:
-    """llama.cpp's own prefix reuse: `llama_chat.py` in a Python that has llama-cpp-python."""
+    """llama.cpp with its own prefix reuse: `llama_chat.py` in a Python that has llama-cpp-python."""
 
     def __init__(self, python: Path, gguf: Path, context: int, threads: int) -> None:
-        """Raises RuntimeError with one line where that Python or the package is missing."""
+        """Raises RuntimeError with one line if that Python or the package is missing."""
         program = Path(__file__).with_name("llama_chat.py")
         try:
             self._process = subprocess.Popen(

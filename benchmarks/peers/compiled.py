@@ -1,12 +1,12 @@
 """Plain torch: a static cache, torch.compile, and one CUDA graph over the whole step and its argmax.
 
 The functions below are what one would write by hand for one sequence. A layer is compiled once and used for all
-of them (it takes its weights as arguments), the residual is carried along, so that compiling the whole step
-would fuse nothing more than the embedding. Position and token are read from device buffers; a graph is captured
-for every context, over a cache of that length rounded up.
+layers (its weights are arguments). The residual is carried along, so that compiling the whole step would fuse nothing
+more than the embedding. Position and token are read from device buffers; a graph is captured for every context, over
+a cache of that length rounded up.
 
-Attention is written twice, and the faster is taken for each context: torch's scaled_dot_product_attention with a
-mask, or two batched products over pages of the cache, which spread a long context over the whole GPU.
+Attention is written in two ways, and the faster one is used for each context: torch's scaled_dot_product_attention with
+a mask, or two batched products over pages of the cache, which spread a long context over the whole GPU.
 """
 
 import time
@@ -26,7 +26,7 @@ PAGE = 128
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """What the compiled functions need to know of a spec."""
+    """The numbers of a spec that the compiled functions need."""
 
     q_heads: int
     kv_heads: int
@@ -42,7 +42,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def first(token: Tensor, position: Tensor, embedding: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Embedding [1, hidden], cos and sin [1, head_dim] of int64 [1] token and position."""
+    """Return the embedding [1, hidden], and cos and sin [1, head_dim], of int64 [1] token and position."""
     cos, sin = table[position].chunk(2, dim=-1)
     return embedding[token], torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
@@ -59,7 +59,7 @@ def layer(
     dims: Dims,
     paged: bool,
 ) -> tuple[Tensor, Tensor]:
-    """x and residual [1, hidden] -> (what the MLP adds, the residual before it); writes K and V at `position`.
+    """x and residual [1, hidden] -> (output of the MLP, residual before it); writes K and V at `position`.
 
     The cache is [pages, Hkv, PAGE, D] if `paged`, else [1, Hkv, length, D].
     """
@@ -86,7 +86,7 @@ def layer(
 
 
 def attend_pages(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    """q [Hq, D] over pages [C, Hkv, PAGE, D] up to `position` -> [Hkv, Hq / Hkv, D]."""
+    """q [Hq, D] over pages [C, Hkv, PAGE, D] up to `position` -> [Hkv, Hq / Hkv, D]"""
     pages, kv_heads, page, dim = keys.shape
     folded = q.view(1, kv_heads, -1, dim).expand(pages, -1, -1, -1).reshape(pages * kv_heads, -1, dim)
     scores = torch.bmm(folded, keys.reshape(-1, page, dim).transpose(1, 2)).view(pages, kv_heads, -1, page)
@@ -100,17 +100,17 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> T
 
 
 def last(x: Tensor, residual: Tensor, weight: Tensor, head: Tensor, dims: Dims) -> Tensor:
-    """Logits [1, vocab]."""
+    """Return the logits [1, vocab]."""
     return F.linear(norm(residual + x, weight, dims.eps), head)
 
 
 def choose(x: Tensor, residual: Tensor, weight: Tensor, head: Tensor, dims: Dims) -> Tensor:
-    """The most likely token, int64 [1]."""
+    """Return the most likely token, int64 [1]."""
     return last(x, residual, weight, head, dims).argmax(-1)
 
 
 def _weights(layer: LayerWeights) -> tuple[Tensor, ...]:
-    """What `layer` takes."""
+    """Return the weights that `layer` takes."""
     attention, feed_forward = layer.attention, layer.feed_forward
     assert isinstance(feed_forward, FeedForwardWeights)
     assert layer.attention_norm is not None
@@ -128,7 +128,7 @@ def _weights(layer: LayerWeights) -> tuple[Tensor, ...]:
 
 
 class Step:
-    """One decode step with one way of attention: buffers, compiled functions, a graph per context."""
+    """One decode step with one way of attention: its buffers, compiled functions, and graph for a context."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Step:
         paged: bool,
         compiling: dict[str, Any] | None,
     ) -> None:
-        """`length` is the longest cache; `compiling` are torch.compile's options, None for eager."""
+        """`length` is the longest cache; `compiling` has torch.compile's options, None for eager."""
         self.paged = paged
         self._model = model
         self._dims = Dims(
@@ -166,7 +166,7 @@ class Step:
 
     @torch.no_grad()
     def open(self, length: int) -> None:
-        """Use the first `length` rows of the cache from now on, rounded up to pages: compile, capture a graph."""
+        """Use the first `length` rows of the cache from now on, rounded up to pages; compile and capture a graph."""
         pages = max(2, -(-length // PAGE))  # a dimension of 1 is compiled as a constant
         self._graph = None
         self._views = []
@@ -190,7 +190,7 @@ class Step:
             self._run()
 
     def hidden(self) -> tuple[Tensor, Tensor]:
-        """The output of the last layer and its residual for the token and the position in the buffers."""
+        """Return the last layer's output and residual for the token and the position in the buffers."""
         x, cos, sin = self._first(self.token, self.position, self._embedding, self._rotary)
         residual = self._zero
         for weights, (keys, values) in zip(self._weights, self._views, strict=True):
@@ -200,7 +200,7 @@ class Step:
         return x, residual
 
     def logits(self) -> Tensor:
-        """Logits [1, vocab] of the token and the position in the buffers; eager head, nothing moves on."""
+        """Return the logits [1, vocab] for the token and the position in the buffers; neither of them advances."""
         x, residual = self.hidden()
         return last(x, residual, self._model.final_norm.weight, self._model.head.weight, self._dims)
 
@@ -212,7 +212,7 @@ class Step:
 
     @torch.no_grad()
     def decode(self, context: int, steps: int) -> float:
-        """Seconds per token of `steps` tokens after `context`."""
+        """Return seconds per token of `steps` tokens after `context`."""
         self.position.fill_(context)
         synchronize(self._device)
         began = time.perf_counter()
@@ -235,7 +235,7 @@ class Compiled:
         self._chosen = self._steps[0]
 
     def prepare(self, context: int, steps: int) -> str | None:
-        """Compile and capture for this context; says which attention is taken."""
+        """Compile and capture for this context; return which attention was chosen."""
         rates = {}
         for step in list(self._steps):
             kind = "pages" if step.paged else "sdpa"
@@ -243,7 +243,7 @@ class Compiled:
                 step.open(context + steps + 1)
                 step.decode(context, 8)
                 rates[kind] = step.decode(context, 32), step
-            except Exception as error:  # noqa: BLE001 - the other way is still there
+            except Exception as error:  # noqa: BLE001 - the other way may still work
                 self._steps.remove(step)
                 print(f"    {self.name}: no {kind} attention: {_line(error)}", flush=True)
         if not rates:
@@ -254,7 +254,7 @@ class Compiled:
         return f"{kind} attention ({shown})"
 
     def decode(self, context: int, steps: int) -> float:
-        """Seconds per token of `steps` tokens after `context`."""
+        """Return seconds per token of `steps` tokens after `context`."""
         return self._chosen.decode(context, steps)
 
 

@@ -1,10 +1,10 @@
-"""llama.cpp through llama-cpp-python, as a program of its own that keeps one chat in its KV cache.
+"""llama.cpp through llama-cpp-python, as a separate program that keeps one chat in its KV cache.
 
     python llama_chat.py model.gguf 8192 2            (context, threads)
 
 It imports nothing of chatterm, so that any Python with llama-cpp-python can run it. Requests and replies are lines of
-JSON: {"do": "open"} empties the cache, {"do": "ask", "prompt": [ids]} replies with seconds to the first token and
-how many tokens were computed for it, {"do": "hear", "stream": [ids]} takes in what was then written.
+JSON: {"do": "open"} empties the cache, {"do": "ask", "prompt": [ids]} replies with the seconds to the first token and
+the number of tokens that were computed for it, {"do": "hear", "stream": [ids]} takes in the text that was written next.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import Any
 
 
 def main() -> None:
-    sys.path.pop(0)  # this folder has modules named as packages are
+    sys.path.pop(0)  # this folder has modules with the names of packages
     from llama_cpp import Llama, __version__
 
     path, context, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    # Its own choices but for the context, the threads (its default leaves one core of two unused) and its messages.
+    # Its defaults, except for the context, the threads (by default one core of two is unused) and its messages.
     llama = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
     computed = 0
     evaluate = llama.eval

@@ -1,6 +1,6 @@
 """llama.cpp: its own llama-bench, and `greedy`, a closed greedy loop with its sampler on the GPU.
 
-Both run as programs of their own over a GGUF file with the shapes of Qwen3-0.6B.
+Both run as separate programs with a GGUF file that has the shapes of Qwen3-0.6B.
 """
 
 import json
@@ -17,7 +17,7 @@ GREEDY_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """What `greedy` says."""
+    """The figures that `greedy` prints."""
 
     tokens_per_s: float
     ttft_s: float
@@ -25,22 +25,22 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """A folder with its programs and libraries, and a model."""
+    """A folder with llama.cpp's programs and libraries, and a model."""
 
     folder: Path
     gguf: Path
     timeout_s: float = 240.0
 
     def decode(self, context: int, steps: int, repeats: int) -> list[float]:
-        """Tokens/s of decoding `steps` tokens after `context`, without sampling; one figure a repeat."""
+        """Return tokens/s of decoding `steps` tokens after `context`, without sampling; one figure per repeat."""
         return self._bench("-p", "0", "-n", str(steps), "-d", str(context), "-r", str(repeats))
 
     def prefill(self, tokens: int, repeats: int) -> list[float]:
-        """Prompt tokens/s of a prompt of this length; one figure a repeat."""
+        """Return prompt tokens/s of a prompt of this length; one figure per repeat."""
         return self._bench("-p", str(tokens), "-n", "0", "-r", str(repeats))
 
     def greedy(self, context: int, repeats: int) -> Greedy:
-        """A prompt of `context` tokens, then a closed loop with the sampler on the GPU."""
+        """Run a prompt of `context` tokens, then a closed loop with the sampler on the GPU."""
         command = ["greedy", str(self.gguf), str(context), str(GREEDY_TOKENS), "2", str(repeats)]
         return parse_greedy(self._run(command))
 
@@ -49,7 +49,7 @@ class LlamaCpp:
         return parse_bench(self._run([*common, *options]))
 
     def _run(self, command: list[str]) -> str:
-        """What a program prints. Raises RuntimeError when it fails."""
+        """Return the output of a program. Raises RuntimeError if it fails."""
         program = self.folder / command[0]
         environment = os.environ | {"LD_LIBRARY_PATH": self._libraries()}
         try:
@@ -65,7 +65,7 @@ class LlamaCpp:
         if done.returncode:
             tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise RuntimeError(f"{command[0]} ended with {done.returncode}: {tail:.200}")
-        # `greedy` may write its line to either.
+        # `greedy` may write its line to either stream.
         return done.stdout if command[0] == "llama-bench" else done.stdout + done.stderr
 
     def _libraries(self) -> str:
@@ -79,7 +79,7 @@ class LlamaCpp:
 
 
 def parse_bench(text: str) -> list[float]:
-    """Tokens/s of each repeat of the one test in llama-bench's JSON. Raises RuntimeError for anything else."""
+    """Return tokens/s of each repeat of the only test in llama-bench's JSON. Raises RuntimeError for other output."""
     try:
         tests: list[dict[str, Any]] = json.loads(text)
         return [float(rate) for rate in tests[0]["samples_ts"]]
@@ -88,7 +88,7 @@ def parse_bench(text: str) -> list[float]:
 
 
 def parse_greedy(text: str) -> Greedy:
-    """Raises RuntimeError when the line with the figures is not there."""
+    """Parse the line with the figures. Raises RuntimeError if there is none."""
     found = re.search(r"TTFT median ([\d.]+) ms.*decode median ([\d.]+) tok/s", text)
     if found is None:
         raise RuntimeError(f"greedy printed no figures: {text.strip()[-160:]!r}")

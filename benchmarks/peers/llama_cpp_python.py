@@ -1,10 +1,10 @@
-"""llama.cpp through llama-cpp-python, on the CPU, in a process of its own. Run as a program it is that process.
+"""llama.cpp through llama-cpp-python, on the CPU, in a separate process. Run as a program, this file is that process.
 
-It answers one JSON line for every JSON line it reads: {"context": c, "tokens": n} with the seconds of n decode steps
-that begin at row c, {"prefill": n} with the seconds of a prompt of n tokens in an empty context, {"greedy": ids,
-"tokens": n} with n times the likeliest token and the likeliest few's logits, {"logits": ids, "prompt": p, "file": f} as
-soon as f has what follows each of them in fp32 (p: computed at once, else one by one), {"peak": 1} with the most memory
-it ever held. Only the standard library and llama_cpp are imported, so that any Python with llama_cpp will do.
+It answers every line of JSON with one line. {"context": c, "tokens": n}: the seconds of n decode steps that begin at
+row c. {"prefill": n}: the seconds of a prompt of n tokens in an empty context. {"greedy": ids, "tokens": n}: the
+logits of the likeliest few tokens in each of n greedy steps. {"logits": ids, "prompt": p, "file": f}: writes the
+logits after each token to f in fp32, then answers (p: computed at once, else one by one). {"peak": 1}: its peak
+memory. Only the standard library and llama_cpp are imported, so that any Python with llama_cpp can run it.
 """
 
 import heapq
@@ -22,8 +22,8 @@ class LlamaCppPython:
     """The process, seen from the benchmark. A context manager."""
 
     def __init__(self, python: str, gguf: Path, threads: int, context: int, logits: bool = False) -> None:
-        """`python` is an interpreter that has llama_cpp; `logits`: they shall be asked for, so all are kept. Raises
-        RuntimeError when it does not start."""
+        """`python` is an interpreter that has llama_cpp; `logits` keeps all logits, so that they can be asked for.
+        Raises RuntimeError if the process does not start."""
         command = [
             python,
             "-P",
@@ -40,29 +40,29 @@ class LlamaCppPython:
         self.version = str(ready["version"])
         self.built_for = str(ready["built_for"])
         self.load_s = float(ready["seconds"])
-        """Seconds that the model took to load, imports not counted."""
+        """Seconds to load the model, without imports."""
 
     def decode(self, context: int, tokens: int) -> float:
-        """Seconds a token of `tokens` decode steps from row `context` on."""
+        """Return seconds per token for `tokens` decode steps from row `context` on."""
         return float(self._ask({"context": context, "tokens": tokens})["seconds"]) / tokens
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from a prompt of `tokens` to its logits."""
+        """Return seconds from a prompt of `tokens` tokens to its logits."""
         return float(self._ask({"prefill": tokens})["seconds"])
 
     def greedy(self, prompt: list[int], tokens: int) -> list[dict[int, float]]:
-        """`tokens` steps of greedy decoding: the logits of the likeliest few tokens, by token, likeliest first."""
+        """Decode `tokens` greedy steps; return the logits of the likeliest few tokens of each, likeliest first."""
         steps = self._ask({"greedy": prompt, "tokens": tokens})["steps"]
         return [dict(step) for step in steps]
 
     def logits(self, tokens: list[int], prompt: bool) -> bytearray:
-        """What follows each of the tokens, fp32 [tokens, vocabulary]; a `prompt` is computed at once."""
+        """Return the logits after each of the tokens, fp32 [tokens, vocabulary]; a `prompt` is computed at once."""
         with NamedTemporaryFile() as file:
             self._ask({"logits": tokens, "prompt": prompt, "file": file.name})
             return bytearray(Path(file.name).read_bytes())
 
     def peak_bytes(self) -> int:
-        """The most memory that the process has held (its resident set)."""
+        """Return the peak memory of the process (its resident set)."""
         return int(self._ask({"peak": 1})["bytes"])
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class LlamaCppPython:
 
 
 def serve(gguf: str, threads: int, context: int, *options: str) -> None:
-    """The process itself."""
+    """Run the process itself."""
     import llama_cpp
 
     began = perf_counter()
@@ -133,7 +133,7 @@ def _reply(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": perf_counter() - began}
     start, tokens = asked["context"], asked["tokens"]
     if start < model.n_tokens:
-        model.n_tokens = start  # what lies beyond is dropped by the next call
+        model.n_tokens = start  # the next call drops the rows beyond
     if start > model.n_tokens:
         model.eval([1000 + i % 1000 for i in range(start - model.n_tokens)])
     began = perf_counter()
@@ -154,7 +154,7 @@ def _greedy(model: Any, prompt: list[int], tokens: int) -> list[list[tuple[int, 
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held (its resident set), on Linux."""
+    """Return the peak memory of this process (its resident set), on Linux."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 

@@ -1,9 +1,9 @@
-"""llama.cpp through llama-cpp-python, which keeps its KV cache in a file (what `--prompt-cache` of its programs does).
+"""llama.cpp through llama-cpp-python with its KV cache in a file, as `--prompt-cache` of its programs does.
 
-Run as a program (model, context, threads, file) it is a process of its own: it answers one JSON line for every JSON
-line it reads. {"read": ids} computes them and writes the file; {"load": 1} takes in what the file has, {"ask": ids}
-says the first token that follows them: each answer has its seconds. It imports nothing of chatterm, so that any Python
-with llama_cpp will do.
+Run as a program (model, context, threads, file), it is a separate process that answers every line of JSON with one
+line. {"read": ids} computes the tokens and writes the file; {"load": 1} loads the file; {"ask": ids} computes the
+first token after them. Each answer has the seconds. It imports nothing of chatterm, so that any Python with llama_cpp
+can run it.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ class LlamaResumed:
     """The process, seen from the benchmark. A context manager."""
 
     def __init__(self, python: str, gguf: Path, context: int, threads: int, file: Path) -> None:
-        """Raises RuntimeError when it does not start."""
+        """Raises RuntimeError if the process does not start."""
         command = [python, "-P", __file__, str(gguf), str(context), str(threads), str(file)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -28,7 +28,7 @@ class LlamaResumed:
         self.version = str(self._answer()["version"])
 
     def ask(self, what: str, value: object = 1) -> float:
-        """Seconds that it took. Raises RuntimeError when it ends."""
+        """Send a request and return the seconds that it took. Raises RuntimeError if the process ends."""
         assert self._process.stdin is not None
         print(json.dumps({what: value}), file=self._process.stdin, flush=True)
         return float(self._answer()["seconds"])
@@ -57,7 +57,7 @@ def main() -> None:
     gguf, context, threads, file = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode()
     llama = llama_cpp.Llama(gguf, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
     inner = llama._ctx.ctx
-    llama.eval([1] * 16)  # what makes later steps faster is done
+    llama.eval([1] * 16)  # warms up: later steps are faster
     llama.reset()
     print(json.dumps({"version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:

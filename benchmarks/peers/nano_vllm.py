@@ -1,7 +1,7 @@
-"""nano-vllm with many streams, as `serving.py` asks: `python -m benchmarks.peers.nano_vllm --shape 0.6B`.
+"""nano-vllm with many streams, as a server of `serving.py`: `python -m benchmarks.peers.nano_vllm --shape 0.6B`.
 
-PYTHONPATH names where `nanovllm` is, unless it is installed. It reads a checkpoint from a folder, so one with random
-weights and a tokenizer with a word a token is written first.
+PYTHONPATH says where `nanovllm` is, unless it is installed. It reads a checkpoint from a folder, so one is written
+first, with random weights and a tokenizer in which every token is a word.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from models.spec import ModelSpec
 
 
 def write_checkpoint(folder: Path, spec: ModelSpec, device: str) -> None:
-    """Random weights in bf16, and a tokenizer."""
+    """Write random weights in bf16, and a tokenizer."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
@@ -36,10 +36,10 @@ def write_checkpoint(folder: Path, spec: ModelSpec, device: str) -> None:
 
 
 class NanoVllm:
-    """An engine over a folder."""
+    """A nano-vllm engine that loads a folder."""
 
     def __init__(self, folder: Path, share: float, context: int) -> None:
-        """`share` of the device's memory is used by everybody together."""
+        """`share` is the share of the device's memory that all programs on it may use together."""
         from nanovllm import LLM
 
         self._llm = LLM(str(folder), max_model_len=context, gpu_memory_utilization=share)
@@ -51,7 +51,7 @@ class NanoVllm:
         return [SamplingParams(temperature=temperature, max_tokens=n, ignore_eos=True) for n in tokens]
 
     def seconds(self, workload: Workload) -> float:
-        """See `Server.seconds`. What waits for its turn may have its prompt read before."""
+        """See `Server.seconds`. Prompts of waiting requests may be read early."""
         self._llm.scheduler.max_num_seqs = workload.at_once
         params = self._params(workload.tokens, workload.temperature)
         began = perf_counter()

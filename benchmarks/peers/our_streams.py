@@ -1,4 +1,4 @@
-"""chatterm's engine with many streams, as `serving.py` asks; of this tree or of another one.
+"""chatterm's engine with many streams, as a server of `serving.py`; of this tree or of another one.
 
 python -m benchmarks.peers.our_streams --shape 0.6B --rows 300000
 python -m benchmarks.peers.our_streams --model smollm2 --device cpu
@@ -26,19 +26,19 @@ except ImportError:  # an older tree
 
 
 def head_dim_of(shape: Any) -> int:
-    """Of a shape of this tree, or of an older one."""
+    """Return the head size of a shape of this tree, or of an older one."""
     return int(shape.attention.head_dim if hasattr(shape, "attention") else shape.head_dim)
 
 
 def nothing_offloaded() -> dict[str, Any]:
-    """The option of this tree, or of an older one."""
+    """Return the option that turns offloading off in this tree, or in an older one."""
     names = getattr(Options, "__slots__", ())
     return {"offload" if "offload" in names else "spill": 0}
 
 
 @contextmanager
 def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
-    """What the arguments ask for; no token ends an answer."""
+    """Provide the engine that the arguments ask for; no token ends an answer."""
     device = torch.device(arguments.device)
     if arguments.model is not None:
         engine = Engine.load(

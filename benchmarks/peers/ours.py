@@ -8,7 +8,7 @@ from models.spec import ModelSpec
 
 
 class BareLoop:
-    """Decode steps one after the other, as the engine launches them, with nobody listening."""
+    """Decode steps one after the other, as the engine launches them, without a consumer."""
 
     name = "ours"
 
@@ -16,19 +16,19 @@ class BareLoop:
         self._engine = engine
 
     def prepare(self, context: int, steps: int) -> str | None:
-        """Capture what this context needs."""
+        """Capture the graphs for this context."""
         self.decode(context, steps)
         return None
 
     def decode(self, context: int, steps: int) -> float:
-        """Seconds per token of `steps` tokens after `context`."""
+        """Return seconds per token of `steps` tokens after `context`."""
         from benchmarks.stepping import bare_seconds
 
         return bare_seconds(self._engine, context, steps)
 
 
 class Stream:
-    """Tokens as they come out of `engine.stream()`, in the caller's thread; from the first to the last."""
+    """Tokens as `engine.stream()` yields them in the caller's thread, from the first to the last."""
 
     name = "ours, stream"
 
@@ -37,12 +37,12 @@ class Stream:
         self._spec = spec
 
     def prepare(self, context: int, steps: int) -> str | None:
-        """Fill the cache with the prompt, so that what follows starts at once."""
+        """Fill the cache with the prompt, so that decoding starts at once."""
         self.decode(context, steps)
         return None
 
     def decode(self, context: int, steps: int) -> float:
-        """Seconds per token of `steps` tokens after the first."""
+        """Return seconds per token of `steps` tokens after the first."""
         params = SamplingParams(temperature=0.0, max_tokens=steps + 1)
         stream = self._engine.stream(random_prompt(self._spec, context, context), params)
         next(stream)

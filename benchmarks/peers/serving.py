@@ -1,7 +1,7 @@
-"""Engines that answer many requests, each in a process of its own, asked in turn by lines of JSON.
+"""Engines that answer many requests, each in a process of its own, which take turns and communicate by lines of JSON.
 
-A program of this kind says one line when it is ready, then answers one line with one line. The process that is not
-asked waits for a line and computes nothing.
+Such a program prints one line when it is ready, then answers each line with one line. A process whose turn it is not
+waits for a line and computes nothing.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts in token ids and how many tokens to generate after each, whatever these are; `at_once` run at a time."""
+    """Prompts as token ids, and how many tokens to generate after each, whatever they are; `at_once` run at a time."""
 
     prompts: list[list[int]]
     tokens: list[int]
@@ -25,7 +25,7 @@ class Workload:
 
     @property
     def generated(self) -> int:
-        """Tokens of all answers."""
+        """Number of tokens of all answers."""
         return sum(self.tokens)
 
 
@@ -33,14 +33,14 @@ class Server:
     """One such program."""
 
     def __init__(self, name: str, module: str, arguments: list[str], path: list[Path]) -> None:
-        """Run a module with `path` before everything else where packages are looked for, and wait until it is ready.
+        """Run a module, with `path` before all other places for imports, and wait until it is ready.
 
-        Raises RuntimeError with one line where it ends sooner.
+        Raises RuntimeError with one line if it ends before that.
         """
         self.name = name
         places = [str(place.resolve()) for place in path] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
         self._process = subprocess.Popen(
-            # Not the current folder: another tree of chatterm comes from `path` alone.
+            # -P leaves out the current folder: another tree of chatterm must come from `path` alone.
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -50,7 +50,7 @@ class Server:
         self.about: dict[str, Any] = self._read()
 
     def seconds(self, workload: Workload) -> float:
-        """Seconds from the first request to the last token of all. Raises RuntimeError where the program ends."""
+        """Return seconds from the first request to the last token of all. Raises RuntimeError if the program ends."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(workload)) + "\n")
         self._process.stdin.flush()
@@ -78,18 +78,18 @@ class Server:
 
 
 def replies() -> TextIO:
-    """Where the lines of such a program go. Called first: whatever else is printed from now on is none of them."""
+    """Return the stream for replies. Call it first: everything else that is printed from now on goes to stderr."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return lines
 
 
 def answer(lines: TextIO, about: dict[str, Any], seconds: Callable[[Workload], float]) -> None:
-    """The other side: say `about`, then what `seconds` gives for every workload, until there is none."""
+    """Serve as such a program: print `about`, then the result of `seconds` for every workload, until input ends."""
     print(json.dumps(about), file=lines, flush=True)
     for line in sys.stdin:
         try:
             reply: dict[str, Any] = {"seconds": seconds(Workload(**json.loads(line)))}
-        except Exception as error:  # noqa: BLE001 - whoever asks must hear of it
+        except Exception as error:  # noqa: BLE001 - report it to the benchmark
             reply = {"error": (str(error).splitlines() or [repr(error)])[0][:300]}
         print(json.dumps(reply), file=lines, flush=True)

@@ -1,9 +1,9 @@
-"""transformers: Qwen3ForCausalLM over the same weights, static cache, compiled forward (reduce-overhead).
+"""transformers: Qwen3ForCausalLM with the same weights, a static cache and a compiled forward (reduce-overhead).
 
-The decode loop is the one that its documentation shows for a static cache: forward and argmax in one
-compiled function, the token fed back. It is faster than generate(), which adds its own work to every token.
-The cache is as long as the context needs, since its attention reads all of it. torch.compile makes lengths
-dynamic the second time that it sees another one, so the first context measured is compiled for its own length.
+The decode loop is the one that its documentation shows for a static cache: forward and argmax in one compiled
+function, with the token fed back. It is faster than generate(), which adds work to every token. The cache is as long
+as the context needs, because its attention reads all of it. torch.compile makes lengths dynamic when it sees a second
+one, so the first context measured is compiled for its own length.
 """
 
 import time
@@ -19,7 +19,7 @@ from models.spec import FeedForward, ModelSpec
 
 
 def fields_of(spec: ModelSpec) -> dict[str, Any]:
-    """A configuration of transformers with the same shapes, as keyword arguments."""
+    """Return a transformers configuration with the same shapes, as keyword arguments."""
     attention, feed_forward = spec.attention, spec.layers[0].feed_forward
     assert isinstance(feed_forward, FeedForward)
     assert attention.rope is not None
@@ -39,12 +39,12 @@ def fields_of(spec: ModelSpec) -> dict[str, Any]:
 
 
 def network_of(spec: ModelSpec, tensors: dict[str, Tensor], device: torch.device) -> Qwen3ForCausalLM:
-    """The model around these tensors (by Hugging Face name, used by reference)."""
+    """Build the model around these tensors (by Hugging Face name, used by reference)."""
     theirs = Qwen3Config(**fields_of(spec), attn_implementation="sdpa")
     with torch.device("meta"):
         network = Qwen3ForCausalLM(theirs)
     network.load_state_dict(tensors, assign=True)
-    # Its frequencies are no part of a checkpoint and are still on the meta device.
+    # Its frequencies are not part of a checkpoint and are still on the meta device.
     network.model.rotary_emb = Qwen3RotaryEmbedding(theirs).to(device)
     return network.requires_grad_(False).eval()
 
@@ -67,7 +67,7 @@ class Transformers:
         return chosen
 
     def prepare(self, context: int, steps: int) -> str | None:
-        """A cache for this context, its contents random, and the step compiled for it."""
+        """Make a cache for this context with random contents, and compile the step for it."""
         length = -(-(context + steps) // 64) * 64
         attention = self._spec.attention
         self._cache = None
@@ -85,7 +85,7 @@ class Transformers:
 
     @torch.no_grad()
     def decode(self, context: int, steps: int) -> float:
-        """Seconds per token of `steps` tokens after `context`."""
+        """Return seconds per token of `steps` tokens after `context`."""
         assert self._cache is not None
         for layer in self._cache.layers:
             layer.cumulative_length.fill_(context)
@@ -100,7 +100,7 @@ class Transformers:
 
 
 class Prefill:
-    """Prompts through the eager model, its cache growing as it does by default; the last position's logits."""
+    """Prompts through the eager model with its default, growing cache; logits of the last position only."""
 
     name = "transformers"
 
@@ -110,7 +110,7 @@ class Prefill:
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int]) -> float:
-        """Seconds for the whole prompt."""
+        """Return seconds for the whole prompt."""
         ids = torch.tensor([prompt], device=self._device)
         synchronize(self._device)
         began = time.perf_counter()
@@ -121,6 +121,6 @@ class Prefill:
 
 @torch.inference_mode()
 def all_logits(network: Qwen3ForCausalLM, token_ids: list[int], device: torch.device) -> Tensor:
-    """fp32 logits [T, vocab] after each of T `token_ids`, read in one pass."""
+    """Return the fp32 logits [T, vocab] after each of T `token_ids`, computed in one pass."""
     logits: Tensor = network(torch.tensor([token_ids], device=device), use_cache=False).logits[0]
     return logits.float()

@@ -1,1 +1,1 @@
-"""The families of models: from a config to the description of a network."""
+"""Model families: from a config to the description of a network."""

@@ -1,4 +1,4 @@
-"""What most families have in common: norms before attention and a gated feed-forward, rotary positions."""
+"""Common parts of most families: norms before attention and a gated feed-forward, rotary positions."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ def base_spec(
     out_bias: bool = False,
     mlp_bias: bool = False,
 ) -> ModelSpec:
-    """From a config.json whose layers are all alike; `head_dim` is what it is where the config does not say.
+    """Return the spec for a config.json whose layers are identical; `head_dim` is the default for a config without one.
 
-    Raises ModelError for what is missing or cannot be run.
+    Raises ModelError if something is missing or not supported.
     """
     raw = fields.raw
     if raw.get("hidden_act", "silu") != "silu":
@@ -58,9 +58,9 @@ def base_spec_of_gguf(
     partial: bool = False,
     experts: bool = False,
 ) -> ModelSpec:
-    """The same from the metadata of the GGUF architecture `name`.
+    """Return the spec for the metadata of the GGUF architecture `name`.
 
-    `partial`: heads may be rotated in part; `experts`: the family adds them itself.
+    `partial`: heads may be rotated in part; `experts`: the family adds experts itself. Raises ModelError.
     """
     fields = config.fields
     if fields.raw.get(f"{name}.expert_count") and not experts:
@@ -98,7 +98,7 @@ def base_spec_of_gguf(
 
 
 def _head_dim(hidden_size: int, heads: int) -> int | None:
-    """What head_dim is where nothing says; None where the heads do not divide the hidden size."""
+    """Return the default head_dim; None if the heads do not divide the hidden size."""
     return hidden_size // heads if hidden_size % heads == 0 else None
 
 
@@ -113,7 +113,7 @@ def _check_heads(heads: int, kv_heads: int, dim: int) -> None:
 
 
 def text_name(name: str) -> str | None:
-    """What a tensor is called where there are no images; None for what only images need."""
+    """Return a tensor's name in a text-only model; None for a tensor that only images need."""
     if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
         return None
     if name.startswith("model.language_model."):

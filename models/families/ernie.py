@@ -1,4 +1,4 @@
-"""ERNIE 4.5: RoPE of neighbours in fp32; the sparse ones have shared experts, and a bias for the choice of experts."""
+"""ERNIE 4.5: RoPE on neighbouring pairs in fp32; sparse models have shared experts and a selection bias."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from models.spec import Experts, FeedForward, ModelSpec, each_attention
 
 _DEFAULTS = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 _NORM_MIN = 1e-12
-"""What the shares of the chosen experts are divided by at least."""
+"""The minimum of the sum by which the weights of the chosen experts are divided."""
 
 
 def _dense(architecture: str, fields: Fields, head_dim: int | None = 128) -> ModelSpec:
@@ -26,7 +26,7 @@ def _sparse(architecture: str, fields: Fields) -> ModelSpec:
     spec = _dense(architecture, fields, head_dim=None)
     if fields.number("moe_norm_min", _NORM_MIN) != _NORM_MIN:
         raise ModelError(f"moe_norm_min in {fields.where} is not {_NORM_MIN}, which is not supported.")
-    if fields.flag("use_bias"):  # of the head, too
+    if fields.flag("use_bias"):  # the head would have a bias, too
         raise ModelError(f"use_bias in {fields.where} is true, which is not supported with experts.")
     last = fields.raw.get("moe_layer_end_index", -1)
     first, last = (
@@ -72,14 +72,14 @@ def _experts(count: int, chosen: int, size: int, shared: int) -> Experts:
 
 
 def _rotated(spec: ModelSpec) -> ModelSpec:
-    """`spec` with the rotation of ERNIE."""
+    """Return `spec` with ERNIE's rotation."""
     assert spec.attention.rope is not None
     rope = replace(spec.attention.rope, interleaved=True, exact=True)
     return each_attention(spec, lambda _, attention: replace(attention, rope=rope))
 
 
 def _name(name: str) -> str | None:
-    """None for what predicts several tokens at once."""
+    """Return the name to use; None for tensors of multi-token prediction."""
     return None if "mtp" in name else name.replace("mlp.gate.moe_statics", "mlp.moe_statics")
 
 

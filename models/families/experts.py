@@ -1,4 +1,4 @@
-"""Mixtures of experts: which layers have one."""
+"""Which layers have a mixture of experts."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from models.spec import Experts, ModelSpec, each_layer
 
 
 def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> ModelSpec:
-    """`spec` with a mixture in place of the feed-forward of these layers. Raises ModelError for one that cannot be."""
+    """Return `spec` with experts as the feed-forward of these layers. Raises ModelError for a damaged config."""
     if experts.chosen > experts.count:
         raise ModelError(
             f"The config chooses {experts.chosen} of {experts.count} experts; it is damaged: download it again."
@@ -20,12 +20,12 @@ def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> Mo
 
 
 def gguf_expert_layers(config: GGUFConfig, spec: ModelSpec) -> list[int]:
-    """The layers of a GGUF file that have a router."""
+    """Return the layers of a GGUF file that have a router."""
     return [i for i in range(len(spec.layers)) if f"blk.{i}.ffn_gate_inp.weight" in config.tensors]
 
 
 def whole_numbers(fields: Fields, key: str) -> list[int]:
-    """A list of whole numbers, empty where there is none. Raises ModelError."""
+    """Return a list of whole numbers, [] if the key is missing. Raises ModelError."""
     value = fields.raw.get(key) or []
     if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""What a family of models is: how its configs are read, and what its checkpoints call their tensors."""
+"""The definition of a model family: how its configs are read, and how its checkpoints name their tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ NAMES: Names = {
     "experts.up": "mlp.experts.{}.up_proj",
     "experts.down": "mlp.experts.{}.down_proj",
 }
-"""What most checkpoints in Hugging Face layout call their tensors."""
+"""The tensor names of most checkpoints in Hugging Face layout."""
 
 GGUF_NAMES: Names = {
     "embedding": "token_embd",
@@ -52,29 +52,29 @@ GGUF_NAMES: Names = {
     "experts.up": "ffn_up.{}",
     "experts.down": "ffn_down.{}",
 }
-"""The same for GGUF files."""
+"""The tensor names of most GGUF files."""
 
 PACKED: Packed = {
     "mlp.experts.gate_up_proj": ("experts.gate", "experts.up"),
     "mlp.experts.down_proj": ("experts.down",),
 }
-"""Experts as transformers 5 stores them; before, each was a tensor of its own."""
+"""Experts as transformers 5 stores them; earlier versions stored each as a tensor of its own."""
 
 GGUF_PACKED: Packed = {f"ffn_{part}_exps.{{field}}": (f"experts.{part}",) for part in ("gate", "up", "down")}
-"""Experts in GGUF files."""
+"""Experts as GGUF files store them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFConfig:
-    """What a GGUF file tells of its network."""
+    """The description of a network in a GGUF file."""
 
     fields: Fields
     tensors: Mapping[str, Any]
-    """By name; only which there are counts."""
+    """Tensors by name; only their presence matters."""
     rope_factors: tuple[float, ...] | None = None
-    """The values of rope_freqs.weight, or of rope_factors_short.weight."""
+    """The values of rope_freqs.weight or rope_factors_short.weight."""
     long_factors: tuple[float, ...] | None = None
-    """Those of rope_factors_long.weight."""
+    """The values of rope_factors_long.weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +82,25 @@ class Family:
     """One way of writing configs and checkpoints."""
 
     architectures: tuple[str, ...]
-    """As config.json names them."""
+    """The names in config.json."""
     model_types: tuple[str, ...]
-    """The same under model_type, in the same order: what a config without architectures means."""
+    """The values of model_type for these architectures, in the same order; used for a config that names none."""
     from_hf: Callable[[str, Fields], ModelSpec]
-    """(architecture, config.json) -> spec. Raises ModelError for what is missing or cannot be run."""
+    """(architecture, config.json) -> spec. Raises ModelError if something is missing or not supported."""
     gguf_architecture: str | None = None
-    """As general.architecture names it; None: not read from GGUF files."""
+    """The name in general.architecture; None: the family is not read from GGUF files."""
     from_gguf: Callable[[GGUFConfig], ModelSpec] | None = None
     names: Names = field(default_factory=lambda: NAMES)
     gguf_names: Names = field(default_factory=lambda: GGUF_NAMES)
     packed: Packed = field(default_factory=lambda: PACKED)
     gguf_packed: Packed = field(default_factory=lambda: GGUF_PACKED)
     rename: Callable[[str], str | None] = str
-    """A tensor's name in a checkpoint -> the one to go by; None: not a part of this network."""
+    """A tensor's name in a checkpoint -> the name to use; None: the tensor does not belong to this network."""
     turned: tuple[str, ...] = ()
-    """Parts whose weights checkpoints, but not GGUF files, store [columns, rows]."""
+    """Parts whose weights are stored [columns, rows], in checkpoints but not in GGUF files."""
     alternating: tuple[str, ...] = ()
-    """Parts whose rows alternate in the tensor that holds them all, in checkpoints but not in GGUF files."""
+    """Parts whose rows alternate in the tensor that holds them, in checkpoints but not in GGUF files."""
     gguf_norm_offset: float = 0.0
-    """What GGUF files have added to the weights of norms."""
+    """The amount that GGUF files add to the weights of norms."""
     gguf_interleaved: tuple[str, ...] = ()
-    """Parts whose GGUF rows interleave the two halves of every head, for another form of RoPE."""
+    """Parts whose rows in GGUF files interleave the two halves of every head, for another form of RoPE."""

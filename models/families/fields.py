@@ -1,4 +1,4 @@
-"""Checked access to a config of which nothing is known yet."""
+"""Checked access to the fields of an untrusted config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from models.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Checked access to a mapping of which nothing is known yet."""
+    """Checked access to the fields of an untrusted mapping."""
 
     raw: Mapping[str, Any]
     where: str
-    """What it is, for people: "config.json"."""
+    """What the mapping is, for display: "config.json"."""
 
     def or_else(self, **values: Any) -> "Fields":
-        """The same, with these values for what is missing: the defaults of a family."""
+        """Return the fields with these values for missing ones: the defaults of a family."""
         return Fields(
             {**self.raw, **{k: v for k, v in values.items() if self.raw.get(k) is None}}, self.where
         )

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3, text: four norms a layer, which are stored as offsets, GeGLU, scaled embeddings, local layers."""
+"""Gemma 2 and 3, text only: four norms per layer, stored as offsets, GeGLU, scaled embeddings, local layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -33,14 +33,14 @@ _ONLY_2 = {
 _ONLY_3 = {"vocab_size": 262_208, "max_position_embeddings": 131_072}
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 _PERIOD_2, _PERIOD_3 = 2, 6
-"""Every so many layers one sees all tokens."""
+"""One layer in each period of this many sees all tokens."""
 _LARGEST = (46, 62)
-"""Layers of the 27B models: their scores are scaled by hidden_size / heads, of which GGUF files say nothing."""
+"""Layer counts of the 27B models: their scores are scaled by hidden_size / heads, which GGUF files do not mention."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     is_3 = architecture != "Gemma2ForCausalLM"
-    if architecture == _WITH_IMAGES:  # only its text part is run
+    if architecture == _WITH_IMAGES:  # only its text model is run
         tied = fields.flag("tie_word_embeddings", True)
         fields = _with(fields.mapping("text_config"), {"tie_word_embeddings": tied})
     fields = _with(fields, _DEFAULTS | (_ONLY_3 if is_3 else _ONLY_2))
@@ -104,7 +104,7 @@ def _gemma(
     score_cap: float | None,
     logit_cap: float | None,
 ) -> ModelSpec:
-    """What all of them have in common; `whole` are the layers that see all tokens, with the first of `ropes`."""
+    """Return `spec` with Gemma's common features; the layers in `whole` see all tokens and use the first of `ropes`."""
     norm = replace(spec.final_norm, offset=1.0)
     if window is not None and window >= spec.max_positions:
         window = None
@@ -134,7 +134,7 @@ def _gemma(
 
 
 def _ropes(fields: Fields, head_dim: int) -> tuple[Rope, Rope]:
-    """Of the layers that see all tokens, and of the others."""
+    """Return the ropes of the layers that see all tokens, and of the others."""
     given = fields.mapping("rope_parameters")
     if given.raw:
         parts = [given.mapping("full_attention"), given.mapping("sliding_attention")]
@@ -172,7 +172,7 @@ def _cap(fields: Fields, key: str) -> float | None:
 
 
 def _with(fields: Fields, defaults: dict[str, Any]) -> Fields:
-    """The same, and what is missing has a default; a null is none."""
+    """Return the fields with defaults for missing ones; an explicit null remains."""
     return replace(fields, raw={**defaults, **fields.raw})
 
 

@@ -1,4 +1,4 @@
-"""GPT-2: LayerNorm with biases, learned positions, a plain feed-forward; its checkpoints store weights transposed."""
+"""GPT-2: LayerNorm with biases, learned positions, ungated feed-forward; its checkpoints store weights transposed."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def _spec(
 
 
 def _name(name: str) -> str | None:
-    """Without the prefix that only some checkpoints have; None for their causal masks."""
+    """Return the name without the prefix that only some checkpoints have; None for causal masks."""
     return None if name.endswith((".attn.bias", ".attn.masked_bias")) else name.removeprefix("transformer.")
 
 

@@ -1,4 +1,4 @@
-"""gpt-oss: experts with a clamped activation and biases everywhere, attention sinks, a window in every other layer."""
+"""gpt-oss: experts with a clamped activation, biases everywhere, attention sinks, a window in every other layer."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 
 
 def _sliding(layers: int) -> list[bool]:
-    """Which layers have a window: every other one, from the first on."""
+    """Return which layers have a window: every other one, beginning with the first."""
     return [index % 2 == 0 for index in range(layers)]
 
 
@@ -66,7 +66,7 @@ def _whole(
     limit: float,
     truncate: bool | None = None,
 ) -> ModelSpec:
-    """`spec` with experts and sinks; `truncate` as in `Rope`, None: as it is there."""
+    """Return `spec` with experts and sinks; `truncate` is as in `Rope`, None leaves it unchanged."""
     norm = replace(spec.final_norm, rounds_last=True)
     rope = spec.attention.rope
     assert rope is not None
@@ -86,7 +86,7 @@ def _whole(
 
 
 def _name(name: str) -> str:
-    """The tensors of all experts, which have no field in their names, with one."""
+    """Add a field to the names of the tensors that hold all experts, which have none."""
     for part in ("gate_up_proj", "down_proj"):
         at = f"mlp.experts.{part}"
         if name.endswith((at, f"{at}_bias")):

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with multipliers of embeddings, attention scores, residuals and logits; dense, or with experts."""
+"""Granite 3: Llama with multipliers for embeddings, attention scores, residuals and logits; dense or with experts."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
 
 
 def _sparse(spec: ModelSpec, count: int, chosen: int, size: int, shared: int) -> ModelSpec:
-    """`spec` with experts in every layer. (A softmax of the chosen ones alone is that of all, renormalised.)"""
+    """Return `spec` with experts in every layer. (A softmax over the chosen ones equals a renormalised full one.)"""
     experts = Experts(count, chosen, FeedForward(size), shared=FeedForward(shared) if shared else None)
     return with_experts(spec, experts, range(len(spec.layers)))
 
@@ -59,7 +59,7 @@ def _multiplied_of_gguf(name: str, spec: ModelSpec, config: GGUFConfig) -> Model
 def _multiplied(
     spec: ModelSpec, embedding: float, attention: float, residual: float, logits: float
 ) -> ModelSpec:
-    """`spec` with the multipliers; logits are divided by theirs."""
+    """Return `spec` with the multipliers; logits are divided by `logits`."""
     usual = attention == spec.attention.softmax_scale
     layers = (
         replace(

@@ -1,4 +1,4 @@
-"""Llama, Mistral and Ministral: rotary embedding straight after the projection, a sliding window or none."""
+"""Llama, Mistral and Ministral: rotary embedding right after the projection, with or without a sliding window."""
 
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
@@ -7,7 +7,7 @@ from models.families.windows import windows
 from models.spec import ModelSpec
 
 _MISTRAL_WINDOW = 4096
-"""What a Mistral config means by not naming its sliding window."""
+"""The sliding window of a Mistral config that does not name one."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later, Magistral Small: Mistral with a part that sees images, of which only the text is run."""
+"""Mistral Small 3.1 and later, Magistral Small: Mistral with a vision model; only the text model is run."""
 
 from dataclasses import replace
 
@@ -29,4 +29,4 @@ FAMILY = Family(
     from_hf=_from_hf,
     rename=text_name,
 )
-"""GGUF files of it are those of a Llama."""
+"""GGUF files of these models have the architecture of Llama."""

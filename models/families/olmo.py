@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after attention and feed-forward, and of all q heads and all k heads together."""
+"""OLMo 2 and 3: norms after attention and feed-forward, and norms over all q heads and all k heads together."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     dim = spec.attention.head_dim
     scaled, plain = (rope_from_hf(fields, dim, f"{kind}_attention") for kind in ("full", "sliding"))
     if "sliding_attention" not in fields.mapping("rope_parameters").raw:
-        plain = Rope(plain.theta)  # rope_scaling is of the layers without a window
+        plain = Rope(plain.theta)  # rope_scaling applies to the layers without a window
     spec = windows(spec, fields, fields.integer("sliding_window"), sliding)
     return _normed(_rotated(spec, sliding, scaled, plain))
 
@@ -42,17 +42,17 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 
 
 def _usual(layers: int) -> list[bool]:
-    """Which layers of OLMo 3 have a window: all but every fourth."""
+    """Return which layers of OLMo 3 have a window: all but every fourth."""
     return [(index + 1) % 4 != 0 for index in range(layers)]
 
 
 def _rotated(spec: ModelSpec, sliding: list[bool], scaled: Rope, plain: Rope) -> ModelSpec:
-    """`spec` whose layers with a window are rotated without scaling."""
+    """Return `spec` with unscaled rotation in the layers that have a window."""
     return each_attention(spec, lambda i, attention: replace(attention, rope=plain if sliding[i] else scaled))
 
 
 def _normed(spec: ModelSpec) -> ModelSpec:
-    """`spec` with the norms of OLMo, which are rounded after their weight, and rotated in fp32."""
+    """Return `spec` with OLMo's norms, which round after the weight, and rotation in fp32."""
     norm = replace(spec.final_norm, rounds_last=True)
 
     def normed(_: int, layer: Layer) -> Layer:

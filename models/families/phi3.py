@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with packed projections, heads rotated in part and longrope."""
+"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with packed projections, partly rotated heads and longrope."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from models.families.windows import windows
 from models.spec import ModelSpec
 
 _OLD_KINDS = ("su", "yarn")
-"""What early configs call longrope."""
+"""The names of longrope in early configs."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:

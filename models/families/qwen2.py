@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases of queries, keys and values."""
+"""Qwen2 and Qwen2.5: Llama with biases for queries, keys and values."""
 
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig

@@ -1,4 +1,4 @@
-"""Qwen3, dense: every q and k head is normed after the projection and before the rotary embedding."""
+"""Qwen3, dense: every q and k head is normed between the projection and the rotary embedding."""
 
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
@@ -8,7 +8,7 @@ from models.spec import ModelSpec
 
 
 def without_windows(architecture: str, fields: Fields, head_dim: int | None = 128) -> ModelSpec:
-    """The dense network, full attention; `head_dim` is what it is where the config does not say."""
+    """Return the dense network with full attention; `head_dim` is the default for a config without one."""
     bias = fields.flag("attention_bias")
     return base_spec(architecture, fields, head_dim=head_dim, head_norm=True, qkv_bias=bias, out_bias=bias)
 

@@ -10,7 +10,7 @@ from models.spec import Experts, FeedForward, ModelSpec
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
-    # A sparse checkpoint that says nothing of the size of a head has the plain one: 128 is a default of Qwen3 only.
+    # Without head_dim, a sparse config means hidden_size / heads; the default of 128 is that of dense Qwen3 only.
     spec = without_windows(architecture, fields, head_dim=None)
     window = fields.raw.get("sliding_window", 4096) if fields.flag("use_sliding_window") else None
     spec = windows(spec, fields, window)

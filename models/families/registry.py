@@ -1,4 +1,4 @@
-"""The families that can be run, and the description of a model on this machine."""
+"""The supported families, and reading the description of a local model."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +48,11 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
-"""What can be run, as config.json names it."""
+"""The supported architectures, as config.json names them."""
 
 
 def load_spec(files: ModelFiles) -> ModelSpec:
-    """The description of local files. Raises ModelError when the config is missing, damaged or not supported."""
+    """Return the description of local files. Raises ModelError if the config is missing, damaged or not supported."""
     if files.gguf is not None:
         from models.weights.gguf import read_gguf
 
@@ -63,7 +63,7 @@ def load_spec(files: ModelFiles) -> ModelSpec:
 
 
 def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
-    """From the contents of a config.json. Raises ModelError for what is missing or cannot be run."""
+    """Return family and spec for a config.json. Raises ModelError if something is missing or not supported."""
     names = raw.get("architectures")
     kind = str(raw.get("model_type", "(none named)"))
     types = {
@@ -86,7 +86,7 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
 
 
 def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
-    """From a parsed GGUF file. Raises ModelError for what is missing or cannot be run."""
+    """Return family and spec for a parsed GGUF file. Raises ModelError if something is missing or not supported."""
     from models.weights.gguf import float_values
 
     name = file.metadata.get("general.architecture", "(none named)")

@@ -1,4 +1,4 @@
-"""The rotation of positions, from the configs of Hugging Face and of GGUF files."""
+"""Rotary positions from the configs of Hugging Face models and GGUF files."""
 
 import math
 from dataclasses import replace
@@ -11,9 +11,9 @@ from models.spec import Rope, RopeKind
 
 
 def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None) -> Rope:
-    """From rope_parameters (transformers 5) or from rope_theta and rope_scaling (before). Raises ModelError.
+    """Read rope_parameters (transformers 5) or rope_theta and rope_scaling (earlier versions). Raises ModelError.
 
-    `layers` is the type of layer whose parameters are meant, where a config has some for each.
+    `layers` is the type of layer to read the parameters of, for a config that has some for each type.
     """
     rope = fields.mapping("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
     if layers is not None and layers in rope.raw:
@@ -44,11 +44,11 @@ def _theta(fields: Fields, key: str, usual: float) -> float:
 
 
 def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
-    """`plain` with what its kind needs besides; formulas of the attention factors as in transformers."""
+    """Add the parameters of its kind to `plain`; the formulas for attention factors are those of transformers."""
     if plain.kind in ("linear", "dynamic"):
         return replace(plain, factor=rope.number("factor"))
     most = fields.integer("max_position_embeddings")
-    # Phi-3 has it beside rope_scaling; there it counts before the other, as in transformers.
+    # Phi-3 has it beside rope_scaling, where it takes precedence, as in transformers.
     original = fields.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", most)
     )
@@ -80,17 +80,17 @@ def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
 
 
 def yarn_attention(factor: float, scale: float = 1.0) -> float:
-    """What cos and sin are multiplied by (Peng et al. 2023)."""
+    """Return the factor of cos and sin for yarn (Peng et al. 2023)."""
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def longrope_attention(factor: float, original: int) -> float:
-    """The same of longrope (Ding et al. 2024)."""
+    """Return the factor of cos and sin for longrope (Ding et al. 2024)."""
     return 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
-    """From the metadata of the architecture `name`, whose heads are rotated by `dims` numbers. Raises ModelError."""
+    """Read the metadata of the architecture `name`, with `dims` rotated numbers per head. Raises ModelError."""
     fields, factors, long = config.fields, config.rope_factors, config.long_factors
     for found in (factors, long):
         if found is not None and len(found) != dims // 2:

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama where every fourth layer, or those that the config names, has no rotary embedding."""
+"""SmolLM3: Llama without rotary embedding in every fourth layer, or in the layers that the config names."""
 
 from dataclasses import replace
 
@@ -10,14 +10,14 @@ from models.families.windows import windows
 from models.spec import ModelSpec, each_attention
 
 _INTERVAL = 4
-"""Which layers have none where nothing says, and always in GGUF files."""
+"""The interval of layers without rotary embedding if the config gives none, and always for GGUF files."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     fields = fields.or_else(rope_theta=2e6, tie_word_embeddings=True)
     bias = fields.flag("attention_bias")
     spec = base_spec(architecture, fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
-    rotated = fields.raw.get("no_rope_layers")  # 1 for a layer that has it, in spite of the name
+    rotated = fields.raw.get("no_rope_layers")  # despite its name, 1 for a layer with rotary embedding
     if rotated is None:
         rotated = _usual(spec, fields.integer("no_rope_layer_interval", _INTERVAL))
     if (

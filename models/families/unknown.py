@@ -1,4 +1,4 @@
-"""What an architecture that no family describes asks for and nothing here computes, as far as its config tells."""
+"""Unsupported features that an unknown architecture requires, as far as its config tells."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,13 +24,13 @@ _ASKED: tuple[tuple[str, frozenset[str]], ...] = (
     ("images", frozenset({"vision_config", "vision_tower", "mm_vision_tower"})),
     ("sound", frozenset({"audio_config"})),
 )
-"""Words for people, and the fields of config.json or of a GGUF file that ask for it."""
+"""Words for the user, and the fields of config.json or of a GGUF file that mean this feature."""
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
 def missing_features(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What `config` asks for that nothing here computes; `prefix` stands before the names of a GGUF file's fields."""
+    """Return the features that `config` requires and nothing here computes; `prefix` precedes GGUF field names."""
     asked = {name.removeprefix(prefix) for name, value in config.items() if _says(value)}
     found = [words for words, names in _ASKED if names & asked]
     kinds = config.get("layer_types")
@@ -39,7 +39,7 @@ def missing_features(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def unknown(what: str, name: object, missing: list[str], supported: str) -> str:
-    """One line for an architecture (`what` names the kind of name) that no family describes."""
+    """Return one line for an architecture that no family describes; `what` is the kind of name."""
     *most, last = missing or [""]
     words = f"{', '.join(most)} and {last}" if most else last
     why = f"chatterm does not compute {words}" if missing else "chatterm does not know it"

@@ -1,4 +1,4 @@
-"""Which layers see only the last tokens, from the configs of Hugging Face and of GGUF files."""
+"""Sliding windows of layers, from the configs of Hugging Face models and GGUF files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,17 +12,17 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def windows(spec: ModelSpec, fields: Fields, window: Any, sliding: Sequence[bool] = ()) -> ModelSpec:
-    """`spec` with a sliding window of `window` tokens in the layers of `sliding_layers`; None: in none.
+    """Return `spec` with a sliding window of `window` tokens in the layers of `sliding_layers`; None: in no layer.
 
-    A window as long as the context is none. Raises ModelError as `sliding_layers` does.
+    A window as long as the context is left out. Raises ModelError as `sliding_layers` does.
     """
     return _windowed(spec, window, sliding_layers(spec, fields, sliding))
 
 
 def sliding_layers(spec: ModelSpec, fields: Fields, usual: Sequence[bool] = ()) -> list[bool]:
-    """Which layers have a sliding window: those that layer_types names, or without it `usual`; empty: all.
+    """Return which layers have a sliding window: those in layer_types, otherwise those in `usual`; []: all layers.
 
-    Raises ModelError for a layer type that has none and is not full attention either.
+    Raises ModelError for layer types other than sliding and full attention.
     """
     named = fields.raw.get("layer_types")
     kinds = named if isinstance(named, list) else []
@@ -36,14 +36,14 @@ def sliding_layers(spec: ModelSpec, fields: Fields, usual: Sequence[bool] = ()) 
 
 
 def windows_of_qwen(spec: ModelSpec, fields: Fields) -> ModelSpec:
-    """`spec` with the windows of Qwen: if they are used, in the layers from max_window_layers on."""
+    """Return `spec` with Qwen's windows: if they are used, in the layers from max_window_layers on."""
     window = fields.raw.get("sliding_window", 4096) if fields.flag("use_sliding_window") else None
     first = fields.integer("max_window_layers", 28, least=0)
     return windows(spec, fields, window, [index >= first for index in range(len(spec.layers))])
 
 
 def windows_of_gguf(spec: ModelSpec, fields: Fields, name: str) -> ModelSpec:
-    """`spec` with the windows of the GGUF architecture `name`, in the layers that the file names, or in all."""
+    """Return `spec` with the windows of the GGUF architecture `name`, in the layers that the file names, or in all."""
     pattern = fields.raw.get(f"{name}.attention.sliding_window_pattern")
     sliding = pattern if isinstance(pattern, list) and len(pattern) == len(spec.layers) else ()
     return _windowed(spec, fields.raw.get(f"{name}.attention.sliding_window"), [bool(is_) for is_ in sliding])

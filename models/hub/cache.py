@@ -1,10 +1,10 @@
-"""One repository's part of the Hub's standard cache folder, shared with every other tool that uses the Hub.
+"""One repository in the Hub's standard cache folder, which is shared with every other tool that uses the Hub.
 
 models--owner--name/
-    blobs/<id>                 the files, by what their content hashes to; <id>.incomplete while they arrive
-    snapshots/<commit>/<path>  links to the blobs (or the files themselves where there are no links)
+    blobs/<id>                 the files, named by the hash of their content; <id>.incomplete while they arrive
+    snapshots/<commit>/<path>  links to the blobs (or the files themselves if the file system has no links)
     refs/<revision>            the commit that a branch or tag stood for
-    chatterm/<commit>.json     ours: every file of that commit with its size and id
+    chatterm/<commit>.json     our own: every file of that commit with its size and id
 """
 
 import json
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class RepoCache:
-    """The folder of one repository. A file counts as present only with the size that the Hub gives it."""
+    """The folder of one repository. A file counts as present only if it has the size that the Hub gives."""
 
     root: Path
     """The Hub's cache folder."""
@@ -33,11 +33,11 @@ class RepoCache:
 
     @property
     def folder(self) -> Path:
-        """Everything of this repository."""
+        """The folder that contains everything of this repository."""
         return self.root / f"models--{self.repo.replace('/', '--')}"
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit that `revision` stands for here; None while it is not known."""
+        """Return the commit that `revision` stands for on this machine; None while it is not known."""
         if _COMMIT.fullmatch(revision):
             return revision
         try:
@@ -47,37 +47,37 @@ class RepoCache:
         return commit if _COMMIT.fullmatch(commit) else None
 
     def revisions(self) -> dict[str, str]:
-        """The commit of every revision that has a ref here, by name."""
+        """Return the commit of every revision that has a ref here, by name."""
         refs = self.folder / "refs"
         names = [path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file()]
         return {name: commit for name in sorted(names) if (commit := self.commit_of(name))}
 
     def snapshots(self) -> list[str]:
-        """The commits of which there are files here."""
+        """Return the commits that have files here."""
         return sorted(
             path.name for path in (self.folder / "snapshots").glob("*") if _COMMIT.fullmatch(path.name)
         )
 
     def listed(self) -> list[str]:
-        """The commits of which there is a listing here: those that were downloaded, or were to be."""
+        """Return the commits that have a listing here: those whose download was started or completed."""
         names = (path.stem for path in (self.folder / "chatterm").glob("*.json"))
         return sorted(name for name in names if _COMMIT.fullmatch(name))
 
     def snapshot(self, commit: str) -> Path:
-        """The folder in which the files of a commit lie under their names."""
+        """Return the folder that has the files of a commit under their names."""
         return self.folder / "snapshots" / commit
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where the content of a file lies. Needs its id."""
+        """Return the path of a file's content. The file's id must be known."""
         assert file.id is not None
         return self.folder / "blobs" / file.id
 
     def lock(self, file: RemoteFile) -> Path:
-        """The lock that huggingface_hub takes, too, while it fetches this file."""
+        """Return the lock that is held while this file is fetched, by huggingface_hub as well."""
         return self.root / ".locks" / self.folder.name / f"{file.id}.lock"
 
     def listing(self, commit: str) -> Listing | None:
-        """What `keep_listing` stored for a commit; None when there is nothing readable."""
+        """Return the listing that `keep_listing` stored for a commit; None if there is no readable one."""
         try:
             stored = json.loads(self._listing_path(commit).read_text(encoding="utf-8"))
             files = [RemoteFile(str(path), *entry) for path, entry in stored["files"].items()]
@@ -86,7 +86,7 @@ class RepoCache:
         return Listing(commit, {file.path: file for file in files})
 
     def local_listing(self, commit: str) -> Listing:
-        """A listing made of the files that lie here, for a snapshot that another tool fetched."""
+        """Make a listing from the files on disk, for a snapshot that another tool fetched."""
         snapshot = self.snapshot(commit)
         paths = [path for path in snapshot.rglob("*") if path.is_file()]
         files = [
@@ -102,15 +102,15 @@ class RepoCache:
         )
 
     def linked(self, commit: str, file: RemoteFile) -> bool:
-        """Whether the file lies in the snapshot of `commit`, whole."""
+        """Return whether the file is in the snapshot of `commit`, whole."""
         return file.size is not None and _size(self.snapshot(commit) / file.path) == file.size
 
     def stored(self, commit: str, file: RemoteFile) -> bool:
-        """Whether the file's content is here, whole."""
+        """Return whether the file's content is here, whole."""
         return self.linked(commit, file) or _size(self.blob(file)) == file.size
 
     def link(self, commit: str, file: RemoteFile, goes_on: bool = False) -> None:
-        """Give a stored file its name in the snapshot of `commit`. `goes_on`: its content has other names to get."""
+        """Give a stored file its name in the snapshot of `commit`. `goes_on`: its content will get more names."""
         if self.linked(commit, file):
             return
         blob, name = self.blob(file), self.snapshot(commit) / file.path
@@ -122,19 +122,19 @@ class RepoCache:
             return
         except (
             OSError
-        ):  # no links on this file system: the file itself moves, or a copy where it has several names
+        ):  # no links on this file system: move the file itself, or copy it if it has several names
             if goes_on:
                 shutil.copyfile(blob, name)
             else:
                 blob.replace(name)
 
     def keep_ref(self, revision: str, commit: str) -> None:
-        """Note which commit a branch or tag stands for."""
+        """Record which commit a branch or tag stands for."""
         if revision != commit:
             write_whole(self.folder / "refs" / revision, commit)
 
     def arrived(self) -> int:
-        """Bytes of content here, unfinished files included."""
+        """Return the bytes of content here, including unfinished files."""
         return sum(path.stat().st_size for path in (self.folder / "blobs").glob("*") if path.is_file())
 
     def remove_all(self) -> None:
@@ -144,7 +144,7 @@ class RepoCache:
         shutil.rmtree(self.root / ".locks" / self.folder.name, ignore_errors=True)
 
     def remove_file(self, commit: str, path: str) -> None:
-        """Delete one file of a commit and what only it needed."""
+        """Delete one file of a commit and everything that only it needed."""
         listing = self.listing(commit)
         (self.snapshot(commit) / path).unlink(missing_ok=True)
         if listing is not None and (file := listing.files.get(path)) is not None and file.id:
@@ -169,7 +169,7 @@ class RepoCache:
             self.remove_all()
 
     def _drop_unused_blobs(self) -> None:
-        """Delete the blobs to which no snapshot links; an unfinished one may be on its way elsewhere."""
+        """Delete the blobs that no snapshot links to, except unfinished ones: another download may be writing them."""
         names = (self.folder / "snapshots").rglob("*")
         # Not resolve(): a blob may itself be a link into a store that several repositories share.
         used = {path.readlink().name for path in names if path.is_symlink()}
@@ -181,7 +181,7 @@ class RepoCache:
         return self.folder / "chatterm" / f"{commit}.json"
 
     def commit_bytes(self, commit: str, path: str | None) -> int:
-        """Bytes of the files of one commit, or of one of them; what has arrived of an unfinished one counts too."""
+        """Return the bytes of one file of a commit, or of all; of an unfinished one, those that have arrived."""
         listing = self.listing(commit)
         known = [file for file in (listing.files.values() if listing else ()) if path in (None, file.path)]
         parts = sum(max(_size(partial(self.blob(file))), 0) for file in known if file.id)
@@ -189,7 +189,7 @@ class RepoCache:
         return parts + sum(name.stat().st_size for name in names if name.is_file())
 
     def bytes(self) -> int:
-        """Bytes of all regular files of this repository."""
+        """Return the bytes of all regular files of this repository."""
         return sum(
             path.lstat().st_size
             for path in self.folder.rglob("*")
@@ -198,7 +198,7 @@ class RepoCache:
 
 
 def repositories(root: Path) -> Iterator[RepoCache]:
-    """Every model repository in the Hub's cache folder."""
+    """Yield every model repository in the Hub's cache folder."""
     for folder in sorted(root.glob("models--*--*")):
         owner_name = folder.name.split("--")[1:]
         if len(owner_name) == 2 and folder.is_dir():
@@ -206,7 +206,7 @@ def repositories(root: Path) -> Iterator[RepoCache]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, -1 when there is none."""
+    """Return the bytes of a file, -1 if there is none."""
     with suppress(OSError):
         return path.stat().st_size
     return -1

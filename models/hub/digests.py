@@ -1,4 +1,4 @@
-"""What the content of a file hashes to."""
+"""Hashes of file contents."""
 
 import hashlib
 import re
@@ -9,14 +9,14 @@ _STEP = 4 << 20
 
 
 def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
-    """SHA-256 as hex digits; `advance` is told the bytes of every piece. Raises OSError."""
+    """Return the SHA-256 as hex digits; `advance` receives the bytes of every piece. Raises OSError."""
     return _digest(path, hashlib.sha256(), advance)
 
 
 def content_id(path: Path, like: str, advance: Callable[[int], None] | None = None) -> str | None:
-    """What the Hub calls this content: SHA-256 where `like` has 64 hex digits, git's blob id where it has 40.
+    """Return the Hub's id of this content: SHA-256 if `like` has 64 hex digits, git's blob id if it has 40.
 
-    None where `like` is neither. Raises OSError.
+    Return None if `like` is neither. Raises OSError.
     """
     if re.fullmatch(r"[0-9a-f]{64}", like):
         return sha256(path, advance)

@@ -1,7 +1,7 @@
-"""Models on the Hugging Face Hub: which files a model needs, and fetching them into the Hub's cache folder.
+"""Models on the Hugging Face Hub: find out which files a model needs, and fetch them into the Hub's cache folder.
 
-Blobs are fetched and checked first, then given their names, then the ref is written: a model is complete
-or not there. A complete model is found again by the listing kept beside it, without asking the Hub.
+Blobs are fetched and checked first, then linked under their names, then the ref is written: a model is either
+complete or not there. The listing kept beside a complete model identifies it later without asking the Hub.
 """
 
 import json
@@ -35,12 +35,12 @@ _SETTINGS = re.compile(
     r"config\.json|generation_config\.json|tokenizer(_config)?\.json|tokenizer\.model|tekken\.json|vocab\.(json|txt)|merges\.txt"
     r"|special_tokens_map\.json|added_tokens\.json|chat_template\.(json|jinja)"
 )
-"""The small files that belong to a model."""
+"""Matches the small files that belong to a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the Hub: a repository in Hugging Face layout, or one GGUF file of it."""
+    """A model on the Hub: a repository in Hugging Face layout, or one GGUF file in a repository."""
 
     repo: str
     """`owner/name`."""
@@ -51,7 +51,7 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """What to write to get this model again."""
+        """The name that identifies this model in `resolve`."""
         if self.file is None:
             return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
         return f"hf.co/{self.repo}{'' if self.revision == 'main' else '/blob/' + self.revision}/{self.file}"
@@ -59,7 +59,7 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where the Hub and its cache are; huggingface_hub's own environment variables decide."""
+    """Locations of the Hub and its cache, from huggingface_hub's own environment variables."""
 
     endpoint: str
     cache: Path
@@ -68,7 +68,7 @@ class Settings:
 
     @classmethod
     def read(cls) -> "Settings":
-        """From HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT."""
+        """Read HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT."""
         from huggingface_hub import constants
 
         return cls(
@@ -79,7 +79,7 @@ class Settings:
         )
 
     def connect(self) -> Connection:
-        """A connection with the person's token (HF_TOKEN, or `hf auth login`)."""
+        """Open a connection with the user's token (HF_TOKEN, or `hf auth login`)."""
         from huggingface_hub import constants, get_token
 
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
@@ -87,7 +87,7 @@ class Settings:
 
 
 def parse_id(text: str) -> HubModel | None:
-    """`owner/name` or `owner/name@revision`; None when `text` is neither."""
+    """Parse `owner/name` or `owner/name@revision`; return None if `text` is neither."""
     match = _ID.fullmatch(text)
     if match is None or ".." in text or "--" in match[1] or (match[2] or "").endswith("/"):
         return None
@@ -95,7 +95,7 @@ def parse_id(text: str) -> HubModel | None:
 
 
 def parse_url(text: str) -> HubModel | None:
-    """`hf.co/...` or `https://huggingface.co/...`; None when `text` is no such address. Raises ModelError."""
+    """Parse `hf.co/...` or `https://huggingface.co/...`; None if `text` is no such address. Raises ModelError."""
     match = _URL.fullmatch(text)
     if match is None:
         return None
@@ -118,9 +118,9 @@ def parse_url(text: str) -> HubModel | None:
 
 
 def select(paths: Collection[str], model: HubModel) -> list[str]:
-    """Which of a repository's files `model` needs; the one GGUF file, or small files and then weights.
+    """Return the files of a repository that `model` needs: its GGUF file (all parts), or small files and then weights.
 
-    Raises ModelError when they are no model that can be run.
+    Raises ModelError if they do not make up a model that can be run.
     """
     repo = model.repo
     if model.file is not None:
@@ -128,7 +128,7 @@ def select(paths: Collection[str], model: HubModel) -> list[str]:
             raise ModelError(f"{repo} has no file {model.file}.{_choices(paths, repo)}")
         return _parts(model.file, paths, repo)
     weights = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
-    # consolidated.*: the same weights once more, in another layout.
+    # consolidated.*: the same weights again, in another layout.
     weights = sorted(path for path in weights if not path.startswith(("consolidated", "adapter_")))
     if not weights:
         files = _gguf_files(paths)
@@ -149,9 +149,9 @@ def select(paths: Collection[str], model: HubModel) -> list[str]:
 
 
 def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, refresh: bool) -> Path:
-    """The model's snapshot folder, or its GGUF file, after downloading what is missing.
+    """Return the model's snapshot folder or GGUF file, after downloading missing files.
 
-    No network call is made for a complete model, unless `refresh` asks for a newer one. Raises ModelError.
+    No network call is made for a complete model unless `refresh` asks for a newer one. Raises ModelError.
     """
     settings = Settings.read()
     cache = RepoCache(settings.cache, model.repo)
@@ -179,20 +179,20 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
 
 
 def commit_here(model: HubModel) -> str | None:
-    """The commit that the revision of a model stands for here; None while it is not known."""
+    """Return the commit that a model's revision stands for on this machine; None while it is not known."""
     return RepoCache(Settings.read().cache, model.repo).commit_of(model.revision)
 
 
 def in_reach(repo: str, timeout_s: float) -> bool:
-    """Whether the Hub answers for this repository within `timeout_s`, name servers and proxies included.
+    """Return whether the Hub answers for this repository within `timeout_s`, including name servers and proxies.
 
-    It is asked on a thread that is left behind where it takes longer. HF_ENDPOINT and HF_HUB_OFFLINE hold.
+    A thread asks; it is left behind if it takes longer. HF_ENDPOINT and HF_HUB_OFFLINE apply.
     """
     answers: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:
         found = False
-        with suppress(Exception):  # whatever keeps it from answering: it is not in reach
+        with suppress(Exception):  # whatever goes wrong, the Hub is not in reach
             settings = Settings.read()
             if not settings.offline:
                 with replace(settings, timeout_s=timeout_s).connect() as connection:
@@ -207,7 +207,7 @@ def in_reach(repo: str, timeout_s: float) -> bool:
 
 
 def cached_models() -> list[tuple[HubModel, Path, int]]:
-    """Every complete model in the Hub's cache folder, with its path and the bytes of its files."""
+    """Return every complete model in the Hub's cache folder, with its path and the bytes of its files."""
     found = []
     for cache in repositories(Settings.read().cache):
         revisions = {commit: name for name, commit in cache.revisions().items()}
@@ -217,7 +217,7 @@ def cached_models() -> list[tuple[HubModel, Path, int]]:
             for file in (None, *_gguf_files(listing.files)):
                 model = HubModel(cache.repo, revisions.get(commit, commit), file)
                 path = _complete(cache, commit, model, listing) or _fetched_elsewhere(cache, commit, model)
-                # A repository with a single GGUF file stands in the list under that file's name.
+                # A repository with a single GGUF file is listed under the name of that file.
                 if path is not None and path.is_dir() == (file is None):
                     size = sum(listing.files[name].size or 0 for name in select(listing.files, model))
                     found.append((model, path, size))
@@ -225,7 +225,7 @@ def cached_models() -> list[tuple[HubModel, Path, int]]:
 
 
 def remove(model: HubModel) -> int:
-    """Delete a model from the cache, unfinished downloads too; return the bytes freed (0: none there)."""
+    """Delete a model from the cache, including unfinished downloads; return the bytes freed (0: none there)."""
     cache = RepoCache(Settings.read().cache, model.repo)
     before = cache.bytes()
     if model.file is None and model.revision == "main":
@@ -241,7 +241,7 @@ def remove(model: HubModel) -> int:
 
 
 def held_bytes(model: HubModel) -> int:
-    """Bytes of a model in the cache, an unfinished download too: what `remove` would delete (0: nothing)."""
+    """Return the bytes of a model in the cache, including an unfinished download: those that `remove` would delete."""
     cache = RepoCache(Settings.read().cache, model.repo)
     if model.file is None and model.revision == "main":
         return cache.bytes()
@@ -250,7 +250,7 @@ def held_bytes(model: HubModel) -> int:
 
 
 def _commits(cache: RepoCache, model: HubModel) -> list[str]:
-    """The commits that the revision may stand for: until a download is complete that is not written down."""
+    """Return the commits that the revision may stand for: the ref is only written when a download is complete."""
     commit = cache.commit_of(model.revision)
     return cache.listed() if commit is None else [commit]
 
@@ -258,7 +258,7 @@ def _commits(cache: RepoCache, model: HubModel) -> list[str]:
 def _download(
     connection: Connection, cache: RepoCache, listing: Listing, model: HubModel, meter: Meter
 ) -> Path:
-    """Fetch what is missing of `model` at the listing's commit, then name it. Raises ModelError, OSError."""
+    """Fetch the missing files of `model` at the listing's commit, then link them. Raises ModelError, OSError."""
     commit = listing.commit
     names = select(listing.files, model)
     files = [connection.measured(model.repo, commit, listing.files[name], meter) for name in names]
@@ -297,7 +297,7 @@ def _fetch_file(
 
 
 def _check_config(cache: RepoCache, commit: str, listing: Listing) -> None:
-    """Raise ModelError when the model cannot be run: before gigabytes of weights are fetched."""
+    """Raise ModelError if the model cannot be run, before gigabytes of weights are fetched."""
     from models.families.registry import spec_of_hf
     from models.files import read_json
 
@@ -306,7 +306,7 @@ def _check_config(cache: RepoCache, commit: str, listing: Listing) -> None:
 
 
 def _complete(cache: RepoCache, commit: str, model: HubModel, listing: Listing | None) -> Path | None:
-    """Where `model` lies when every file that the listing demands is there in full; else None."""
+    """Return the path of `model` if every file that the listing requires is there in full; else None."""
     if listing is None:
         return None
     try:
@@ -321,7 +321,7 @@ def _complete(cache: RepoCache, commit: str, model: HubModel, listing: Listing |
 
 
 def _fetched_elsewhere(cache: RepoCache, commit: str, model: HubModel) -> Path | None:
-    """Where `model` lies when another tool fetched it, as far as its files alone can tell; else None."""
+    """Return the path of `model` if another tool fetched it, as far as its files alone can tell; else None."""
     if cache.listing(commit) is not None:
         return None
     listing = cache.local_listing(commit)
@@ -337,7 +337,7 @@ def _fetched_elsewhere(cache: RepoCache, commit: str, model: HubModel) -> Path |
 
 
 def _check_index(index: Path, names: Collection[str], repo: str) -> None:
-    """Raise ModelError when the index of sharded weights names a file that is not among `names`."""
+    """Raise ModelError if the index of sharded weights names a file that is not among `names`."""
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -354,7 +354,7 @@ def _path(cache: RepoCache, commit: str, names: list[str]) -> Path:
 
 
 def _absent(cache: RepoCache, model: HubModel) -> str:
-    """The one line for a model that is not complete while the network must not be used."""
+    """Return the line for an incomplete model while the network must not be used."""
     arrived = cache.arrived()
     state = (
         f"is incomplete ({bytes_text(arrived)} downloaded so far)" if arrived else "is not on this machine"
@@ -363,12 +363,12 @@ def _absent(cache: RepoCache, model: HubModel) -> str:
 
 
 def _gguf_files(paths: Collection[str]) -> list[str]:
-    """The GGUF files that are models; of those in several parts the first."""
+    """Return the GGUF files that are models; for a model in several parts, its first part."""
     return sorted({gguf_parts(path)[0] for path in paths if path.endswith(".gguf")})
 
 
 def _parts(file: str, paths: Collection[str], repo: str) -> list[str]:
-    """All parts of a GGUF model. Raises ModelError where one is missing."""
+    """Return all parts of a GGUF model. Raises ModelError if one is missing."""
     parts = gguf_parts(file)
     if lost := [part for part in parts if part not in paths]:
         raise ModelError(
@@ -378,7 +378,7 @@ def _parts(file: str, paths: Collection[str], repo: str) -> list[str]:
 
 
 def _choices(paths: Collection[str], repo: str) -> str:
-    """Some GGUF files of a repository, as a person would name them."""
+    """List some GGUF files of a repository as a user would name them."""
     files = _gguf_files(paths)
     more = f" and {len(files) - 4} more" if len(files) > 4 else ""
     return f" It has {', '.join(f'hf.co/{repo}/{file}' for file in files[:4])}{more}." if files else ""

@@ -1,4 +1,4 @@
-"""What every download shares: progress that never falls, a lock between processes, room on the disk."""
+"""Common parts of all downloads: progress that never decreases, a lock between processes, the check of disk space."""
 
 import errno
 import shutil
@@ -14,13 +14,13 @@ from models.progress import OnProgress, Progress
 from models.units import bytes_text
 
 REPORT_EVERY_S = 0.05
-"""Seconds between two reports of progress; stopping a download takes at most this long while data flows."""
+"""Seconds between two progress reports; while data flows, stopping a download takes at most this long."""
 
 
 class Meter:
-    """Reports the bytes of one download to `on_progress`: never falling, not too often.
+    """Reports the bytes of one download to `on_progress`: never decreasing, and not too often.
 
-    Whatever `on_progress` raises passes through, which is how a download is stopped.
+    An exception from `on_progress` passes through; this is how a download is stopped.
     """
 
     def __init__(self, what: str, total: int | None, on_progress: OnProgress | None) -> None:
@@ -31,7 +31,7 @@ class Meter:
         self._next_s = 0.0
 
     def at(self, done: int) -> None:
-        """`done` bytes are here; call this as often as you like."""
+        """Note that `done` bytes are here; may be called as often as you like."""
         self._most = max(self._most, done if self.total is None else min(done, self.total))
         now = time.monotonic()
         if self.on_progress is not None and now >= self._next_s:
@@ -39,12 +39,12 @@ class Meter:
             self.on_progress(Progress("download", self.what, self._most, self.total))
 
     def finish(self) -> None:
-        """Everything is here: the last report."""
+        """Send the last report: everything is here."""
         self._next_s = 0.0
         self.at(self._most if self.total is None else self.total)
 
     def pause(self, seconds: float) -> None:
-        """Wait, still reporting, so that a person can stop the download meanwhile."""
+        """Wait, but keep reporting, so that the user can stop the download meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0.0:
             time.sleep(min(left, REPORT_EVERY_S))
@@ -56,7 +56,7 @@ def locked(path: Path, while_waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock file `path`; call `while_waiting` now and then while another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
-    # Some network file systems have no locks: what is downloaded there is still checked and moved in whole.
+    # Some network file systems have no locks: downloads to them are still checked, and moved into place as a whole.
     with suppress(NotImplementedError):
         while True:
             try:
@@ -71,7 +71,7 @@ def locked(path: Path, while_waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def need_space(folder: Path, needed: int, setting: str) -> None:
-    """Raise ModelError when `folder` has fewer than `needed` bytes free; `setting` moves it elsewhere."""
+    """Raise ModelError if `folder` has fewer than `needed` bytes free; `setting` moves it elsewhere."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelError(
@@ -81,7 +81,7 @@ def need_space(folder: Path, needed: int, setting: str) -> None:
 
 
 def storage_error(error: OSError, folder: Path, setting: str) -> ModelError:
-    """The one line for an error of the file system under `folder`."""
+    """Return the error for a failure of the file system under `folder`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(
             f"The disk is full in {folder}; free some space, or set {setting} to a folder on another disk. "
@@ -94,7 +94,7 @@ def storage_error(error: OSError, folder: Path, setting: str) -> ModelError:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 when there is none."""
+    """Return the bytes of a file; 0 if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

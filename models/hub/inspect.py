@@ -1,4 +1,4 @@
-"""What a model is, from the headers of its files alone: nothing is loaded and torch is not imported."""
+"""Facts about a model from the headers of its files alone: nothing is loaded and torch is not imported."""
 
 import math
 from collections import Counter
@@ -20,45 +20,45 @@ from models.weights.slots import parameters
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What `chatterm show` tells about a model."""
+    """The facts about a model that `chatterm show` displays."""
 
     name: str
     architecture: str
-    """As in config.json; "unknown" where nothing names it."""
+    """The name in config.json; "unknown" if nothing names it."""
     supported: bool
     """Whether chatterm can run it."""
     reason: str | None
-    """Why not, in one line; None when it is supported."""
+    """Why it cannot run, in one line; None if it is supported."""
     parameters: int
-    """Weights of the network; an output layer that is tied to the embeddings counts once."""
+    """Number of weights; an output layer that is tied to the embeddings counts once."""
     context_length: int
-    """Tokens the model was made for; 0 when unknown."""
+    """The number of tokens the model was made for; 0 if unknown."""
     dtypes: tuple[tuple[str, int], ...]
-    """How weights are stored and how many so, most first: (("Q4_1", 134479872), ("F32", 35136))."""
+    """The stored types with their counts of numbers, most frequent first: (("Q4_1", 134479872), ("F32", 35136))."""
     has_chat_template: bool | None
-    """None: nobody knows before it is downloaded."""
+    """None: unknown until the model is downloaded."""
     files: tuple[tuple[str, int], ...]
     """Every file with its bytes, by name."""
     spec: ModelSpec | None = None
-    """What it computes; None where it is not supported."""
+    """What it computes; None if it is not supported."""
     scheme: Scheme | None = None
-    """How the matrices of a safetensors checkpoint are quantised; None where they are not."""
+    """How the matrices of a safetensors checkpoint are quantised; None if they are not."""
 
     @property
     def dtype(self) -> str:
-        """How weights are stored, most first: "Q4_1, F32"."""
+        """The stored types, most frequent first: "Q4_1, F32"."""
         return ", ".join(name for name, _ in self.dtypes)
 
     @property
     def is_quantised(self) -> bool:
-        """Whether most weights are stored in blocks of a GGUF file, or so that a CPU holds them in such."""
+        """Whether most weights are in GGUF blocks, or stored in a form that a CPU holds in such blocks."""
         if self.scheme is not None:
             return self.scheme.held is not None
         return bool(self.dtypes) and self.dtypes[0][0].startswith(("Q", "IQ", "TQ", "MXFP"))
 
 
 def describe(files: ModelFiles) -> ModelFacts:
-    """The facts of a model on this machine. Raises ModelError when a file is missing, damaged or incomplete."""
+    """Return the facts about a local model. Raises ModelError if a file is missing, damaged or incomplete."""
     if files.gguf is not None:
         return _describe_gguf(files, files.gguf)
     if files.folder is None:
@@ -70,9 +70,9 @@ def describe(files: ModelFiles) -> ModelFacts:
 
 
 def describe_on_hub(model: HubModel, name: str) -> ModelFacts:
-    """The facts of a model on the Hub that is not on this machine, called `name`; little of it is fetched.
+    """Return the facts about a model on the Hub that is not on this machine, called `name`; little of it is fetched.
 
-    Raises ModelError when there is no such model, or the Hub is out of reach.
+    Raises ModelError if there is no such model or the Hub is out of reach.
     """
     with peek(model) as found:
         path = next(found.folder.iterdir())
@@ -122,7 +122,7 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
 
 
 def _scheme(raw: dict[str, Any]) -> Scheme | None:
-    """How the matrices are quantised; None too where that is not read, which the spec says."""
+    """Return how the matrices are quantised; None also for an unsupported scheme, which reading the spec reports."""
     try:
         return scheme_of(raw)
     except ModelError:
@@ -169,7 +169,7 @@ def _facts(
     dtype: str = "unknown",
     scheme: Scheme | None = None,
 ) -> ModelFacts:
-    """`tensors`: the type and the numbers of each; None where only their `dtype` is known."""
+    """Put the facts together. `tensors` has type and count of numbers of each; None if only their `dtype` is known."""
     spec, reason = None, None
     try:
         spec = read_spec()

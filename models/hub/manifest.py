@@ -1,4 +1,4 @@
-"""The manifest beside a model that chatterm wrote: where it comes from, and what its files hash to."""
+"""The manifest beside a model that chatterm wrote: the model's source, and the hashes of its files."""
 
 import json
 import re
@@ -14,27 +14,27 @@ _NAME = "chatterm.manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of a model."""
+    """The recorded facts about a model."""
 
     source: str
-    """The model it was made from, as a person would name it."""
+    """The model it was made from, as a user would name it."""
     revision: str | None
-    """The commit of the source on the Hub; for other sources None."""
+    """The commit of the source on the Hub; None for other sources."""
     format: str
-    """How weights are held, for people: "int4, calibrated"."""
+    """How the weights are held, for display: "int4, calibrated"."""
     kl: float | None
-    """Mean KL divergence from the source in nats, on the text of the calibration; None where not measured."""
+    """Mean KL divergence from the source in nats, on the calibration text; None if not measured."""
     files: Mapping[str, str]
-    """SHA-256 of every file, by its name."""
+    """SHA-256 of every file, by name."""
 
 
 def manifest_path(model: Path) -> Path:
-    """Where the manifest of a folder or of a GGUF file lies."""
+    """Return the path of the manifest of a folder or of a GGUF file."""
     return model / _NAME if model.is_dir() else model.with_name(f"{model.name}.{_NAME}")
 
 
 def read_manifest(model: Path) -> Manifest | None:
-    """None where there is none. Raises ModelError for a damaged one."""
+    """Read the manifest of a model; None if there is none. Raises ModelError if it is damaged."""
     path = manifest_path(model)
     if not path.is_file():
         return None
@@ -58,5 +58,5 @@ def read_manifest(model: Path) -> Manifest | None:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write it whole or not at all. Raises OSError."""
+    """Write the manifest whole or not at all. Raises OSError."""
     write_whole(path, json.dumps(asdict(manifest), indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""What a model on the Hub is before it is downloaded: its files, and its config.json or a GGUF header."""
+"""Look at a model on the Hub before it is downloaded: its files, and its config.json or GGUF header."""
 
 import os
 import tempfile
@@ -13,12 +13,12 @@ from models.hub.fetching import Meter
 from models.hub.transfer import Connection, RemoteFile
 
 HEADS = (2**22, 2**24, 2**26)
-"""Bytes of a GGUF file that are fetched, one after the other, until its header is whole: vocabularies differ."""
+"""Bytes to fetch of a GGUF file, one after the other, until its header is whole; its size depends on the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What was fetched lies in `folder`, for a while."""
+    """What was fetched of a model; `folder` is temporary."""
 
     folder: Path
     files: tuple[tuple[str, int], ...]
@@ -27,7 +27,7 @@ class Peek:
 
 @contextmanager
 def peek(model: HubModel) -> Iterator[Peek]:
-    """The files of `model`, and what describes it. Raises ModelError."""
+    """Provide the list of files of `model`, and a folder with its config.json or GGUF headers. Raises ModelError."""
     settings = Settings.read()
     if settings.offline:
         raise ModelError(
@@ -56,7 +56,7 @@ def peek(model: HubModel) -> Iterator[Peek]:
 def _fetch_header(
     connection: Connection, model: HubModel, commit: str, file: RemoteFile, folder: Path
 ) -> None:
-    """A file with the header of a GGUF file, of the same size: where its tensors are it has a hole."""
+    """Fetch the header of a GGUF file into a file of the full size, with a hole in place of the tensors."""
     path, size = folder / Path(file.path).name, file.size or 0
     for count in HEADS:
         data = connection.head(model.repo, commit, file, count)
@@ -70,7 +70,7 @@ def _fetch_header(
 
 
 def _is_whole(path: Path, count: int) -> bool:
-    """Whether the first `count` bytes hold a whole header, and the numbers that belong to the description."""
+    """Return whether the first `count` bytes hold the whole header, and the tensors that belong to the description."""
     from models.weights.gguf import read_part
 
     try:

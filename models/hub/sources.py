@@ -1,4 +1,4 @@
-"""From what a person writes to files on this machine."""
+"""Resolve what a user calls a model to files on this machine."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ class LocalModel:
     """A model that chatterm keeps on this machine, complete and ready to run."""
 
     name: str
-    """What to write to run it again."""
+    """The name that runs it again."""
     files: ModelFiles
     bytes: int
     """Bytes of its files on disk."""
@@ -30,13 +30,13 @@ class LocalModel:
 def resolve(
     model: str, *, on_progress: OnProgress | None = None, offline: bool = False, refresh: bool = False
 ) -> ModelFiles:
-    """Return the local files of `model`, after downloading what is missing.
+    """Return the local files of `model`, after downloading missing ones.
 
-    `model` is a catalogue name, a path to a folder or a GGUF file, a Hub id (`owner/name`, optional
+    `model` is a catalogue name, a path to a folder or a GGUF file, a Hub id (`owner/name`, optionally
     `@revision`) or `hf.co/owner/name/file.gguf`. A complete model is returned without any network call,
-    unless `refresh` asks whether there is a newer one; `offline` forbids the network. An exception raised by
-    `on_progress` stops a download; what has arrived is kept and the next call continues.
-    Raises ModelError with one line for a person.
+    unless `refresh` asks whether there is a newer one; `offline` forbids the network. An exception from
+    `on_progress` stops a download; the data that has arrived is kept, and the next call continues.
+    Raises ModelError with one line for the user.
     """
     source = parse(model)
     match source:
@@ -55,7 +55,7 @@ def resolve(
 
 
 def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
-    """Tell which kind of source `model` names; a Path exists. Touches no network. Raises ModelError."""
+    """Return the kind of source that `model` names; a Path exists. Does not use the network. Raises ModelError."""
     text = model.strip()
     if not text:
         raise ModelError("The model's name is empty; try smollm2, or a Hub id such as Qwen/Qwen3-0.6B.")
@@ -87,13 +87,13 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
 
 
 def commit_of(model: str) -> str | None:
-    """The commit of a model from the Hub that is on this machine; None for other models. Raises ModelError."""
+    """Return the commit of a model from the Hub that is on this machine; None for other models. Raises ModelError."""
     source = parse(model)
     return hub.commit_here(source) if isinstance(source, HubModel) else None
 
 
 def hidden_folder(model: str) -> str | None:
-    """A line for people where the catalogue's name `model` is also that of a model in the folder they are in."""
+    """Return a line for the user if the catalogue name `model` also names a model folder in the working directory."""
     name = model.strip()
     path = _existing(name)
     if path is not None and path.is_dir() and name.lower() in catalogue.names():
@@ -104,7 +104,7 @@ def hidden_folder(model: str) -> str | None:
 
 
 def local_files(path: Path) -> ModelFiles:
-    """The files of a model in a folder in Hugging Face layout, or of a GGUF file. Raises ModelError."""
+    """Return the files of a model in a folder in Hugging Face layout, or of a GGUF file. Raises ModelError."""
     try:
         return _folder(path) if path.is_dir() else _gguf(path)
     except OSError as error:
@@ -112,7 +112,7 @@ def local_files(path: Path) -> ModelFiles:
 
 
 def local_models() -> list[LocalModel]:
-    """The complete models in chatterm's cache and in the Hub's cache folder, by name. Raises ModelError."""
+    """Return the complete models in chatterm's cache and in the Hub's cache folder, by name. Raises ModelError."""
     found = []
     try:
         for wheel in catalogue.WHEELS.values():
@@ -127,9 +127,9 @@ def local_models() -> list[LocalModel]:
 
 
 def remove(model: str) -> int:
-    """Delete `model` from the caches, an unfinished download too; return the bytes freed.
+    """Delete `model` from the caches, including an unfinished download; return the bytes freed.
 
-    Never deletes a folder or file of the person's own. Raises ModelError when there is nothing to remove.
+    Never deletes the user's own folders or files. Raises ModelError if there is nothing to remove.
     """
     source, _ = _downloaded(model)
     try:
@@ -141,12 +141,12 @@ def remove(model: str) -> int:
 
 
 def held_bytes(model: str) -> int:
-    """Bytes that `remove` would delete. Raises ModelError as `remove` does, so that nobody is asked in vain."""
+    """Return the bytes that `remove` would delete. Raises ModelError as `remove` does, so no one confirms in vain."""
     return _downloaded(model)[1]
 
 
 def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
-    """A model that chatterm downloaded, and its bytes. Raises ModelError where there is nothing of it."""
+    """Return a model that chatterm downloaded, and its bytes. Raises ModelError if nothing of it is here."""
     source = parse(model)
     if isinstance(source, Path):
         raise ModelError(
@@ -166,16 +166,16 @@ def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
 
 
 def _existing(text: str) -> Path | None:
-    """The file or folder that `text` names, or None."""
+    """Return the file or folder that `text` names, or None."""
     try:
         path = Path(text).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError, ValueError):  # too long a name, no such user
+    except (OSError, RuntimeError, ValueError):  # the name is too long, or there is no such user
         return None
 
 
 def _unknown(text: str) -> str:
-    """One line for a name that is nothing we know, with names close to it."""
+    """Return one line for an unknown name, with names close to it."""
     known = {name.lower(): name for name in [*catalogue.names(), *catalogue.HUB_NAMES.values()]}
     known |= {entry.name.lower(): entry.name for entry in local_models()}
     close = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.6)
@@ -219,7 +219,7 @@ def _folder(path: Path) -> ModelFiles:
         if any(name.endswith(hub.PICKLE_SUFFIXES) for name in names):
             raise ModelError(f"{path} has only pickled weights: {hub.PICKLE_REASON}")
         raise ModelError(f"{path} has no *.safetensors weights; download the model again.")
-    # The name of ".", "..": the folder's real name.
+    # For "." and "..", use the folder's real name.
     return ModelFiles(path.resolve().name or str(path), folder=path)
 
 
@@ -230,7 +230,7 @@ def _hub_files(model: HubModel, path: Path) -> ModelFiles:
 
 
 def _hub_name(model: HubModel) -> str:
-    """What to write to get this model again: the catalogue's name for one of its files."""
+    """Return the name that gets this model again: the catalogue name if it has one for this file."""
     known = {(file.repo, file.file): name for name, file in catalogue.HUB_FILES.items()}
     short = known.get((model.repo, model.file or "")) if model.revision == "main" else None
     return short or model.name

@@ -1,6 +1,6 @@
-"""The Hub's protocol: what is in a repository, and one file of it, continued where it stopped.
+"""The Hub's protocol: list the files of a repository, and download one of them, resuming where it stopped.
 
-Written here because huggingface_hub throws an interrupted file away. The requests are the same.
+It is implemented here because huggingface_hub discards an interrupted file. The requests are the same.
 """
 
 import os
@@ -17,7 +17,7 @@ from models.hub.fetching import Meter, size_of
 from models.units import bytes_text
 
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new try; the count starts again whenever data has arrived."""
+"""Seconds before each retry; the count starts again whenever data has arrived."""
 
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -38,7 +38,7 @@ class RemoteFile:
     size: int | None
     """Bytes; None while unknown."""
     id: str | None
-    """What its content hashes to: SHA-256 (64 hex digits) or git's blob id (40); None while unknown."""
+    """The hash of its content: SHA-256 (64 hex digits) or git's blob id (40); None while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Listing:
 
 
 def http_library() -> ModuleType:
-    """The HTTP client that huggingface_hub brings: httpx2, or httpx in its older versions."""
+    """Return the HTTP client that huggingface_hub installs: httpx2, or httpx for older versions."""
     try:
         import httpx2
     except ImportError:
@@ -61,13 +61,13 @@ def http_library() -> ModuleType:
 
 
 class Connection:
-    """A connection to one Hub, as a context manager. `token` goes to it, never to a redirect's host."""
+    """A connection to one Hub, as a context manager. `token` is sent to the Hub, never to the host of a redirect."""
 
     def __init__(self, endpoint: str, token: str | None, timeout_s: float) -> None:
         self.endpoint = endpoint.rstrip("/")
         self.token = token
         self._http = http_library()
-        # identity: a compressed answer has no length and cannot be continued.
+        # identity: a compressed response has no length and cannot be resumed.
         headers = {"user-agent": "chatterm", "accept-encoding": "identity"}
         if token:
             headers["authorization"] = f"Bearer {token}"
@@ -85,7 +85,7 @@ class Connection:
         self._client.close()
 
     def listing(self, repo: str, revision: str, meter: Meter) -> Listing:
-        """The files of `repo` at `revision`. Raises Unreachable, or ModelError when there is none."""
+        """Return the files of `repo` at `revision`. Raises Unreachable, or ModelError if there is no such revision."""
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         response = self._ask("GET", url, meter)
         if response.status_code != 200:
@@ -103,7 +103,7 @@ class Connection:
         return Listing(commit, {file.path: file for file in files if _safe(file.path)})
 
     def has(self, repo: str) -> bool:
-        """Whether the Hub answers that it has this repository. It is asked once, and nothing is raised."""
+        """Return whether the Hub answers that it has this repository. It is asked once, and nothing is raised."""
         try:
             response = self._client.get(f"{self.endpoint}/api/models/{repo}/revision/main")
         except (self._http.RequestError, self._http.InvalidURL):
@@ -111,14 +111,14 @@ class Connection:
         return bool(response.status_code == 200)
 
     def measured(self, repo: str, commit: str, file: RemoteFile, meter: Meter) -> RemoteFile:
-        """`file` with its size and id, from a HEAD request where the listing had none (some mirrors)."""
+        """Return `file` with its size and id, from a HEAD request if the listing had none (some mirrors)."""
         if file.size is not None and file.id is not None:
             return file
         url = self._url(repo, commit, file.path)
         for _ in range(5):
             response = self._ask("HEAD", url, meter, follow_redirects=False)
             target = urljoin(url, response.headers.get("location", url))
-            # The answer that leads away from the Hub is the one that carries the metadata.
+            # The response that redirects away from the Hub is the one with the metadata.
             if urlsplit(target).netloc != urlsplit(url).netloc or not response.has_redirect_location:
                 break
             url = target
@@ -134,7 +134,7 @@ class Connection:
         return replace(file, size=int(size), id=etag)
 
     def head(self, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:
-        """The first `count` bytes of `file`, or all where it has fewer. Raises Unreachable, ModelError."""
+        """Return the first `count` bytes of `file`, or all if it has fewer. Raises Unreachable, ModelError."""
         url, data = self._url(repo, commit, file.path), b""
         try:
             with self._client.stream("GET", url, headers={"range": f"bytes=0-{count - 1}"}) as response:
@@ -151,10 +151,10 @@ class Connection:
     def download(
         self, repo: str, commit: str, file: RemoteFile, target: Path, meter: Meter, base: int
     ) -> None:
-        """Bring `file` to `target` whole and checked, or not at all; a partial file is continued.
+        """Download `file` to `target`, whole and checked, or not at all; a partial file is resumed.
 
-        What has arrived lies in `<target>.incomplete`. `base` bytes of the model were there before this file.
-        Raises ModelError when it keeps breaking off or the checksum is wrong, OSError from the disk.
+        Data that has arrived is in `<target>.incomplete`. `base` bytes of the model were there before this file.
+        Raises ModelError if the transfer keeps breaking off or the checksum is wrong, OSError from the disk.
         """
         assert file.size is not None
         part = partial(target)
@@ -182,7 +182,7 @@ class Connection:
         part.replace(target)
 
     def _receive(self, repo: str, commit: str, file: RemoteFile, part: Path, meter: Meter, base: int) -> None:
-        """Append to `part` what it still lacks. Raises _Cut or the client's RequestError when cut off."""
+        """Append the missing bytes to `part`. Raises _Cut or the client's RequestError if the transfer breaks off."""
         assert file.size is not None
         have = size_of(part)
         if have == file.size:
@@ -213,7 +213,7 @@ class Connection:
             raise _Cut("the connection ended early")
 
     def _ask(self, method: str, url: str, meter: Meter, **options: Any) -> Any:
-        """A small request, tried again when the server is busy. Raises Unreachable."""
+        """Send a small request, and again if the server is busy. Raises Unreachable."""
         for wait_s in (*RETRY_WAITS_S[:2], None):
             try:
                 response = self._client.request(method, url, **options)
@@ -240,7 +240,7 @@ class Connection:
         )
 
     def _refusal(self, response: Any, repo: str, revision: str, path: str | None = None) -> ModelError:
-        """The one line for an answer that is no success."""
+        """Return the error for an unsuccessful response."""
         status, code = response.status_code, response.headers.get("x-error-code", "")
         page = f"{self.endpoint}/{repo}"
         login = "log in with `hf auth login` or set HF_TOKEN"
@@ -277,12 +277,12 @@ class Connection:
 
 
 def partial(target: Path) -> Path:
-    """Where the beginning of `target` lies while it is being downloaded."""
+    """Return the path of the beginning of `target` while it is being downloaded."""
     return target.with_name(target.name + ".incomplete")
 
 
 def _remote_file(entry: dict[str, Any]) -> RemoteFile:
-    """A file as the Hub's API lists it."""
+    """Parse a file entry of the Hub's API."""
     lfs = entry.get("lfs") or {}
     size, identity = lfs.get("size", entry.get("size")), lfs.get("sha256") or entry.get("blobId")
     valid = isinstance(size, int) and isinstance(identity, str) and re.fullmatch(r"[0-9a-f]{40,64}", identity)
@@ -290,14 +290,14 @@ def _remote_file(entry: dict[str, Any]) -> RemoteFile:
 
 
 def _safe(path: str) -> bool:
-    """Whether a path given by a server stays inside the folder it is meant for."""
+    """Return whether a path given by a server stays inside the folder it is meant for."""
     return not re.search(r"[\\:\x00-\x1f]", path) and all(
         part not in ("", ".", "..") for part in path.split("/")
     )
 
 
 def _matches(path: Path, file: RemoteFile) -> bool:
-    """Whether the content at `path` is that of `file`: size, and checksum where its id is one."""
+    """Return whether the content at `path` is that of `file`: its size, and its checksum if its id is one."""
     if size_of(path) != file.size:
         return False
     found = content_id(path, file.id or "")
@@ -305,7 +305,7 @@ def _matches(path: Path, file: RemoteFile) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """A few words for a broken connection."""
+    """Describe a broken connection in a few words."""
     kind = type(error).__name__
     if "Timeout" in kind:
         return "no answer in time"

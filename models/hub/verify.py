@@ -1,4 +1,4 @@
-"""Whether the files of a model on this machine are what they should be: by the Hub's hashes, or by a manifest."""
+"""Check the files of a model on this machine against the Hub's hashes or a manifest."""
 
 import re
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from models.progress import OnProgress, Progress
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One file."""
+    """The result for one file."""
 
     name: str
     state: Literal["good", "damaged", "missing", "unknown"]
-    """unknown: nobody knows here what it should hash to."""
+    """unknown: there is no hash to compare with."""
     bytes: int
     expected: str | None
     found: str | None
@@ -33,22 +33,22 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All files of a model."""
+    """The results for all files of a model."""
 
     files: tuple[Checked, ...]
     against: str
-    """What they were checked against, for people."""
+    """What the files were checked against, for display."""
 
     @property
     def is_good(self) -> bool:
-        """Whether every file is what it should be."""
+        """Whether every file has the expected hash."""
         return all(file.state == "good" for file in self.files)
 
 
 def verify(model: str, *, online: bool = False, on_progress: OnProgress | None = None) -> Verdict:
-    """Hash every file of `model`, named as in `resolve`.
+    """Hash every file of `model`, named as in `resolve`, and compare.
 
-    `online` asks the Hub for its hashes; else what the cache knows of them is used. Raises ModelError where the model
+    With `online` the Hub is asked for its hashes; otherwise those in the cache are used. Raises ModelError if the model
     is not here, there is nothing to check it against, or a file cannot be read.
     """
     source = parse(model)
@@ -103,7 +103,7 @@ def _on_hub(model: HubModel, online: bool, on_progress: OnProgress | None) -> Ve
 
 
 def _needed(listing: Listing, model: HubModel) -> list[str]:
-    """The model's files; where too few are here to be a model, all that are."""
+    """Return the files that the model needs; if too few are here to make up a model, return all that are."""
     try:
         return select(listing.files, model)
     except ModelError:
@@ -111,7 +111,7 @@ def _needed(listing: Listing, model: HubModel) -> list[str]:
 
 
 def _blob_id(path: Path) -> str | None:
-    """What the content of a link in the cache should hash to: the name of what it points at."""
+    """Return the expected hash of a file that is a link in the cache: the name of its target."""
     if not path.is_symlink():
         return None
     name = path.readlink().name

@@ -1,1 +1,1 @@
-"""Calibrated quantisation: which digits and scales, which matrices in 8 bits, and the files that hold them."""
+"""Calibrated quantisation: fitting digits and scales, choosing matrices to keep in 8 bits, and writing the files."""

@@ -1,4 +1,4 @@
-"""What goes through the matrices of a network on a text, and how much an error of what comes out of them matters."""
+"""Measure the inputs of a network's matrices on a text, and how much an error of their outputs matters."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,34 +17,34 @@ Place = tuple[str, int | None]
 
 @dataclass(slots=True)
 class Seen:
-    """Sums over the tokens that went through a layer of products."""
+    """Sums over the tokens that went through a linear layer."""
 
     inputs: Tensor
-    """fp32 [columns]: squares of what it was given."""
+    """fp32 [columns]: sums of the squared inputs."""
     outputs: Tensor
-    """fp32 [rows]: squares of the gradients of what it gave."""
+    """fp32 [rows]: sums of the squared gradients of the outputs."""
     tokens: int = 0
 
 
 @dataclass(slots=True)
 class Activations:
-    """Of a whole network."""
+    """The measurements of a whole network."""
 
     seen: dict[Place, Seen] = field(default_factory=dict)
     tokens: int = 0
-    """Of the text."""
+    """Number of tokens of the text."""
 
     def inputs(self, place: Place) -> Tensor | None:
-        """Mean squares [columns], never 0; None for an expert that no token chose."""
+        """Return the mean squares of the inputs [columns], never 0; None for an expert that no token chose."""
         seen = self.seen.get(place)
         if seen is None or not seen.tokens:
             return None
         squares = seen.inputs / seen.tokens
-        # A column that this text leaves empty may matter for another one.
+        # A column that this text does not use may matter for another text.
         return squares + 0.01 * squares.mean() + 1e-12
 
     def outputs(self, place: Place) -> Tensor | None:
-        """[rows]: what a small error of an output adds to the KL divergence of a token, by its square."""
+        """Return [rows]: what a unit of squared error of each output adds to the KL divergence of a token."""
         seen = self.seen.get(place)
         return None if seen is None else 0.5 * seen.outputs / max(1, self.tokens)
 
@@ -54,8 +54,8 @@ def measure(
 ) -> Activations:
     """Run texts through a network of plain numbers, forwards and backwards.
 
-    Gradients are those of tokens drawn from what the network predicts: their squares are the Fisher information, by
-    which a small error changes the distribution.
+    Gradients are taken for tokens drawn from the network's own predictions. Their squares are the Fisher information,
+    which tells by how much a small error changes the distribution.
     """
     found = Activations()
     model = _Measured(network, found)
@@ -80,7 +80,7 @@ def measure(
 
 
 class _Measured(Decoder):
-    """A decoder that looks at what its products are given and give."""
+    """A decoder that records the inputs and output gradients of its linear layers."""
 
     def __init__(self, network: Network, found: Activations) -> None:
         super().__init__(network)
@@ -108,7 +108,7 @@ class _Measured(Decoder):
 
 
 def places(network: Network) -> Iterator[tuple[Place, Linear]]:
-    """The layers of products that may be quantised, by the group of their weights; not the head."""
+    """Yield the linear layers that may be quantised, by the group of their weights; the head is left out."""
     for index, layer in enumerate(network.layers):
         at = f"layers.{index}."
         yield (f"{at}qkv.weight", None), layer.attention.qkv
@@ -129,7 +129,7 @@ def _feed(at: str, feed: FeedForwardWeights, expert: int | None) -> Iterator[tup
 
 
 class Attend:
-    """Causal attention of one whole text, as the layers of a network have it."""
+    """Causal attention over one whole text, as the network's layers specify it."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -156,7 +156,7 @@ class Attend:
 
 
 def divergence(network: Network, other: Network, windows: Sequence[list[int]]) -> float:
-    """Mean KL divergence in nats of what `other` predicts from what `network` does, over texts."""
+    """Return the mean KL divergence in nats of the predictions of `other` from those of `network`, over texts."""
     total, count = 0.0, 0
     with torch.inference_mode():
         for window in windows:

@@ -1,4 +1,4 @@
-"""A network in 4 bits, by what its matrices are multiplied with on a short text; the costliest stay in 8."""
+"""Quantise a network to 4 bits, fitted to the inputs of its matrices on a short text; the costliest keep 8 bits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from models.weights.slots import Slot
 
 TEXT = Path(__file__).parent / "text.txt"
 WINDOW = 256
-"""Tokens of the text that see each other."""
+"""The number of tokens of the text that attend to each other."""
 _CPU = torch.device("cpu")
 _STEP = 1 << 20
-"""Numbers that are fitted at once."""
+"""How many numbers are fitted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Held:
 
 
 def windows(ids: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """The tokens of a text in windows: those to calibrate on, and a fifth of them, at least one, to judge by."""
+    """Cut the tokens of a text into windows for calibration and, a fifth of all but at least one, for evaluation."""
     parts = [list(ids[start : start + WINDOW]) for start in range(0, len(ids), WINDOW)]
     parts = [part for part in parts if len(part) > 1]
     last = max(1, len(parts) // 5)
@@ -49,10 +49,10 @@ def calibrate(
     whole: bool,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Held]:
-    """Every matrix of a network in blocks of 4 or 8 bits, by its name. `whole`: some digit stands for zero.
+    """Return every matrix of a network in blocks of 4 or 8 bits, by name. `whole`: one of the digits must mean zero.
 
-    As many bytes as `--quantize int4` takes; embedding and head stay in 8 bits. Raises ModelError for what cannot be
-    quantised.
+    The total size is that of `--quantize int4`; embedding and head stay in 8 bits. Raises ModelError for matrices that
+    cannot be quantised.
     """
     preset = choose_kinds(tensors, found, "int4", _CPU)
     matrices = {tensor.name: tensor for tensor in tensors if tensor.name in preset}
@@ -79,7 +79,7 @@ def calibrate(
 
 
 def _extra(tensor: StoredTensor) -> int:
-    """Bytes that 8 bits take more than 4."""
+    """Return how many more bytes 8 bits take than 4."""
     rows, columns = tensor.shape
     return rows * (row_bytes(Kind.Q8_0, columns) - row_bytes(Kind.Q4_1, columns))
 
@@ -89,7 +89,7 @@ def _in_8_bits(tensor: StoredTensor) -> Tensor:
 
 
 def _in_4_bits(tensor: StoredTensor, slot: Slot, activations: Activations, whole: bool) -> tuple[Held, float]:
-    """The blocks of a matrix, and what their error adds to the KL divergence of a token."""
+    """Return the blocks of a matrix, and the increase of a token's KL divergence by their error."""
     place = (slot.group, slot.expert)
     squares, matters = activations.inputs(place), activations.outputs(place)
     squares = torch.ones(tensor.shape[1]) if squares is None else squares
@@ -110,7 +110,7 @@ def _in_4_bits(tensor: StoredTensor, slot: Slot, activations: Activations, whole
 
 
 def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:
-    """fp32 [some rows, columns], from first to last."""
+    """Yield fp32 [some rows, columns], in order. Raises ModelError for values that are not finite."""
     assert tensor.parts is not None
     waiting: list[Tensor] = []
     for _, values in tensor.parts():

@@ -1,4 +1,4 @@
-"""Calibrated weights as files: a GGUF file made from another, or a folder in the layout of compressed-tensors."""
+"""Write calibrated weights: a GGUF file made from another, or a folder in the layout of compressed-tensors."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from models.weights.gguf_tensors import row_order
 
 
 def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
-    """Raises ModelError unless every matrix is a tensor of its own among those that are stored."""
+    """Raise ModelError unless every matrix is stored as a tensor of its own."""
     if packed := sorted(name for name in held if name not in names):
         raise ModelError(
             f"In this checkpoint {packed[0]} shares a tensor with others or is transposed; such models cannot be "
@@ -30,8 +30,8 @@ def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
 
 
 def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: Mapping[str, int]) -> None:
-    """The file `source` with these matrices in blocks and all else as it is. `interleaved`: the size of a head for
-    tensors whose rows interleave its halves. Raises OSError."""
+    """Write the file `source` with these matrices in blocks and everything else unchanged. `interleaved` has the head
+    size of tensors whose rows interleave the halves of heads. Raises OSError."""
     import gguf
 
     reader: Any = gguf.GGUFReader(source)
@@ -73,7 +73,7 @@ def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: M
 
 
 def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
-    """A folder like `source` with these matrices packed; `out` must be an empty folder. Raises OSError."""
+    """Write a folder like `source` with these matrices packed; `out` must be an empty folder. Raises OSError."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -93,14 +93,14 @@ def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
 
 
 def _packed(held: Held) -> dict[str, Tensor]:
-    """The tensors of a matrix as compressed-tensors packs them."""
+    """Return the tensors of a matrix as compressed-tensors packs them."""
     size = held.kind.block_bytes
     blocks = held.data.view(len(held.data), -1, size)
     scales = blocks[..., :2].clone().view(torch.float16).squeeze(-1)
     rows, columns = len(blocks), blocks.shape[1] * BLOCK
     shape = torch.tensor([rows, columns])
     if held.kind == Kind.Q8_0:
-        digits = blocks[..., 2:] ^ 0x80  # from -128 on to from 0 on
+        digits = blocks[..., 2:] ^ 0x80  # shift the range from -128..127 to 0..255
         return {
             "weight_packed": _words(digits.reshape(rows, -1), 8),
             "weight_scale": scales,
@@ -119,7 +119,7 @@ def _packed(held: Held) -> dict[str, Tensor]:
 
 
 def _words(digits: Tensor, bits: int) -> Tensor:
-    """uint8 [n, m] from 0 on -> int32 [n, ceil(m * bits / 32)], the first digit lowest"""
+    """uint8 [n, m], not negative -> int32 [n, ceil(m * bits / 32)], the first digit lowest"""
     digits = torch.nn.functional.pad(digits, (0, -digits.shape[1] % (32 // bits)))
     if bits == 4:
         digits = digits[:, ::2] | digits[:, 1::2] << 4
@@ -127,7 +127,7 @@ def _words(digits: Tensor, bits: int) -> Tensor:
 
 
 def _config(held: Mapping[str, Held]) -> dict[str, Any]:
-    """quantization_config"""
+    """Return the quantization_config."""
 
     def group(kind: Kind, bits: int) -> dict[str, Any]:
         weights = {

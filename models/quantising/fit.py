@@ -1,4 +1,4 @@
-"""Digits and scales of 4 bits whose error, weighed by what each column is multiplied with, is small."""
+"""Fit 4-bit digits and scales so that the error, weighted by the inputs of each column, is small."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK = 32
 _SHRINK = (1.0, 0.93, 0.86, 0.78)
-"""Of the range of a block: where to start from. Numbers at its ends may be cut off."""
+"""Starting points, as fractions of a block's range. Numbers at its ends may be cut off."""
 _ROUNDS = 2
 _MOST = 15
 _HALF_MAX = 65504.0
@@ -31,7 +31,7 @@ class Fitted:
 
 
 def fit(values: Tensor, squares: Tensor, whole: bool) -> Fitted:
-    """fp32 [..., 32], with weights that broadcast to it. `whole`: some digit stands for zero."""
+    """Fit blocks fp32 [..., 32], with error weights that broadcast to them. `whole`: one digit must mean zero."""
     best, least = None, None
     lowest, highest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     if whole:
@@ -55,7 +55,7 @@ def fit(values: Tensor, squares: Tensor, whole: bool) -> Fitted:
 
 
 def _free(values: Tensor, squares: Tensor, low: Tensor, scale: Tensor) -> Fitted:
-    """The line through (digit, number) with the least error, and the digits that it then has."""
+    """Fit the line through (digit, number) with the smallest error, and the digits that follow from it."""
     total = squares.sum(-1, keepdim=True)
     low, scale = _half(low), _half(scale)
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""`chatterm quantize`: from a model to its calibrated files, whole or not at all."""
+"""`chatterm quantize`: write a model's calibrated files, whole or not at all."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -34,23 +34,23 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of it."""
+    """The result of `quantise`."""
 
     manifest: Manifest
     bytes: int
-    """Of all files."""
+    """Bytes of all files."""
     kept: int
-    """Matrices in 8 bits, of `matrices`."""
+    """How many of the `matrices` are in 8 bits."""
     matrices: int
 
 
 def quantise(
     files: ModelFiles, out: Path, revision: str | None = None, on_progress: OnProgress | None = None
 ) -> Written:
-    """Write `files` in 4 and 8 bits to `out`: a GGUF file of a GGUF file, a folder of a folder.
+    """Write `files` in 4 and 8 bits to `out`: a GGUF file becomes a GGUF file, a folder becomes a folder.
 
-    `revision` is the commit of the source, for the manifest. What `on_progress` raises ends it. Whatever ends it,
-    nothing is left at `out`. Raises ModelError.
+    `revision` is the commit of the source, for the manifest. An exception from `on_progress` stops it. If it is stopped
+    or fails, nothing is left at `out`. Raises ModelError.
     """
     _check_places(files, out)
     spec, tensors, names, _ = read_tensors(files)
@@ -67,7 +67,7 @@ def quantise(
             f"{odd.name} has rows of {odd.shape[1]} numbers, which are not whole blocks of {BLOCK}, so {files.name} "
             "cannot be quantised."
         )
-    if files.folder is not None:  # where embedding and head are no layers of products that are quantised
+    if files.folder is not None:  # folders keep embedding and head unquantised
         matrices = {name for name in matrices if places[name].part not in ("embedding", "head")}
     check_one_to_one(_stored_names(files), dict.fromkeys(matrices))
     ids = load_tokenizer(files).encode(TEXT.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def _stored_names(files: ModelFiles) -> set[str]:
 
 
 def _dtype(tensors: list[StoredTensor]) -> torch.dtype:
-    """fp32 where that takes at most a third of the memory: what is measured needs some, too."""
+    """Return fp32 if it takes at most a third of the memory, because measuring needs memory, too; otherwise bf16."""
     numbers = sum(torch.Size(tensor.shape).numel() for tensor in tensors)
     free = available_bytes(_CPU)
     return torch.float32 if free is None or 12 * numbers <= free else torch.bfloat16
@@ -153,10 +153,10 @@ def _interleaved(path: Path) -> dict[str, int]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """A path beside `out` that takes its place at the end; whatever ends the work before, nothing stays of either."""
+    """Provide a path beside `out` that replaces it at the end; if the work ends early, nothing of either stays."""
     scratch = out.with_name(
         f".{out.name}.partial"
-    )  # a fixed name: what a killed process left is cleared here
+    )  # a fixed name, so that what a killed process left behind is cleared here
 
     def clear() -> None:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""The networks in plain torch: the truth that every faster way is tested against."""
+"""Networks in plain torch: the reference against which every faster executor is tested."""

@@ -1,4 +1,4 @@
-"""The attention seam: a network computes q, k and v; what supplies this object keeps the KV and attends."""
+"""The attention seam: a network computes q, k and v; the implementation of this protocol keeps the KV and attends."""
 
 from typing import Protocol
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 class Attention(Protocol):
-    """Attention of one step over a flat batch of T tokens; causal within each sequence."""
+    """The attention of one step over a flat batch of T tokens; causal within each sequence."""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v into the cache of this layer and attend with q.
 
-        q is [T, num_attention_heads, head_dim], k and v are [T, num_key_value_heads, head_dim], all in the
-        model's dtype; q and k are already normed and rotated. They may be views of one tensor that the next
-        layer does not reuse. Scale, window and the rest are those of the layer's spec. Returns
+        q is [T, num_attention_heads, head_dim]; k and v are [T, num_key_value_heads, head_dim]; all are in the model's
+        dtype, and q and k are already normed and rotated. They may be views of one tensor that the next layer does not
+        reuse. Scale, window and other parameters are those of the layer's spec. Returns
         [T, num_attention_heads, head_dim].
         """

@@ -1,4 +1,4 @@
-"""Any `Network` in plain torch, on any device: the truth that every faster executor is tested against."""
+"""Compute any `Network` in plain torch, on any device: the reference against which every faster executor is tested."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,16 +26,16 @@ from models.spec import Activation, Experts, FeedForward, Layer, Norm
 from models.spec import Attention as AttentionSpec
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and signed sin of the step's positions, [T, 1, rotated numbers] each."""
+"""cos and signed sin of the step's positions, each [T, 1, rotated numbers]"""
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
-"""(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x."""
+"""(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x"""
 
 Embedding = Callable[[Weight, Tensor, torch.dtype], Tensor]
-"""(weight, token ids int64 [T], a dtype) -> [T, columns] of that dtype."""
+"""(weight, token ids int64 [T], dtype) -> [T, columns] in that dtype"""
 
 HostMixture = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, x [T, hidden], the experts int32 [T, chosen] of each row, their shares fp32) -> the sum fp32 [T, hidden]."""
+"""(layer, x [T, hidden], experts of each row int32 [T, chosen], their shares fp32) -> their sum fp32 [T, hidden]"""
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -46,7 +46,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class Decoder:
-    """A network without KV cache and without an attention kernel: both come through the attention seam.
+    """A network without a KV cache or an attention kernel: both are supplied through the attention seam.
 
     Call it under torch.inference_mode().
     """
@@ -59,8 +59,8 @@ class Decoder:
         embedding: Embedding = embed,
         peers: Peers | None = None,
     ) -> None:
-        """`quantized` computes the products with quantised weights (None: TiledProduct), `on_host` the experts that lie
-        in host memory, `embedding` looks up rows of a weight; `peers` compute the other parts of the network."""
+        """`quantized` computes products with quantised weights (None: TiledProduct), `on_host` computes experts in host
+        memory, `embedding` looks up rows of a weight, and `peers` are the ranks with the other parts of the network."""
         self.network = network
         self.spec = network.spec
         self._on_host = on_host
@@ -77,7 +77,7 @@ class Decoder:
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """token_ids and positions int64 [T] -> [T, hidden_size] after the final norm, in the model's dtype.
 
-        T is flat over all sequences of the step. Positions must be below `positions`.
+        T is flat over all sequences of the step. Positions must be less than `self.positions`.
         """
         network, spec = self.network, self.spec
         rotations: dict[int, Rotation] = {}
@@ -101,28 +101,28 @@ class Decoder:
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """int64 [T], int64 [T] -> [T, hidden_size]: what the first layer is given."""
+        """token_ids and positions int64 [T] -> the input of the first layer [T, hidden_size]."""
         network = self.network
         x = self._look_up(token_ids)
-        if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained
+        if self.spec.embedding_scale != 1.0:  # the scale is rounded to the dtype, as in training
             x = x * float(torch.tensor(self.spec.embedding_scale, dtype=x.dtype))
         if network.position_embedding is not None:
             x = x + network.position_embedding.index_select(0, positions)
         return x
 
     def _look_up(self, token_ids: Tensor) -> Tensor:
-        """int64 [T] -> their rows of the embedding [T, hidden_size]."""
+        """token ids int64 [T] -> their rows of the embedding [T, hidden_size]."""
         network, peers = self.network, self._peers
         if peers is None or network.share is None:
             return self._embedding(network.embedding, token_ids, network.dtype)
-        part = network.share.vocab  # the other rows are those of the other ranks
+        part = network.share.vocab  # other ranks have the other rows
         held = (token_ids >= part.start) & (token_ids < part.stop)
         rows = torch.where(held, token_ids - part.start, 0)
         x = self._embedding(network.embedding, rows, network.dtype)
         return peers.sum(torch.where(held[:, None], x, 0.0))
 
     def _sum(self, x: Tensor) -> Tensor:
-        """What all ranks have of a result together."""
+        """Add up the parts of a result that all ranks have."""
         return x if self._peers is None else self._peers.sum(x)
 
     def _layer(
@@ -172,7 +172,7 @@ class Decoder:
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 
     def _norm_heads(self, index: int, spec: AttentionSpec, norm: Norm, weight: Tensor, qk: Tensor) -> Tensor:
-        """q and k heads [T, heads, head_dim] -> the same shape: each normed, or all of q and all of k."""
+        """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""
         if not spec.norms_all_heads:
             return _norm(norm, NormWeights(weight), qk)
         sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
@@ -184,7 +184,7 @@ class Decoder:
         )
 
     def _mean_squares(self, index: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the q and of the k heads of all ranks, fp32 [T, 1] each."""
+        """Return the mean squares of the q heads and of the k heads of all ranks, each fp32 [T, 1]."""
         assert self._peers is not None
         assert self.network.share is not None
         whole = self.network.whole.layers[index].attention
@@ -200,7 +200,7 @@ class Decoder:
         return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
 
     def _mix(self, index: int, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
-        """The chosen experts of each token, one expert after the other."""
+        """Compute the chosen experts of each token, one expert after the other."""
         scores = self._linear(weights.router, x.to(weights.router.weight.dtype)).float()
         shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
         ranked = shares if weights.selection_bias is None else shares + weights.selection_bias
@@ -239,7 +239,7 @@ class Decoder:
 
 
 def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
-    """What gate and up, or up alone, make of it: [T, 2 size] or [T, size] -> [T, size]"""
+    """Apply the activation to gate and up, or to up alone: [T, 2 size] or [T, size] -> [T, size]"""
     if not spec.gated:
         return _activate(spec, inner)
     gate, up = inner.chunk(2, dim=-1)
@@ -261,8 +261,8 @@ def _scale(x: Tensor, factor: float) -> Tensor:
 def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor, squares: Tensor | None = None) -> Tensor:
     """[..., size] -> the same shape, with a weight of [size], or of [heads, size] for the heads of [T, heads, size].
 
-    In fp32, cast back, then times the weight, as networks were trained. `squares` fp32 [..., 1] is the mean square of
-    an RMSNorm where x is a part of what is normed.
+    Computed in fp32, cast back, then multiplied by the weight, as networks were trained. `squares` fp32 [..., 1] is the
+    mean square for an RMSNorm of which x is only a part.
     """
     if spec is None or weights is None:
         return x
@@ -277,7 +277,7 @@ def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor, squares: Te
 
 
 def _scaled(spec: Norm, x: Tensor, squares: Tensor | None) -> Tensor:
-    """A norm without its weight."""
+    """Apply a norm without its weight."""
     if squares is not None:
         return (x.float() * torch.rsqrt(squares + spec.eps)).to(x.dtype)
     norm = F.layer_norm if spec.kind == "layer" else F.rms_norm

@@ -1,4 +1,4 @@
-"""The other ranks, where a network is divided among several: they compute the same step at the same time."""
+"""The other ranks of a network that is divided among several: they compute the same step at the same time."""
 
 from typing import Protocol
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 class Peers(Protocol):
-    """Every rank calls the same method with a tensor of the same shape and dtype, in the same order."""
+    """Operations across ranks. All ranks call the same methods in the same order, with equal shapes and dtypes."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in the shape and dtype of x; x may be overwritten."""
+        """Return the sum over all ranks, in the shape and dtype of x; x may be overwritten."""
 
     def join_columns(self, x: Tensor) -> Tensor:
-        """[n, columns] of every rank side by side: [n, ranks * columns]."""
+        """Return the [n, columns] of all ranks side by side: [n, ranks * columns]."""

@@ -1,4 +1,4 @@
-"""Products of activations with plain weights: the fastest one that torch has on this machine."""
+"""Products of activations with plain weights, by the fastest method that torch has on this machine."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""x [T, in], weight [out, in], bias [out] or None -> [T, out], in the dtype of x."""
+"""x [T, in], weight [out, in], bias [out] or None -> [T, out], in the dtype of x"""
 
 
 def choose_product(dtype: torch.dtype, device: torch.device) -> Product:
-    """The fastest matrix product of this machine for activations and weights of `dtype` on `device`."""
+    """Return this machine's fastest matrix product for activations and weights of `dtype` on `device`."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return F.linear
     return _native_linear if _has_native_bf16() else _upcast_linear
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a CPU multiplies activations of `dtype` in, where the weights can have any: bf16 or else fp32."""
+    """Return the dtype (bf16 or fp32) in which a CPU multiplies activations of `dtype`; weights can have any dtype."""
     return dtype if dtype == torch.bfloat16 and _has_native_bf16() else torch.float32
 
 
@@ -28,7 +28,7 @@ def _has_native_bf16() -> bool:
 
 def _native_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # For one row oneDNN's bf16 GEMM takes twice as long as torch's own matrix-vector product (15 ms against
-    # 7 ms for all products of SmolLM2-135M), which torch takes only where oneDNN is switched off.
+    # 7 ms for all products of SmolLM2-135M), which torch uses only while oneDNN is switched off.
     if x.shape[0] != 1 or not torch._C._get_mkldnn_enabled():
         return F.linear(x, weight, bias)
     torch._C._set_mkldnn_enabled(False)

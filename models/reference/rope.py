@@ -9,13 +9,12 @@ from models.spec import Rope
 
 
 def inverse_frequencies(rope: Rope, dims: int, positions: int, made_for: int) -> Tensor:
-    """Radians per position of each rotated pair, fp32 [dims / 2], for a table of `positions` rows.
+    """Return the radians per position of each rotated pair, fp32 [dims / 2], for a table of `positions` rows.
 
     "dynamic" (NTK) scaling raises theta with the length of the sequence, and "longrope" has other divisors for long
-    ones. Keys are cached as they were rotated, so the length used here is that of the table. "dynamic": up to
-    `made_for`, the model's max_positions, theta is the plain one, and a longer table is exact at its end. "longrope"
-    (Ding et al. 2024): a table of more than the original positions takes the long divisors for all of them (but see
-    `for_context`).
+    sequences. Keys are cached in rotated form, so the length used here is that of the table. "dynamic": up to
+    `made_for`, the model's max_positions, theta is unchanged; a longer table is exact at its end. "longrope" (Ding et
+    al. 2024): a table longer than the original positions uses the long divisors throughout (but see `for_context`).
     """
     theta = rope.theta
     if rope.kind == "dynamic" and positions > made_for:
@@ -38,7 +37,7 @@ def inverse_frequencies(rope: Rope, dims: int, positions: int, made_for: int) ->
 
 
 def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
-    """Slow frequencies divided by the factor, fast ones kept, a linear blend between."""
+    """Divide slow frequencies by the factor, keep fast ones, and blend linearly between."""
     original = rope.original_positions
     wavelengths = 2 * math.pi / frequencies
     smooth = (original / wavelengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -49,14 +48,14 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
 
 
 def _yarn(wavelengths: Tensor, rope: Rope, dims: int) -> Tensor:
-    """Peng et al. 2023, "NTK-by-parts", as transformers computes it (`_compute_yarn_parameters`).
+    """Scale frequencies as in Peng et al. 2023, "NTK-by-parts", as transformers does (`_compute_yarn_parameters`).
 
-    Frequencies of many turns within the original positions are kept, those of few are divided by the factor, with a
-    linear blend over the dimensions between.
+    Frequencies with many turns within the original positions are kept, those with few are divided by the factor, and
+    the dimensions between are blended linearly.
     """
 
     def dimension(turns: float) -> float:
-        """Which dimension turns so often; not a whole one."""
+        """Return the dimension, not a whole number, whose frequency makes `turns` turns."""
         return dims * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
@@ -71,10 +70,10 @@ def _yarn(wavelengths: Tensor, rope: Rope, dims: int) -> Tensor:
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, made_for: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """cos and sin of every position side by side, [positions, rotated numbers]; computed in fp32, then cast,
-    unless the rotation is exact.
+    """Return cos and sin of every position side by side, [positions, rotated numbers].
 
-    Both are multiplied by the attention factor, so that scores get its square.
+    They are computed in fp32, then cast to `dtype` unless the rotation is exact. Both are multiplied by the attention
+    factor, so scores are multiplied by its square.
     """
     frequencies = inverse_frequencies(rope, rope.dims or head_dim, positions, made_for)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
@@ -83,15 +82,15 @@ def rotary_table(
 
 
 def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [T, 1, rotated numbers] of int64 positions [T]; once per step, used by every layer."""
+    """Return cos and signed sin, each [T, 1, rotated numbers], of int64 positions [T]; once per step for all layers."""
     cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
-    """Rotate the heads x [T, heads, head_dim] in the dtype of the rotation, and round to theirs; a new tensor.
+    """Return the heads x [T, heads, head_dim], rotated in the dtype of the rotation and rounded to that of x.
 
-    Where the rotation is narrower than a head, the rest of it stays. `interleaved` as in `Rope`.
+    If the rotation is narrower than a head, the rest of the head is unchanged. `interleaved` is as in `Rope`.
     """
     cos, signed_sin = rotation
     dims = cos.shape[-1]
@@ -101,6 +100,6 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False
         shape = x.shape
         halves = x.reshape(*shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return rotate(halves, rotation).view(*shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
-    # The sign sits in sin, so a roll replaces "negate one half and swap"; each product rounds as elsewhere.
+    # The sign is in sin, so a roll replaces "negate one half and swap"; each product is rounded as elsewhere.
     wide = x.to(cos.dtype)
     return (wide * cos).add_(wide.roll(dims // 2, -1).mul_(signed_sin)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The plain product with quantised weights, which dequantises some rows at a time. See weights/quantized.py."""
+"""The reference product with quantised weights (see weights/quantized.py): it dequantises some rows at a time."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ from models.weights.dequantize import dequantize
 from models.weights.packing import unpack
 
 TILE = 1 << 20
-"""Numbers that are dequantised at once: 4 MB in fp32. Fewer cost torch more in waiting between its small operations,
-and the product more in reading its input again."""
+"""How many numbers are dequantised at once: 4 MB in fp32. With fewer, torch loses more time waiting between its small
+operations, and the product reads its input more often."""
 
 UNPACKED = 64
-"""Rows of an embedding in planes that are unpacked at once."""
+"""How many rows of an embedding in planes are unpacked at once."""
 
 
 def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of an embedding in any format: int64 [T] -> [T, columns] of `dtype`."""
+    """Look up rows of an embedding in any format: int64 [T] -> [T, columns] in `dtype`."""
     if weight.planes is not None:
         found = torch.empty(len(token_ids), weight.columns, dtype=dtype, device=token_ids.device)
         for start in range(0, len(token_ids), UNPACKED):
@@ -35,20 +35,20 @@ def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class TiledProduct:
-    """The plain product: `tile` weights at a time become numbers, in one buffer for all layers that share it."""
+    """The reference product: it dequantises `tile` weights at a time into one buffer that all layers share."""
 
     def __init__(self, dtype: torch.dtype, tile: int = TILE, device: torch.device | None = None) -> None:
-        """`dtype` is that of the activations; they and the weights are on `device` (None: the CPU)."""
+        """`dtype` is that of the activations, which are on `device` with the weights (None: the CPU)."""
         self._device = device or torch.device("cpu")
         self.dtype = compute_dtype(dtype) if self._device.type == "cpu" else dtype
-        """What tiles and products are computed in: fp32, or bf16 where the machine multiplies it faster."""
+        """The dtype of tiles and products: on a CPU fp32, or bf16 if the machine multiplies it faster; else `dtype`."""
         self._product = choose_product(self.dtype, self._device)
         self._tile = tile
         self._buffer = torch.empty(0, dtype=self.dtype, device=self._device)
 
     def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
-        """x [T, columns] of any float dtype, weights with as many columns, bias [sum of the rows] or None ->
-        [T, sum of the rows] in the dtype of x: the outputs of the weights side by side.
+        """x [T, columns] of any float dtype, weights with as many columns, bias [rows of all weights] or None ->
+        [T, rows of all weights] in the dtype of x: the outputs of the weights side by side.
         """
         wide = x.to(self.dtype)
         columns, rows = weights[0].columns, sum(weight.rows for weight in weights)
@@ -65,12 +65,12 @@ class TiledProduct:
         return out.to(x.dtype)
 
     def _numbers(self, weights: Sequence[Weight], start: int, stop: int) -> Tensor:
-        """The rows from `start` to `stop` of the weights one below the other; the next call overwrites them."""
+        """Return the rows from `start` to `stop` of the weights stacked; the next call overwrites them."""
         size = (stop - start) * weights[0].columns
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=self.dtype, device=self._device)
         tile = self._buffer[:size].view(stop - start, -1)
-        first = 0  # row of all weights at which this one begins
+        first = 0  # the row at which this weight begins among all rows
         for weight in weights:
             low, high = max(start, first), min(stop, first + weight.rows)
             if low < high:

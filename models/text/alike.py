@@ -1,4 +1,4 @@
-"""Whether two tokenizers are one: the same ids stand for the same, and texts become the same ids."""
+"""Whether two tokenizers are equivalent: ids stand for the same tokens, and texts become the same ids."""
 
 import json
 from collections.abc import Container, Mapping
@@ -14,9 +14,9 @@ def difference(
     unused_by_one: Container[int] = (),
     unused_by_other: Container[int] = (),
 ) -> str | None:
-    """What `other` has otherwise, as the middle of a sentence; None for nothing.
+    """Return how `other` differs, as the middle of a sentence; None if it does not.
 
-    Ids that only fill up a vocabulary are as good as none.
+    Ids that only fill up a vocabulary count as missing.
     """
     here, there = _by_id(one, unused_by_one), _by_id(other, unused_by_other)
     for id in sorted(here.keys() | there.keys()):
@@ -37,7 +37,7 @@ def _by_id(backend: tokenizers.Tokenizer, unused: Container[int]) -> Mapping[int
 
 
 def _merges(backend: tokenizers.Tokenizer) -> list[str] | None:
-    """In their order; None where they are not written down (what SentencePiece makes of a file has scores instead)."""
+    """Return the merges in order; None for SentencePiece vocabularies, which have scores instead."""
     said: dict[str, Any] = json.loads(backend.to_str())
     merges, decoder = said["model"].get("merges"), json.dumps(said["decoder"])
     if merges is None or '"ByteLevel"' not in decoder:

@@ -1,4 +1,4 @@
-"""From a conversation to the text that a model was trained on: its own Jinja template, run in a process of its own."""
+"""Render a conversation as the text that a model was trained on, by its own Jinja template in a separate process."""
 
 import json
 import signal
@@ -14,19 +14,19 @@ from typing import Any, NotRequired, TypedDict
 from models.errors import ModelError
 
 SECONDS = 3.0
-"""Processor time for a rendering; one takes milliseconds, and what takes longer than this never ends."""
+"""Processor time for a rendering. One takes milliseconds; one that takes longer than this never ends."""
 MEMORY = 512 * 2**20
-"""Bytes for the process of a template, of which Python takes 30 MB."""
+"""Bytes for the process of a template; Python takes 30 MB of them."""
 ADDED = 4 * 2**20
-"""Bytes that a template may add to what it is given, which it may repeat three times."""
+"""Bytes that a template may add to its input, which it may also repeat three times."""
 
 _TOO_LARGE = "it produces too much text"
 _TIME_IS_UP = {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGALRM")}
-"""How a process ends that took too long."""
+"""Exit codes of a process that took too long."""
 
 
 class Message(TypedDict):
-    """One turn of a conversation, as chat templates know it."""
+    """One turn of a conversation, as chat templates expect it."""
 
     role: str
     content: str
@@ -37,20 +37,20 @@ class Message(TypedDict):
 
 
 class ChatTemplate:
-    """A chat template and, from the first rendering on, the process that it runs in. Thread-safe."""
+    """A chat template and its process, which is started by the first rendering. Thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: the names the template may use (bos_token, eos_token, ...) with their text."""
+        """`special_tokens` has the names that the template may use (bos_token, eos_token, ...) with their text."""
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Callable[[], object] = lambda: None
-        """Ends the process; it happens by itself when nobody has the template any more, and when Python ends."""
+        """Ends the process; this also happens when the template is garbage-collected and when Python exits."""
 
     @property
     def source(self) -> str:
-        """The template itself."""
+        """The source of the template."""
         return self._source
 
     def render(
@@ -62,10 +62,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         more: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text. `enable_thinking` None leaves the choice to the template; `tools` are those that
-        the model may call, `more` are names of the template's own.
+        """Return the conversation as text. If `enable_thinking` is None, the template decides. `tools` are the tools
+        that the model may call; `more` are further variables of the template.
 
-        Raises ModelError when the template is not valid, fails, refuses the conversation, or takes too long or too
+        Raises ModelError if the template is invalid, fails, refuses the conversation, or takes too long or too
         much memory.
         """
         names: dict[str, Any] = {
@@ -92,13 +92,13 @@ class ChatTemplate:
         )
 
     def start(self) -> None:
-        """Start the process ahead of the first rendering; returns at once. What fails then is told by `render`."""
+        """Start the process ahead of the first rendering, without waiting for it. `render` reports its failures."""
         with self._lock, suppress(OSError):
             if self._process is None:
                 self._start()
 
     def close(self) -> None:
-        """End the process, and a rendering that runs. Another rendering starts a new one."""
+        """End the process, and with it a running rendering. Another rendering starts a new process."""
         if (process := self._process) is not None:
             process.kill()
         with self._lock:
@@ -114,7 +114,7 @@ class ChatTemplate:
         assert process.stdin is not None
         assert process.stdout is not None
         most, line = ADDED + 4 * len(request), b""
-        with suppress(OSError):  # it ends while it is asked
+        with suppress(OSError):  # the process may end meanwhile
             process.stdin.write(request)
             process.stdin.flush()
             line = process.stdout.readline(most)
@@ -135,23 +135,23 @@ class ChatTemplate:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl+C in the terminal is not for it
+            start_new_session=True,  # shield it from Ctrl+C in the terminal
         )
         self._process, self._stop = process, weakref.finalize(self, _kill, process)
         assert process.stdin is not None
-        with suppress(OSError):  # whoever asks it something sees that it has ended
+        with suppress(OSError):  # the next request notices that the process has ended
             process.stdin.write(json.dumps(self._source).encode() + b"\n")
         return process
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
-    with suppress(OSError):  # what it was not given yet
+    with suppress(OSError):  # input that it has not read yet
         process.communicate()
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    # As transformers does: no key without a value, and the reasoning also under its older name.
+    # As in transformers: omit keys without a value, and give the reasoning under its older name, too.
     present = {name: value for name, value in message.items() if value is not None}
     if "reasoning_content" in present:
         present.setdefault("thinking", present["reasoning_content"])

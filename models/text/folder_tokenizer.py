@@ -1,4 +1,4 @@
-"""A tokenizer from a folder in Hugging Face layout, with the token ids that transformers gives."""
+"""A tokenizer from a folder in Hugging Face layout, with the same token ids as in transformers."""
 
 import sys
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ _SLOW_FILES = ("vocab.json", "tiktoken.model")
 def parts_from_folder(folder: Path) -> TokenizerParts:
     """Read tokenizer.json, tokenizer_config.json, generation_config.json, config.json and the chat template.
 
-    Without a tokenizer.json, tekken.json or tokenizer.model is read, with the ids of SentencePiece.
+    Without a tokenizer.json, tekken.json or tokenizer.model is read; the latter gives the ids of SentencePiece.
 
-    Raises ModelError when a file is missing or damaged.
+    Raises ModelError if a file is missing or damaged.
     """
     config = _read_json(folder / "tokenizer_config.json")
     model_config = _read_json(folder / "config.json")
@@ -64,13 +64,13 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
 
 
 def _text_start(backend: tokenizers.Tokenizer, bos: str | None) -> str:
-    """The bos token, where the tokenizer puts it before every text."""
+    """Return the bos token if the tokenizer puts it before every text, otherwise ""."""
     begins = bos is not None and backend.encode("").ids[:1] == [backend.token_to_id(bos)]
     return bos if begins and bos is not None else ""
 
 
 def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    """The sampling settings in a generation_config.json; values that no sampler could use are left out."""
+    """Return the sampling settings in a generation_config.json, without values that no sampler could use."""
     found: dict[str, float | int] = {}
     for name, (low, high) in _RANGES.items():
         value = generation.get(name)
@@ -82,7 +82,7 @@ def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]
 
 
 def _load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer, and the special tokens that its own file names by their roles."""
+    """Return the tokenizer, and the special tokens that its own file names, by role."""
     path = folder / _FILE
     if not path.is_file():
         return _load_other(folder, config)
@@ -115,7 +115,7 @@ def _load_other(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tok
 def _as_llama_class(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], model_config: Mapping[str, Any]
 ) -> None:
-    """Treat spaces as transformers' LlamaTokenizer does, which goes its own way beside tokenizer.json."""
+    """Treat spaces as transformers' LlamaTokenizer does, whose rules differ from those in tokenizer.json."""
     if config.get("tokenizer_class") not in ("LlamaTokenizer", "LlamaTokenizerFast"):
         return
     if model_config.get("model_type") != "llama" or "ByteLevel" in repr(backend.decoder):
@@ -130,12 +130,12 @@ def _as_llama_class(
 def _convert_slow(folder: Path) -> tokenizers.Tokenizer:
     if not any((folder / name).is_file() for name in _SLOW_FILES):
         raise ModelError(f"{folder} has no tokenizer.json; download the model again, with its tokenizer.")
-    from transformers import AutoTokenizer  # takes seconds to import, so only where nothing else helps
+    from transformers import AutoTokenizer  # importing it takes seconds, so only as a last resort
 
     try:
         slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         backend: tokenizers.Tokenizer = slow.backend_tokenizer
-    except Exception as error:  # whatever a foreign tokenizer does
+    except Exception as error:  # a foreign tokenizer may raise anything
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
             f"{folder} has no tokenizer.json, and its tokenizer cannot be converted ({reason}); "
@@ -151,7 +151,7 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _added_by_name(folder: Path, special_tokens: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What added_tokens.json, of older models, has beside the vocabulary: as tokenizer_config.json would list it."""
+    """Read added_tokens.json, which older models have, in the form of tokenizer_config.json's added_tokens_decoder."""
     special = set(special_tokens.values())
     listed = _read_json(folder / "added_tokens.json")
     return {str(token_id): {"content": text, "special": text in special} for text, token_id in listed.items()}
@@ -160,7 +160,7 @@ def _added_by_name(folder: Path, special_tokens: Mapping[str, str]) -> dict[str,
 def _add_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str], rows: Any
 ) -> None:
-    """Add what tokenizer_config.json knows beyond tokenizer.json, in the order in which transformers does."""
+    """Add the tokens of tokenizer_config.json that tokenizer.json lacks, in the same order as transformers."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder") or {}
     for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):

@@ -1,4 +1,4 @@
-"""A tokenizer from the metadata of a GGUF file, with the token ids that llama.cpp gives."""
+"""A tokenizer from the metadata of a GGUF file, with the same token ids as in llama.cpp."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
@@ -12,20 +12,20 @@ from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
 
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
-# llama.cpp also counts "</s>" among them; but in Qwen's vocabulary that is a piece of HTML.
+# llama.cpp also counts "</s>" among them, but in Qwen's vocabulary that is a piece of HTML.
 _ALWAYS_CONTROL = {name for name in END_OF_TURN if name.startswith("<|")} | {
     "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
 }  # fmt: skip
 """Tokens with these names are control tokens, whatever type a file gives them."""
 
 _DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "t5": {"eos": 1, "unknown": 2, "padding": 0}}
-"""Special tokens by the kind of the tokenizer, for files that name none."""
+"""Ids of special tokens by kind of tokenizer, for files that name none."""
 
 
 def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
-    """The tokenizer that GGUF `metadata` (plain Python values by key) describes.
+    """Return the tokenizer that GGUF `metadata` (plain Python values by key) describes.
 
-    Raises ModelError when the metadata is incomplete, contradictory or of a kind that is not supported.
+    Raises ModelError if the metadata is incomplete, contradictory or of an unsupported kind.
     """
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     template = metadata.get("tokenizer.chat_template")
@@ -74,7 +74,7 @@ def _stop_ids(metadata: Mapping[str, Any], tokens: Sequence[str]) -> frozenset[i
 
 
 def _text_start(metadata: Mapping[str, Any], tokens: Sequence[str]) -> str:
-    """The bos token, where it stands before every text: the file says so, else it is llama.cpp's default."""
+    """Return the bos token if every text begins with it: as the file says, or else as is llama.cpp's default."""
     usual = metadata.get("tokenizer.ggml.model") == "llama" or (
         metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS_FIRST
     )

@@ -1,8 +1,8 @@
-"""Text of which a person typed parts, to token ids: what was typed is text, whatever it spells.
+"""Tokenise text that a user typed in part: typed text stays text, whatever it spells.
 
-A chat template writes control tokens (`<|im_start|>`, `<think>`) as text among what people typed. So that typed text
-can never become one, it is tokenised by a second backend, which shares the vocabulary of the first but knows the
-control tokens by secret names only; in what the template wrote their texts are replaced by these names.
+A chat template writes control tokens (`<|im_start|>`, `<think>`) as text between the texts that users typed. To
+prevent typed text from becoming a control token, prompts are tokenised by a second backend. It shares the vocabulary
+of the first one, but knows the control tokens only by secret names, which replace them in the template's own text.
 """
 
 import secrets
@@ -14,31 +14,31 @@ import tokenizers
 from tokenizers import AddedToken
 
 _LONG = 20_000
-"""Characters from which on a text is tokenised without holding up the other threads of Python."""
+"""The length in characters from which a text is tokenised without blocking other Python threads."""
 
 _BEFORE = "\ue0ff"
-"""Stands for the text before: a character that no token joins with what follows it."""
+"""Stands for preceding text: a character that no token joins with the characters after it."""
 
 _HTML = frozenset({
     "a", "b", "blockquote", "body", "br", "caption", "code", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "head",
     "hr", "html", "i", "img", "li", "ol", "p", "pre", "s", "span", "strong", "sub", "sup", "table", "tbody", "td",
     "tfoot", "th", "thead", "tr", "u", "ul",
 })  # fmt: skip
-"""Tags that are words of a vocabulary (Gemma's) like any others."""
+"""Tags that are ordinary words of a vocabulary (Gemma's)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a prompt. Control tokens are taken as such in what the template wrote, not in typed text."""
+    """A stretch of a prompt. Control tokens are recognised in the template's text, not in typed text."""
 
     text: str
     typed: bool
 
 
 def control_tokens(backend: tokenizers.Tokenizer, template: str | None) -> dict[int, str]:
-    """The tokens that steer a model, by id with their text; the other added tokens are words that people may type.
+    """Return the tokens that control a model, with their text, by id; other added tokens are words that users may type.
 
-    These are the special tokens and, among the others, what looks like a tag or is a mark that the chat template names.
+    They are the special tokens, and those others that look like a tag or are a mark that the chat template names.
     """
     added = backend.get_added_tokens_decoder()
     return {
@@ -61,7 +61,7 @@ class PieceEncoder:
     """Tokenises pieces. Thread-safe."""
 
     def __init__(self, backend: tokenizers.Tokenizer, control: Mapping[int, str]) -> None:
-        """`control`: what `control_tokens` found."""
+        """`control` is the result of `control_tokens`."""
         self._backend = backend
         self._control = dict(control)
         plain = self._plain = tokenizers.Tokenizer(backend.model)  # shared, not copied
@@ -81,20 +81,20 @@ class PieceEncoder:
         ids = ((plain.token_to_id(token.content), token_id) for token_id, token in tokens.items())
         self._real = {theirs: ours for theirs, ours in ids if theirs is not None and theirs != ours}
         self._spelled = {token_id for token_id in control if backend.model.id_to_token(token_id) is not None}
-        """Control tokens in the vocabulary itself, which a merge might make of typed text."""
-        self._with_names = lru_cache(256)(self._name)  # a template writes the same over and over
+        """Control tokens in the vocabulary itself, which a merge could make of typed text."""
+        self._with_names = lru_cache(256)(self._name)  # a template writes the same text over and over
         before, both = self._ids(_BEFORE), self._ids(f"{_BEFORE}a")
         self._before = len(before)
-        self._spelled.difference_update(before)  # what an unknown character becomes
+        self._spelled.difference_update(before)  # the tokens of an unknown character
         self._prefixed = both[: self._before] == before and both[self._before :] != self._ids("a")
-        """Whether a text begins otherwise than it goes on: SentencePiece puts a space before it."""
+        """Whether a text's beginning is tokenised differently from a continuation: SentencePiece prepends a space."""
 
     def encode(self, pieces: Iterable[Piece], after: int | None = None) -> list[int]:
-        """Token ids of the pieces as one text. `after`: the token that stands before them; None at the beginning."""
+        """Return the token ids of the pieces as one text. `after` is the preceding token; None at the beginning."""
         text = "".join(piece.text if piece.typed else self._with_names(piece.text) for piece in pieces)
         if after is None or not self._prefixed:
             return self._as_ours(self._ids(text))
-        if after in self._added:  # what follows one of these is tokenised apart, wherever it stands
+        if after in self._added:  # text after an added token is tokenised separately anyway
             return self._as_ours(self._ids(self._break + text)[1:])
         return self._as_ours(self._after_text(text))
 
@@ -102,7 +102,7 @@ class PieceEncoder:
         return self._ids(_BEFORE + text)[self._before :]
 
     def _name(self, text: str) -> str:
-        """What a template wrote, with the secret names of its control tokens."""
+        """Return a template's text with the secret names of its control tokens."""
         found = self._backend.encode(text, add_special_tokens=False)
         if self._names.keys().isdisjoint(found.ids):
             return text
@@ -121,7 +121,7 @@ class PieceEncoder:
         return ids
 
     def _as_ours(self, ids: list[int]) -> list[int]:
-        """Ids of the second backend as those of the model."""
+        """Convert ids of the second backend to ids of the model."""
         if not self._spelled.isdisjoint(ids):
             ids = [part for token_id in ids for part in self._spelling(token_id)]
         if not self._real.keys().isdisjoint(ids):
@@ -129,7 +129,7 @@ class PieceEncoder:
         return ids
 
     def _spelling(self, token_id: int) -> list[int]:
-        """A control token that a merge made, letter by letter."""
+        """Replace a control token that a merge made by the tokens of its letters."""
         if token_id not in self._spelled:
             return [token_id]
         letters = map(self._after_text, self._control[token_id])
@@ -137,7 +137,7 @@ class PieceEncoder:
 
 
 def _gap(plain: tokenizers.Tokenizer, count: int) -> int:
-    """How many ids to leave out so that `count` new tokens get ids that the vocabulary has not: it may have holes."""
+    """Return how many ids to skip so that `count` new tokens get ids outside the vocabulary, which may have gaps."""
     begin = end = plain.get_vocab_size()
     while taken := [id for id in range(end, end + count) if plain.model.id_to_token(id) is not None]:
         end = taken[-1] + 1

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies, whatever file they come from: BPE by scores, or unigram; bytes for what is missing."""
+"""SentencePiece vocabularies from any file: BPE by scores, or unigram, with bytes for missing characters."""
 
 import re
 from collections.abc import Container, Sequence
@@ -11,12 +11,12 @@ from tokenizers.models import BPE, Unigram
 from models.text.tokenizer_parts import META_SPACE, merges_of, sentencepiece_decoder
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens, as SentencePiece and GGUF number them."""
+"""Token types, as SentencePiece and GGUF number them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """A vocabulary: for each id its text, its score and its type, and the rules for spaces."""
+    """A vocabulary: the text, score and type of each id, and the rules for spaces."""
 
     tokens: Sequence[str]
     scores: Sequence[float]
@@ -26,15 +26,15 @@ class SentencePiece:
     prefixed: bool
     """Whether a space is put before a text."""
     squeezed: bool = False
-    """Whether spaces around a text are dropped and several in a row become one."""
+    """Whether spaces around a text are dropped, and runs of spaces become one."""
     charsmap: bytes = b""
-    """SentencePiece's own table of characters to normalise; empty for none."""
+    """SentencePiece's own table for normalising characters; empty if there is none."""
 
 
 def sentencepiece_backend(
     vocabulary: SentencePiece, always_control: Container[str] = ()
 ) -> tokenizers.Tokenizer:
-    """The tokenizer of a vocabulary of distinct tokens. `always_control`: names that are control tokens."""
+    """Return the tokenizer of a vocabulary of distinct tokens. `always_control` has names that are control tokens."""
     model = _unigram(vocabulary) if vocabulary.unigram else _bpe(vocabulary)
     backend = tokenizers.Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
@@ -48,10 +48,10 @@ def sentencepiece_backend(
     if vocabulary.squeezed:
         steps.append(normalizers.Replace(Regex(rf"{META_SPACE}+\z"), ""))
     backend.normalizer = normalizers.Sequence(steps)
-    if vocabulary.unigram:  # in a BPE no merge makes them
+    if vocabulary.unigram:  # in a BPE, no merge makes them
         backend.pre_tokenizer = _apart(vocabulary)
     backend.decoder = sentencepiece_decoder(prefixed=vocabulary.prefixed)
-    # What is user-defined may be spaces (Gemma's are). A prefix would be put before it, too.
+    # User-defined tokens may be spaces (Gemma's are). A prefix would be put before those, too.
     add_typed_tokens(
         backend, vocabulary.tokens, vocabulary.types, always_control, normalized=not vocabulary.prefixed
     )
@@ -66,10 +66,10 @@ def add_typed_tokens(
     *,
     normalized: bool = False,
 ) -> None:
-    """Make control tokens special, and user-defined ones whole wherever they stand in a text.
+    """Make control tokens special, and keep user-defined ones whole wherever they occur in a text.
 
-    `always_control`: names that are control whatever their type. `normalized`: user-defined tokens are looked for
-    in the normalised text, where a space has become U+2581.
+    `always_control` has names that are control tokens whatever their type. With `normalized`, user-defined tokens are
+    searched in the normalised text, where a space has become U+2581.
     """
     special = [
         token
@@ -88,7 +88,7 @@ def add_typed_tokens(
 def _bpe(vocabulary: SentencePiece) -> BPE:
     tokens, scores, types = vocabulary.tokens, vocabulary.scores, vocabulary.types
     known = {token: index for index, token in enumerate(tokens)}
-    # A control or byte token is never made of the text that spells it.
+    # Control and byte tokens are never made from the text that spells them.
     mergeable = [i for i in range(len(tokens)) if types[i] not in (UNKNOWN, CONTROL, BYTE)]
     mergeable.sort(key=lambda i: -scores[i])
     merges = merges_of([tokens[i] for i in mergeable], known)
@@ -102,7 +102,7 @@ def _unigram(vocabulary: SentencePiece) -> Unigram:
 
 
 def _apart(vocabulary: SentencePiece) -> pre_tokenizers.PreTokenizer:
-    """Cuts the names of control and byte tokens in two, where no word would span the cut: typed, they are text."""
+    """Split names of control and byte tokens where no word spans the cut, so that they are text when typed."""
     typed = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
     words = "\n".join(token for token, kind in typed if kind not in (UNKNOWN, CONTROL, BYTE))
     cuts = []

@@ -1,4 +1,4 @@
-"""Reads a `tokenizer.model`: a SentencePiece model, which is a message in the protobuf format."""
+"""Read a `tokenizer.model`: a SentencePiece model in the protobuf format."""
 
 import struct
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 
 
 def read_sentencepiece(path: Path) -> tuple[SentencePiece, dict[str, str]]:
-    """The vocabulary, and the text of its bos_token, eos_token, unk_token and pad_token where it has them.
+    """Return the vocabulary, and the text of its bos_token, eos_token, unk_token and pad_token if it has them.
 
-    Raises ModelError when the file is no SentencePiece model, or of a kind that is not supported.
+    Raises ModelError if the file is not a SentencePiece model or is of an unsupported kind.
     """
     try:
         return _read(path.read_bytes())
@@ -45,7 +45,7 @@ def _read(data: bytes) -> tuple[SentencePiece, dict[str, str]]:
     tokens = [piece.get(1, b"").decode("utf-8") for piece in pieces]
     if len(set(tokens)) != len(tokens):
         raise ValueError("it lists a token twice")
-    # The numbers of protobuf are unsigned here: 2 ** 64 - 1 is -1, which stands for none.
+    # Protobuf numbers are unsigned here: 2 ** 64 - 1 is -1, which means none.
     ids = {"unk_token": trainer.get(40, 0), "bos_token": trainer.get(41, 1), "eos_token": trainer.get(42, 2)}
     ids["pad_token"] = trainer.get(43, len(tokens))
     vocabulary = SentencePiece(
@@ -62,7 +62,7 @@ def _read(data: bytes) -> tuple[SentencePiece, dict[str, str]]:
 
 
 def _fields(data: Any) -> Iterator[tuple[int, Any]]:
-    """The number and the value of each field of a message; raises ValueError for what is none."""
+    """Yield the number and the value of each field of a message. Raises ValueError for other data."""
     if not isinstance(data, bytes):
         raise ValueError("it is damaged")
     at = 0
@@ -89,7 +89,7 @@ def _fields(data: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at an offset, and the offset behind it."""
+    """Return the number at an offset, and the offset behind it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

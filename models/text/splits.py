@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut text into words before they merge anything."""
+"""How byte-level vocabularies split text into words before any merges."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ _WORDS = (
 )
 _WITH_MARKS = _WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _SEED = _WORDS.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")
-# As the models' own tokenizers have it; llama.cpp keeps combining marks apart from their letters here.
+# As in the models' own tokenizers; llama.cpp separates combining marks from their letters here.
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+SHORT"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*SHORT"
@@ -27,7 +27,7 @@ _DEEPSEEK = (
 )
 
 TEKKEN = _CASED.replace("SHORT", "").replace("DIGITS", _DIGIT)
-"""The words of Mistral's tekken."""
+"""The word pattern of Mistral's tekken."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
@@ -58,7 +58,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "deepseek-v3 hunyuan-dense joyai-llm": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u30ff]+", _DEEPSEEK),
 }
 SPLITS = {name: patterns for names, patterns in _GROUPS.items() for name in names.split()}
-"""For each `tokenizer.ggml.pre`: the patterns that cut text into words, each within the last one's pieces."""
+"""The patterns that split text into words, by `tokenizer.ggml.pre`; each one is applied to the pieces of the last."""
 
 WHOLE_WORDS_FIRST = frozenset(
     [
@@ -74,7 +74,7 @@ WHOLE_WORDS_FIRST = frozenset(
         "tekken",
     ]
 )
-"""With these, a word that is a token becomes that token, whatever the merges say."""
+"""Pre-tokenizers with which a word that is a token becomes that token, whatever the merges say."""
 
 
 def byte_level(
@@ -84,7 +84,7 @@ def byte_level(
     *,
     whole_words_first: bool,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer: tokens by spelling, merges best first, and the patterns of SPLITS."""
+    """Return a byte-level BPE tokenizer: tokens by spelling, merges best first, and patterns from SPLITS."""
     backend = tokenizers.Tokenizer(
         BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=whole_words_first)
     )

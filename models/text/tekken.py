@@ -1,4 +1,4 @@
-"""Reads a `tekken.json`: Mistral's byte-level vocabulary, ranked as tiktoken does."""
+"""Read a `tekken.json`: Mistral's byte-level vocabulary, ranked as in tiktoken."""
 
 import base64
 from pathlib import Path
@@ -13,7 +13,7 @@ from models.text.text_stream import byte_alphabet
 from models.text.tokenizer_parts import merges_of
 
 _MOST = 100_000
-"""Special tokens that a file may ask for; Mistral's have a thousand."""
+"""The maximum number of special tokens in a file; Mistral's have a thousand."""
 
 _ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -24,9 +24,9 @@ _SPECIAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[
 
 
 def read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer, and the text of its bos_token, eos_token, unk_token and pad_token.
+    """Return the tokenizer, and the text of its bos_token, eos_token, unk_token and pad_token.
 
-    Raises ModelError when the file is damaged.
+    Raises ModelError if the file is damaged.
     """
     content = read_json(path)
     try:
@@ -41,7 +41,7 @@ def read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
             "".join(map(letters.__getitem__, base64.b64decode(entry["token_bytes"], validate=True)))
             for entry in listed[: size - count]
         ]
-        # A word that reads as a special token gives way to it.
+        # A special token takes precedence over a word with the same text.
         names = frozenset(special)
         words = {token: len(special) + rank for rank, token in enumerate(ranked) if token not in names}
         vocabulary = {**{token: token_id for token_id, token in enumerate(special)}, **words}

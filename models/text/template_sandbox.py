@@ -1,12 +1,12 @@
-"""The program in which a chat template runs: a template may come from anyone, and its author is nobody we know.
+"""The program that runs a chat template; anyone may have written the template, so it is not trusted.
 
-`models/text/chat_template.py` starts it as a process of its own, so that the operating system bounds what a template
+`models/text/chat_template.py` starts it as a separate process, so that the operating system limits what a template
 takes: it ends a rendering after some seconds of processor time, or a minute in all, and refuses memory beyond a
-limit. (macOS may not hold the limit of memory, Windows holds none.) In here Jinja's sandbox keeps templates away from
-Python.
+limit. (macOS may not enforce the memory limit; Windows enforces no limit.) Inside the process, Jinja's sandbox keeps
+templates away from Python.
 
-One line of JSON in, one out: first the template, which gets no answer, then what to render. Nothing but the standard
-library and Jinja is imported.
+It reads lines of JSON: first the template, which gets no reply, then requests, each of which gets one line. Only the
+standard library and Jinja are imported.
 """
 
 import json
@@ -26,11 +26,11 @@ import jinja2.sandbox
 import jinja2.utils
 
 MOST_SECONDS = 60
-"""For one rendering by the clock; it matters only where something other than the processor is waited for."""
+"""Wall-clock time for one rendering; it only matters if a rendering waits for something other than the processor."""
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """What Hugging Face chat templates rely on, and nothing that reaches into Python."""
+    """The environment that Hugging Face chat templates rely on, with no access to Python."""
 
     def __init__(self) -> None:
         extensions = [jinja2.ext.loopcontrols, _GenerationBlock]
@@ -58,14 +58,14 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which no model was trained on.
+    # Jinja's own filter escapes HTML, but no model was trained on that.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` without attributes that begin with an underscore: they would reach into Python."""
+    """`namespace()` without attributes that begin with an underscore, which would give access to Python."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         values = dict(*args, **kwargs)
@@ -84,36 +84,36 @@ def _refuse_private(name: Any) -> None:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what to train on; here it is just its content."""
+    """`{% generation %}...{% endgeneration %}` marks text to train on; here only its content counts."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by Jinja as a plain set
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        """The statements between the two tags."""
+        """Return the statements between the two tags."""
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=lineno)
 
 
 def limit_time(seconds: float) -> None:
-    """The system ends this process when so much processor time is spent, or a minute is over; 0 takes that back."""
+    """Let the system end this process after `seconds` of processor time, or after a minute; 0 removes the limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.alarm(MOST_SECONDS if seconds else 0)
 
 
 def limit_memory(nbytes: int) -> None:
-    """From now on this process gets no more than so much memory, and leaves no core file when it is ended."""
+    """Limit this process to `nbytes` of memory from now on, and let it write no core file."""
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if sys.platform == "linux":  # macOS refuses to set it, or does not hold it
+        if sys.platform == "linux":  # macOS refuses the limit, or does not enforce it
             resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
 
 
 def answer(source: str, names: Mapping[str, Any], known: dict[str, jinja2.Template]) -> dict[str, str]:
-    """What rendering gives: its `text`, or the `error`, which is one of the `template` itself or of rendering it."""
+    """Render a template. Return its `text`, an error of the `template` itself, or an `error` of this rendering."""
     try:
         failed = "template"
         if source not in known:
@@ -122,14 +122,14 @@ def answer(source: str, names: Mapping[str, Any], known: dict[str, jinja2.Templa
         return {"text": known[source].render(names)}
     except MemoryError:
         return {failed: "it produces too much text"}
-    except Exception as error:  # noqa: BLE001 - it is foreign code: whatever it raises is its failure
+    except Exception as error:  # noqa: BLE001 - the template is foreign code and may raise anything
         return {failed: " ".join(str(error).split())[:300] or type(error).__name__}
 
 
 def main(seconds: float, nbytes: int) -> None:
-    """Answer until standard input ends. A rendering has `seconds` of processor time, everything `nbytes` of memory."""
+    """Reply until standard input ends, with `seconds` of processor time per rendering and `nbytes` of memory in all."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is printed is no reply
+    os.dup2(2, 1)  # nothing else that is printed may look like a reply
     limit_memory(nbytes)
     source = json.loads(requests.readline())
     known: dict[str, jinja2.Template] = {}

@@ -1,4 +1,4 @@
-"""From token ids back to text: whole, or one token at a time without ever showing half a character."""
+"""Turn token ids into text: all at once, or token by token without ever showing part of a character."""
 
 import codecs
 import json
@@ -15,9 +15,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character by which a byte-level vocabulary spells each byte, with that byte.
+    """Return the characters with which byte-level vocabularies spell bytes, and the byte of each.
 
-    Printable Latin-1 stands for itself; the other bytes, in order, are the characters from U+0100 on.
+    Printable Latin-1 characters stand for themselves; the other bytes, in order, are the characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -27,10 +27,10 @@ def byte_alphabet() -> dict[str, int]:
 
 @dataclass(slots=True)
 class TokenBytes:
-    """The bytes that each token stands for, looked up once a token.
+    """The bytes that each token stands for, looked up once per token.
 
-    `strip_left` counts the spaces that are dropped from the very start of a text (the space that
-    SentencePiece puts before the first word).
+    `strip_left` is the number of spaces to drop from the very start of a text: SentencePiece puts a space before the
+    first word.
     """
 
     lookup: Callable[[int], str | None]
@@ -39,7 +39,7 @@ class TokenBytes:
     _known: dict[int, bytes] = field(default_factory=dict)
 
     def __call__(self, token_id: int) -> bytes:
-        """The bytes of `token_id`; empty for an id that the vocabulary does not have."""
+        """Return the bytes of `token_id`; empty for an id that the vocabulary does not have."""
         found = self._known.get(token_id)
         if found is None:
             token = self.lookup(token_id) if token_id >= 0 else None
@@ -48,25 +48,25 @@ class TokenBytes:
 
 
 class TextStream:
-    """Text of tokens as they come; what `push` and `flush` return, joined, is `decode` of all ids."""
+    """Decodes tokens as they come. The results of `push` and `flush`, joined, equal `decode` of all ids."""
 
     __slots__ = ("_decoder", "_hidden", "_strip", "_strip_left", "_token_bytes")
 
     def __init__(self, token_bytes: TokenBytes, hidden: Container[int], *, strip: bool = True) -> None:
-        """`hidden`: ids of the tokens that have no text (special tokens). `strip`: it is the very start of a text."""
+        """`hidden` has the ids of tokens without text (special tokens). `strip`: the stream begins a text."""
         self._token_bytes = token_bytes
         self._hidden = hidden
         self._strip = self._strip_left = token_bytes.strip_left if strip else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes; empty while a character is still incomplete."""
+        """Return the characters that this token completes; empty while a character is incomplete."""
         if token_id in self._hidden:
             return ""
         return self._trim(self._decoder.decode(self._token_bytes(token_id)))
 
     def flush(self) -> str:
-        """End the text: an unfinished character becomes U+FFFD. The stream is then as new."""
+        """End the text: an incomplete character becomes U+FFFD. The stream can then be used again."""
         text = self._trim(self._decoder.decode(b"", final=True))
         self._decoder.reset()
         self._strip_left = self._strip
@@ -88,13 +88,13 @@ def _strip(text: str, count: int) -> str:
 def decode(
     token_bytes: TokenBytes, token_ids: Iterable[int], hidden: Container[int], *, strip: bool = True
 ) -> str:
-    """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD. `strip`: it is the very start of a text."""
+    """Return the text of `token_ids`; invalid UTF-8 becomes U+FFFD. `strip`: the ids begin at the start of a text."""
     joined = b"".join(token_bytes(token_id) for token_id in token_ids if token_id not in hidden)
     return _strip(joined.decode("utf-8", "replace"), token_bytes.strip_left if strip else 0)
 
 
 def token_bytes_of(backend: tokenizers.Tokenizer) -> TokenBytes:
-    """How a tokenizer's decoder spells its tokens: byte-level, or SentencePiece with byte tokens.
+    """Return how a tokenizer's decoder spells its tokens: byte-level, or SentencePiece with byte tokens.
 
     Raises ModelError for any other decoder.
     """
@@ -113,7 +113,7 @@ def token_bytes_of(backend: tokenizers.Tokenizer) -> TokenBytes:
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     if backend.decoder is None:
         return []
-    # The one public way to read a decoder's settings is its pickled form, which is JSON.
+    # The only public way to read a decoder's settings is its pickled form, which is JSON.
     decoder = json.loads(backend.decoder.__getstate__())
     return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
 

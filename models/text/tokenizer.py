@@ -43,26 +43,26 @@ class Tokenizer:
         self._template = ChatTemplate(template, parts.special_tokens) if template else None
         self._text_start = parts.text_start
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        """Token ids that this tokenizer knows; the model may have rows for more."""
+        """Number of token ids that this tokenizer knows; the model may have rows for more."""
         self.special_strings: tuple[str, ...] = tuple(
             added[token_id].content for token_id in sorted(self._special)
         )
         """The text of every special token."""
         self.channels: Channels | None = self._find_channels()
-        """What answers are made of that come as messages in channels (the harmony format); None for others."""
+        """The tokens of answers that come as messages in channels (the harmony format); None for other models."""
         named = {self._added[name] for name in END_OF_TURN & set(self.special_strings)}
         between = {self.channels.end} if self.channels is not None else set()
         self.stop_ids: frozenset[int] = (parts.stop_ids | named) - between
         """Tokens that end a turn."""
         self.generation_defaults: dict[str, float | int] = dict(parts.generation_defaults)
-        """Sampling settings that the model's authors recommend; empty when they do not say."""
+        """Sampling settings that the model's authors recommend; empty if they recommend none."""
         self.think_markers: ThinkMarkers | None = self._find_markers(template or "")
-        """What the model writes around its thinking; None for models without a think span."""
+        """The marks around a model's thinking; None for models without a think span."""
         markers = self.think_markers
         self.think_start: int | None = self._single(markers.open) if markers else None
         """The token that opens a think span."""
         self.think_end: int | None = self._single(markers.close) if markers else None
-        """The token that closes it."""
+        """The token that closes a think span."""
         steering = [*self.stop_ids, *(id for id in (self.think_start, self.think_end) if id is not None)]
         steering += self.channels.steering if self.channels is not None else ()
         texts = {token_id: backend.id_to_token(token_id) or "" for token_id in steering}
@@ -72,12 +72,12 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model was made to chat; else it completes text."""
+        """Whether the model was made to chat; otherwise it completes text."""
         return self._template is not None
 
     @property
     def template(self) -> str:
-        """The source of the chat template; "" where there is none."""
+        """The source of the chat template; "" if there is none."""
         return self._template.source if self._template is not None else ""
 
     def start_template(self) -> None:
@@ -91,7 +91,7 @@ class Tokenizer:
             self._template.close()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, added tokens in it taken as such; no bos is added.
+        """Return the token ids of `text`, recognising added tokens in it; no bos is added.
 
         Raises ModelError for text that is not valid Unicode.
         """
@@ -100,57 +100,56 @@ class Tokenizer:
         return ids
 
     def completes(self, text: str) -> list[int]:
-        """Token ids of a prompt that is `text` itself, behind what every text of the model begins with.
+        """Return the token ids of `text` as a prompt to complete, after the token that begins the model's texts.
 
-        Added tokens in it are taken as such. Raises ModelError as `encode` does.
+        Added tokens in the text are recognised. Raises ModelError as `encode` does.
         """
         start = self._text_start
         return self.encode(text if text.startswith(start) else start + text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of `text` as a person typed it: whatever it spells, it is text and no control token.
+        """Return the token ids of `text` as a user typed it: whatever it spells, it is text and no control token.
 
         Raises ModelError for text that is not valid Unicode.
         """
         return self.encode_pieces([Piece(text, typed=True)])
 
     def encode_pieces(self, pieces: Sequence[Piece], after: int | None = None) -> list[int]:
-        """Token ids of the pieces as one text, control tokens only in what was not typed.
+        """Return the token ids of the pieces as one text, with control tokens only in pieces that were not typed.
 
-        `after`: the token that stands before them; None at the beginning. Raises ModelError for text that is not valid
-        Unicode.
+        `after` is the preceding token; None at the beginning. Raises ModelError for text that is not valid Unicode.
         """
         for piece in pieces:
             _check(piece.text)
         return self._pieces.encode(pieces, after)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, goes_on: bool = False) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD. `goes_on`: text stands before it."""
+        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD. `goes_on`: other text precedes it."""
         hidden = self._hidden if skip_special else self._unused
         return decode(self._token_bytes, ids, hidden, strip=not goes_on)
 
     def is_text(self, token_id: int) -> bool:
-        """Whether the token spells text and steers nothing."""
+        """Return whether the token spells text and does not control the model."""
         steers = token_id in self._control or token_id in self._hidden
         return not steers and bool(self._token_bytes(token_id))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; none for an id that the vocabulary does not have."""
+        """Return the bytes that a token stands for; empty for an id that the vocabulary does not have."""
         return self._token_bytes(token_id)
 
     def stream(self, shown: frozenset[int] = frozenset(), *, goes_on: bool = False) -> TextStream:
-        """A new incremental decoder; special tokens have no text in it, but for those `shown`.
+        """Return a new incremental decoder, in which special tokens have no text, except those in `shown`.
 
-        `goes_on`: text stands before it.
+        `goes_on`: other text precedes it.
         """
         return TextStream(self._token_bytes, self._hidden - shown, strip=not goes_on)
 
     def token_id(self, text: str) -> int | None:
-        """Id of the added or special token with exactly this text; None when there is none."""
+        """Return the id of the added or special token with exactly this text; None if there is none."""
         return self._added.get(text)
 
     def difference(self, other: "Tokenizer") -> str | None:
-        """What `other` has otherwise, as the middle of a sentence; None where both make the same ids of every text."""
+        """Return how `other` differs, as the middle of a sentence; None if both turn every text into the same ids."""
         return difference(self._backend, other._backend, self._unused, other._unused)
 
     def render(
@@ -162,12 +161,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         more: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text, by the model's chat template; without one, its messages as one text that goes on.
+        """Render the conversation by the model's chat template; without one, join its messages into a text to complete.
 
         `tools` and `more` are as in `ChatTemplate.render`.
 
-        Raises ModelError when the template is not valid or fails, or the model completes text and there is a system
-        message.
+        Raises ModelError if the template is invalid or fails, or for a system message to a model that completes text.
         """
         if self._template is None:
             if any(message["role"] == "system" for message in messages):
@@ -184,7 +182,7 @@ class Tokenizer:
         )
 
     def _find_markers(self, template: str) -> ThinkMarkers | None:
-        """The pair of which both are tokens; of several the one that the template writes."""
+        """Return the pair of marks that are both tokens; of several, the one that the template writes."""
         pairs = [p for p in THINK_MARKERS if None not in (self._single(p.open), self._single(p.close))]
         return next((pair for pair in pairs if pair.open in template), next(iter(pairs), None))
 
@@ -214,7 +212,7 @@ def _check(text: str) -> None:
 
 
 def load_tokenizer(files: "ModelFiles") -> Tokenizer:
-    """The tokenizer that comes with a model. Raises ModelError when there is none that can be used."""
+    """Return the tokenizer that comes with a model. Raises ModelError if there is none that can be used."""
     if files.gguf is not None:
         from models.weights.gguf import read_gguf
 

@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, however a model comes: as a folder or as a GGUF file."""
+"""The parts of a tokenizer, whether a model comes as a folder or as a GGUF file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ END_OF_TURN = frozenset({
 """Special tokens with these names end a turn in every model that has them."""
 
 CHANNELS = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"})
-"""Tokens of the harmony format (gpt-oss). There "<|end|>" ends one message of several that make a turn."""
+"""Tokens of the harmony format (gpt-oss), in which "<|end|>" ends one of the several messages of a turn."""
 TO_THE_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
-"""What there stands between thinking and answer."""
+"""The text between thinking and answer in the harmony format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +28,41 @@ class Channels:
     message: int
     end: int
     answer: tuple[int, ...]
-    """The name of the channel that answers are in."""
+    """The name of the channel that contains answers."""
     closing: tuple[int, ...]
-    """What stands between thinking and answer: TO_THE_ANSWER."""
+    """The tokens between thinking and answer: TO_THE_ANSWER."""
 
     @property
     def steering(self) -> tuple[int, int, int, int]:
-        """What begins and ends messages and their headers."""
+        """The tokens that begin and end messages and their headers."""
         return self.start, self.channel, self.message, self.end
 
     @property
     def header(self) -> int:
-        """How many of `closing` name the channel: with these begins an answer without thinking."""
+        """How many tokens at the end of `closing` name the channel: an answer without thinking begins with these."""
         return len(self.answer) + 2
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkMarkers:
-    """What a model writes around its thinking: each is one token."""
+    """The marks around a model's thinking; each is a single token."""
 
     open: str
     close: str
     before_close: str
-    """Between the thinking and the closing marker."""
+    """The text between the thinking and the closing mark."""
     after_close: str
-    """Between the closing marker and the answer."""
+    """The text between the closing mark and the answer."""
 
 
 THINK_MARKERS = (
     ThinkMarkers("<think>", "</think>", "\n", "\n\n"),
     ThinkMarkers("[THINK]", "[/THINK]", "", ""),
 )
-"""Those of Qwen3, SmolLM3, DeepSeek-R1's distillations and others; those of Magistral."""
+"""The marks of Qwen3, SmolLM3, DeepSeek-R1's distillations and others; the marks of Magistral."""
 
 META_SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""The character by which SentencePiece writes a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +71,26 @@ class TokenizerParts:
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[str, str]
-    """bos_token, eos_token, ... with their text, as chat templates use them."""
+    """The texts of bos_token, eos_token, ..., as chat templates use them."""
     stop_ids: frozenset[int]
-    """Tokens that the files name as the end of a turn."""
+    """Tokens that end a turn according to the files."""
     chat_template: str | None
     unused_ids: frozenset[int] = frozenset()
-    """Tokens that fill up the vocabulary and have no text."""
+    """Tokens that only fill up the vocabulary and have no text."""
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     text_start: str = ""
-    """What the model expects before a text that it is to complete: its bos token, or nothing."""
+    """The text that the model expects before a text to complete: its bos token, or ""."""
 
 
 def sentencepiece_decoder(*, prefixed: bool) -> decoders.Decoder:
-    """The decoder of a SentencePiece vocabulary with byte tokens; `prefixed`: a text begins with a space."""
+    """Return the decoder of a SentencePiece vocabulary with byte tokens. `prefixed`: a space was put before texts."""
     strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
     steps = [decoders.Replace(META_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     return decoders.Sequence(steps)
 
 
 def merges_of(ranked: Sequence[str], known: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others that are `known`; `ranked` has the best token first."""
+    """Return every way to make a token of two other `known` tokens; `ranked` has the best token first."""
     return [
         (token[:cut], token[cut:])
         for token in ranked

@@ -1,1 +1,1 @@
-"""Weights: the formats of files, quantised blocks, and how they get to a device."""
+"""Weights: file formats, quantised blocks, and transfer to a device."""

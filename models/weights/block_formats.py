@@ -1,18 +1,18 @@
-"""The tensor types of GGUF files, and blocks of our own.
+"""The tensor types of GGUF files, and block types of our own.
 
-The gguf package has the same table; importing it costs a start 40 ms and more, so it is only asked for rare types.
+The gguf package has the same table, but importing it takes 40 ms or more, so it is only used for rare types.
 """
 
 from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """A type by its number in files, with the numbers and the bytes of a block."""
+    """A type by its number in files, with the count of numbers and the bytes of a block."""
 
     block: int
     block_bytes: int
 
-    # Without sizes it is a look-up by number.
+    # Called without sizes, this is a look-up by number.
     def __new__(cls, number: int, block: int = 0, block_bytes: int = 0) -> "Kind":
         kind = int.__new__(cls, number)
         kind._value_, kind.block, kind.block_bytes = number, block, block_bytes
@@ -50,7 +50,7 @@ class Kind(IntEnum):
     TQ1_0 = 34, 256, 54
     TQ2_0 = 35, 256, 66
     MXFP4 = 39, 32, 17
-    # No file has these: what a safetensors checkpoint has in groups, as a GPU takes it (see own_blocks.py).
+    # Types of our own, found in no file: groups of a safetensors checkpoint as a GPU takes them (see own_blocks.py).
     INT4_64 = 1000, 64, 36
     INT4_128 = 1001, 128, 68
     INT8_32 = 1002, 32, 36
@@ -58,5 +58,5 @@ class Kind(IntEnum):
 
     @property
     def is_own(self) -> bool:
-        """Whether no file has it."""
+        """Whether it is a type of our own, which no file has."""
         return self >= 1000

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, not read yet: safetensors files, whole or in shards."""
+"""The tensors of a checkpoint of safetensors files, whole or in shards; nothing is read yet."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,32 +23,32 @@ _PACKED = {
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-"""What quantised checkpoints have beside numbers; see models.weights.quantised_checkpoint."""
+"""The other types in quantised checkpoints; see models.weights.quantised_checkpoint."""
 
 _PART = (1 << 15) - 1
-"""Numbers that are read at once where a matrix is read in parts; see models.weights.dequantize for why no more."""
+"""How many numbers of a matrix are read at once; models.weights.dequantize explains the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix as it is stored: in blocks of one of GGUF's types."""
+    """A matrix as it is stored, in blocks of one of GGUF's types."""
 
     kind: Kind
     rows: Callable[[], Tensor]
-    """uint8 [rows, bytes a row], in order: memory of the file that must not be written, or else a copy."""
+    """Returns uint8 [rows, bytes per row], in order: memory of the file that must not be written, or a copy."""
     is_mapped: bool = False
-    """Whether that is memory of the file."""
+    """Whether `rows` returns memory of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlocks:
-    """The same for a GPU: blocks that are made where they are packed, and that only it may know."""
+    """A matrix in blocks for a GPU: they are made where they are packed, and may be of a type that only a GPU reads."""
 
     kind: Kind
     rows: Callable[[torch.device], Tensor]
-    """uint8 [rows, bytes a row] on a device."""
+    """Returns uint8 [rows, bytes per row] on a device."""
     order: Tensor | None = None
-    """int64 [columns]: which column of the matrix lies at each place; None: each at its own."""
+    """int64 [columns]: the matrix column at each place; None: columns are in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +56,36 @@ class StoredTensor:
     """One tensor of a checkpoint, not read yet."""
 
     name: str
-    """As the file calls it."""
+    """The name in the file."""
     shape: tuple[int, ...]
     nbytes: int
     """Bytes in the file."""
     copy_into: Callable[[Tensor], None]
     """Writes it to a tensor of this shape (or one that it broadcasts to), of any float dtype and device."""
     extent: Extent | None = None
-    """Where its bytes lie, to be streamed to a device instead; None where only `copy_into` can read it."""
+    """Where its bytes lie, for streaming to a device; None if only `copy_into` can read it."""
     parts: Callable[[], Iterator[tuple[int, Tensor]]] | None = None
-    """(first row, numbers [some rows, columns]) of a matrix, from first to last; None for what is never quantised."""
+    """Yields (first row, numbers [some rows, columns]) of a matrix, in order; None if it is never quantised."""
     blocks: Blocks | None = None
-    """The blocks of a quantised matrix; None where it is stored as plain numbers."""
+    """The blocks of a quantised matrix; None if it is stored as plain numbers."""
     on_device: DeviceBlocks | None = None
-    """What a GPU takes instead of `blocks`."""
+    """What a GPU uses instead of `blocks`."""
     cut: Callable[[int, int], "StoredTensor"] | None = None
-    """(first row, rows) -> these rows alone, all but the last dimension being one; of a vector these numbers."""
+    """(first row, rows) -> only these rows, with all dimensions but the last flattened; for a vector, these numbers."""
     type: str = "F32"
-    """What safetensors call the type of what is stored."""
+    """The stored type, as safetensors calls it."""
     quantised: str | None = None
-    """How it is stored, for people, where that is neither plain numbers nor a GGUF file's blocks."""
+    """How it is stored, for display, if that is neither plain numbers nor a GGUF file's blocks."""
 
 
 def read_safetensors(folder: Path) -> list[StoredTensor]:
-    """All tensors of the checkpoint in a folder, in file order. Raises ModelError for a damaged file."""
+    """Return all tensors of the checkpoint in a folder, in file order. Raises ModelError for a damaged file."""
     return [tensor for path in safetensors_files(folder) for tensor in _read_file(path)]
 
 
 def _read_file(path: Path) -> list[StoredTensor]:
     try:
-        # safe_open checks the header: the tensors fill the rest of the file without a gap or an overlap.
+        # safe_open checks the header: the tensors fill the rest of the file without gaps or overlaps.
         file = safe_open(path, framework="pt", device="cpu")
         with path.open("rb") as raw:
             offset = 8 + int.from_bytes(raw.read(8), "little")
@@ -119,9 +119,9 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
 
 
 def _plain(path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> StoredTensor:
-    """Numbers that begin at byte `offset` of a file."""
+    """Return numbers that begin at byte `offset` of a file."""
 
-    # Read and not mapped: what was read would count as this process's memory, though nothing needs it again.
+    # Read, not mapped: mapped pages would count as this process's memory although they are not needed again.
     def numbers(start: int, rows: int, columns: int) -> Tensor:
         data = bytearray(rows * columns * dtype.itemsize)
         try:

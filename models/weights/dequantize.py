@@ -1,4 +1,4 @@
-"""From the bytes of a GGUF tensor to numbers, some rows at a time."""
+"""Decode the bytes of a GGUF tensor to numbers, some rows at a time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,15 +12,15 @@ from models.weights.block_formats import Kind
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _CHUNK = (1 << 15) - 1
-"""Numbers handled at once. torch spreads larger tensors over threads, which must then wait for each other after
+"""How many numbers are handled at once. torch spreads larger tensors over threads, which then wait for each other after
 every small operation: twice as fast on an idle machine, a hundred times slower on a busy one."""
 _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
 
 
 def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tuple[int, Tensor]]:
-    """(first row, numbers [some rows, row length]) of a tensor [rows, bytes a row], from first to last.
+    """Yield (first row, numbers [some rows, row length]) of a tensor [rows, bytes per row], in order.
 
-    `order` lists which row of the file comes at each place. fp32, but bf16 and fp16 tensors keep their dtype.
+    `order` has the file row for each place. Numbers are fp32, but bf16 and fp16 tensors keep their dtype.
     Raises NotImplementedError for a type that neither this file nor the gguf package reads.
     """
     decode = decoder(kind)
@@ -30,13 +30,13 @@ def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tupl
         if decode is None:
             yield start, _rare(part, kind)
         else:
-            # A copy, for torch cannot hold memory that may not be written.
+            # A copy, because torch cannot wrap read-only memory.
             yield start, decode(torch.from_numpy(np.array(part)).flatten()).view(len(part), -1)
 
 
 def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
-    """What makes numbers [m] of whole blocks, uint8 [n], on the device where they are; None for a type that only
-    the gguf package reads. The values are those of `chunks`.
+    """Return a function from whole blocks, uint8 [n], to numbers [m] on the same device; None for a type that only the
+    gguf package reads. The values are those of `chunks`.
     """
     if kind in _PLAIN:
         return lambda packed: packed.view(_PLAIN[kind])
@@ -52,9 +52,9 @@ def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
 
 
 def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
-    """Write the numbers of blocks, uint8 [rows, bytes a row], to `out` [rows, columns], both contiguous.
+    """Write the numbers of blocks, uint8 [rows, bytes per row], to `out` [rows, columns]; both are contiguous.
 
-    `kind` must have a `decoder`. The numbers are computed in fp32 and rounded where `out` has another dtype.
+    `kind` must have a `decoder`. Numbers are computed in fp32 and rounded if `out` has another dtype.
     """
     wide = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
     blocks = data.view(len(data), -1, kind.block_bytes)
@@ -75,19 +75,19 @@ def _half(scales: Tensor) -> Tensor:
 
 
 def aligned(packed: Tensor) -> Tensor:
-    """A contiguous copy: fields of a block lie at any address, and a wider dtype must not."""
+    """Return a contiguous copy: fields of a block lie at any address, but a wider dtype needs an aligned one."""
     return packed.clone(memory_format=torch.contiguous_format)
 
 
 def nibbles(packed: Tensor) -> Tensor:
     """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves; n is a multiple of 8"""
-    words = aligned(packed).view(torch.int64)  # eight at once
+    words = aligned(packed).view(torch.int64)  # eight bytes at once
     halves = torch.cat((words & _LOW_NIBBLES, (words >> 4).bitwise_and_(_LOW_NIBBLES)), dim=-1)
     return halves.view(torch.uint8)
 
 
 def fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [..., 4] -> uint8 [..., 32]: every bit, the lowest first, as 0 or 16"""
+    """uint8 [..., 4] -> uint8 [..., 32]: every bit, lowest first, as 0 or 16"""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(-2)
 
@@ -117,14 +117,14 @@ def _q5_1(blocks: Tensor, out: Tensor) -> None:
 
 
 def k_fields(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima, uint8 [rows, blocks, 8], of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
+    """Return scales and minima, uint8 [rows, blocks, 8], of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
     first, second, rest = blocks[..., 4:16].chunk(3, dim=-1)
     scales = torch.cat((first & 63, (rest & 15) | (first >> 2 & 48)), dim=-1)
     return scales, torch.cat((second & 63, (rest >> 4) | (second >> 2 & 48)), dim=-1)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The same times what the block has in common, fp32 [rows, blocks, 8, 1]."""
+    """Return scales and minima of Q4_K and Q5_K, multiplied by the block's own, fp32 [rows, blocks, 8, 1]."""
     scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
     scales, minima = k_fields(blocks)
     return (scale * scales).unsqueeze(-1), (low * minima).unsqueeze(-1)
@@ -149,13 +149,13 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def q5_k_digits(blocks: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 8, 32]"""
+    """blocks -> uint8 [rows, blocks, 8, 32]"""
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     return k_nibbles(blocks[..., 48:]) | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
 
 
 def q6_k_digits(blocks: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 16, 16]"""
+    """blocks -> uint8 [rows, blocks, 16, 16]"""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     shape = blocks.shape[:2]
     high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
@@ -170,20 +170,20 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _mxfp4(blocks: Tensor, out: Tensor) -> None:
-    # A sign, two bits of an exponent and one of a fraction: as the leading bits of a half, 2 ** 14 times too small.
+    # A sign, two exponent bits and one fraction bit: as the leading bits of a half they are 2 ** 14 times too small.
     digits = nibbles(blocks[..., 1:]).short()
     halves = ((digits & 8) << 12 | (digits & 7) << 9).view(torch.float16)
     out.copy_(halves).mul_(2.0**15).mul_(mxfp4_scales(blocks))
 
 
 def mxfp4_scales(blocks: Tensor) -> Tensor:
-    """2 ** (e - 128), fp32 [..., 1], which bf16 has, too."""
+    """Return 2 ** (e - 128) as fp32 [..., 1]; bf16 holds these values exactly, too."""
     exponents = blocks[..., :1].int()
     return torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23).view(torch.float32)
 
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the codes of IQ4_NL and IQ4_XS stand for."""
+"""The values of the codes of IQ4_NL and IQ4_XS."""
 
 
 def _meant(digits: Tensor) -> Tensor:
@@ -191,13 +191,13 @@ def _meant(digits: Tensor) -> Tensor:
 
 
 def _quarters(packed: Tensor) -> Tensor:
-    """uint8 [..., 32 n] -> uint8 [..., n, 4, 32]: every two bits, the lowest of 32 bytes first"""
+    """uint8 [..., 32 n] -> uint8 [..., n, 4, 32]: the pairs of bits of each 32 bytes, lowest pair first"""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=packed.device).unsqueeze(-1)
     return packed.reshape(*packed.shape[:-1], -1, 1, 32) >> shifts & 3
 
 
 def q2_k_digits(blocks: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 16, 16]"""
+    """blocks -> uint8 [rows, blocks, 16, 16]"""
     return _quarters(blocks[..., 16:80]).reshape(*blocks.shape[:2], 16, 16)
 
 
@@ -209,7 +209,7 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def q3_k_digits(blocks: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 16, 16], 4 too large"""
+    """blocks -> uint8 [rows, blocks, 16, 16], 4 too large"""
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     high = (blocks[..., None, :32] >> shifts & 1) << 2
     digits = _quarters(blocks[..., 32:96]).reshape(high.shape) | high
@@ -217,7 +217,7 @@ def q3_k_digits(blocks: Tensor) -> Tensor:
 
 
 def q3_k_scales(blocks: Tensor) -> Tensor:
-    """int8 [rows, blocks, 16]: 6 bits each, packed in 12 bytes, 32 too large there."""
+    """Return int8 [rows, blocks, 16]; the file packs them in 12 bytes, 6 bits each and 32 too large."""
     low, high = blocks[..., 96:104], blocks[..., 104:108]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     found = torch.cat((low & 15, low >> 4), dim=-1) | (high.unsqueeze(-2) >> shifts & 3).flatten(-2) << 4
@@ -234,12 +234,12 @@ def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
 
 
 def iq4_xs_digits(blocks: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 8, 32]"""
+    """blocks -> uint8 [rows, blocks, 8, 32]"""
     return nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
 
 
 def iq4_xs_scales(blocks: Tensor) -> Tensor:
-    """int8 [rows, blocks, 8]: 6 bits each, 32 too large in the file."""
+    """Return int8 [rows, blocks, 8]; the file has them in 6 bits each and 32 too large."""
     low, high = blocks[..., 4:8], blocks[..., 2:4]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
     lows = torch.stack((low & 15, low >> 4), dim=-1).flatten(-2)
@@ -268,4 +268,4 @@ _READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
     Kind.IQ4_NL: _iq4_nl,
     Kind.IQ4_XS: _iq4_xs,
 }
-"""The types that chatterm reads faster than the gguf package; the values are the same to the bit."""
+"""The types that chatterm reads faster than the gguf package; the values are bit-identical."""

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, dequantised on the way to their place."""
+"""The tensors of a GGUF file, dequantised while they are copied."""
 
 import math
 import warnings
@@ -19,15 +19,15 @@ from models.weights.staging import Extent
 
 Order = np.ndarray[Any, np.dtype[Any]]
 _IN_CONFIG = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""Tensors that are part of the description."""
+"""Tensors that belong to the description and not to the weights."""
 
 
 def stored_tensors(
     file: GGUFFile, interleaved: Mapping[str, int] = MappingProxyType({})
 ) -> list[StoredTensor]:
-    """All weights of a file, in file order. Raises ModelError for a type that cannot be dequantised.
+    """Return all weights of a file, in file order. Raises ModelError for a type that cannot be dequantised.
 
-    `interleaved` has the size of a head for each tensor whose rows interleave the two halves of every head.
+    `interleaved` has the head size of each tensor whose rows interleave the two halves of every head.
     """
     for kind in {tensor.kind for tensor in file.tensors.values()}:
         _check_kind(kind)
@@ -58,7 +58,7 @@ def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
             (_, values), *_ = chunks(tensor.data, tensor.kind)
             out.copy_(values[0] if order is None else values[0][order])
             return
-        # Thousands of small copies to a GPU would take longer than all else: one copy of the whole tensor.
+        # Thousands of small copies to a GPU would take longer than all the rest: copy the whole tensor at once.
         near = out if out.device.type == "cpu" else torch.empty(tensor.shape, dtype=out.dtype)
         for start, rows in chunks(tensor.data, tensor.kind, order):
             near[start : start + len(rows)] = rows
@@ -79,13 +79,13 @@ def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
         Blocks(tensor.kind, rows, is_mapped=order is None) if packed else None,
         cut=None
         if len(tensor.shape) == 1 and tensor.kind.block > 1
-        # Heads are cut whole, so the rows of each keep their order.
+        # Cuts fall between heads, so the rows of each head keep their order.
         else lambda start, count: _stored(_rows(tensor, start, count), head_dim),
     )
 
 
 def _rows(tensor: GGUFTensor, start: int, count: int) -> GGUFTensor:
-    """These rows of a tensor, all but the last dimension being one; of a vector these numbers."""
+    """Return these rows of a tensor, with all dimensions but the last flattened; for a vector, these numbers."""
     kind, width = tensor.kind, tensor.shape[-1:]
     if len(tensor.shape) == 1:
         size = kind.block_bytes // kind.block
@@ -96,7 +96,7 @@ def _rows(tensor: GGUFTensor, start: int, count: int) -> GGUFTensor:
 
 
 def _view(data: Bytes) -> Tensor:
-    """The same memory, of which torch warns that it must not be written."""
+    """Return the same memory as a tensor; torch would warn that it must not be written."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(data)
@@ -118,7 +118,7 @@ def _extent(tensor: GGUFTensor, order: Order | None) -> Extent | None:
 
 
 def row_order(rows: int, head_dim: int) -> Order | None:
-    """Which row of the file comes at each place, so that the two halves of every head follow each other."""
+    """Return the file row for each place, so that the two halves of every head follow each other; None if none fits."""
     if rows % head_dim:
         return None
     return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()

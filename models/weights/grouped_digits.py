@@ -1,6 +1,6 @@
-"""Matrices whose digits and scales lie in tensors apart: from each layout of `schemes` to one form, and on from there.
+"""Matrices whose digits and scales lie in separate tensors: read each layout of `schemes` into one common form.
 
-A number is (digit - zero) * scale. Integers are signed here: 4 bits go from -8 to 7, 8 bits from -128 to 127.
+A number is (digit - zero) * scale. Integers are signed: 4 bits range from -8 to 7, 8 bits from -128 to 127.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +21,9 @@ Read = Callable[[torch.device], Tensor]
 _CPU = torch.device("cpu")
 _BLOCK = 32
 _NEAR, _FAR = 1 << 15, 1 << 24
-"""Numbers that are computed at once on a CPU (see models.weights.dequantize) and on a GPU."""
+"""How many numbers are computed at once, on a CPU (see models.weights.dequantize) and on a GPU."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which of the eight digits of a word is that of each column."""
+"""The place of each column's digit among the eight digits of a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Grouped:
     rows: int
     columns: int
     bits: int
-    """Of a digit."""
+    """Bits of a digit."""
     digits: Read
     """int8 or float8 [rows, columns]"""
     scales: Read
@@ -41,11 +41,11 @@ class Grouped:
     zeros: Read | None = None
     """int8 [rows, groups]; None: all are 0."""
     order: Tensor | None = None
-    """int64 [columns]: the group of each column. None: groups are equally wide, one after the other."""
+    """int64 [columns]: the group of each column. None: groups have equal widths and follow each other."""
     is_integer: bool = True
 
     def cut(self, start: int, rows: int) -> "Grouped":
-        """These rows alone."""
+        """Return these rows alone."""
         zeros, stop = self.zeros, start + rows
         return replace(
             self,
@@ -58,20 +58,20 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The tensors of one matrix, by what the layout calls them."""
+    """The tensors of one matrix, by their suffixes in the layout."""
 
     stem: str
     tensors: Mapping[str, StoredTensor]
     scheme: Scheme
 
     def read(self, part: str, dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
-        """A tensor as it is stored. Raises ModelError when the file cannot be read."""
+        """Read a tensor as it is stored. Raises ModelError if the file cannot be read."""
         out = torch.empty(self.tensors[part].shape, dtype=dtype)
         self.tensors[part].copy_into(out)
         return out.to(device)
 
     def shape(self, part: str, size: int = 2) -> tuple[int, ...]:
-        """Raises ModelError unless there are `size` dimensions and none is empty."""
+        """Return the shape of a tensor. Raises ModelError unless it has `size` dimensions and none of them is 0."""
         shape = self.tensors[part].shape
         if len(shape) != size or 0 in shape:
             raise ModelError(
@@ -81,7 +81,7 @@ class Found:
         return shape
 
     def expect(self, part: str, *shapes: tuple[int, ...]) -> None:
-        """Raises ModelError unless a tensor, if it is there, has one of these shapes."""
+        """Raise ModelError if a tensor is there but has none of these shapes."""
         if part in self.tensors and (shape := self.tensors[part].shape) not in shapes:
             wanted = " or ".join(str(list(wanted)) for wanted in shapes)
             raise ModelError(
@@ -91,7 +91,7 @@ class Found:
 
 
 def _bits(found: Found, part: str, words: int, numbers: int) -> int:
-    """How many bits a digit has when `words` words hold `numbers` of them. Raises ModelError."""
+    """Return the bits of a digit if `words` words hold `numbers` digits. Raises ModelError."""
     for bits in PACKED_BITS:
         if words == -(-numbers * bits // 32):
             return bits
@@ -102,7 +102,8 @@ def _bits(found: Found, part: str, words: int, numbers: int) -> int:
 
 
 def _in_order(found: Found, part: str, count: int, columns: int, width: int | None) -> Tensor | None:
-    """The order of `count` groups of `width` columns (None: all). Raises ModelError."""
+    """Return the group of each of the columns for `count` groups of `width` columns (None: all columns) that follow
+    each other; None if all groups are full. Raises ModelError if the counts do not match."""
     width = columns if width is None else width
     if -(-columns // width) != count:
         raise ModelError(
@@ -113,7 +114,7 @@ def _in_order(found: Found, part: str, count: int, columns: int, width: int | No
 
 
 def _given_order(found: Found, part: str, count: int, columns: int) -> Tensor | None:
-    """The groups that the file gives to columns; None where they are in order. Raises ModelError."""
+    """Return the group of each column as given in the file; None if groups follow each other. Raises ModelError."""
     order = found.read(part, torch.int32).long()
     if int(order.min()) < 0 or int(order.max()) >= count:
         raise ModelError(
@@ -138,7 +139,7 @@ def _scales(found: Found, part: str) -> Read:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """int32 [n, m] -> int8 [n, m * 32 / bits], the lowest digits first"""
+    """int32 [n, m] -> int8 [n, m * 32 / bits], lowest digits first"""
     stored = words.contiguous().view(torch.uint8)
     if bits == 8:
         return (stored ^ 0x80).view(torch.int8)
@@ -147,7 +148,7 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def _awq(found: Found) -> Grouped:
-    """The gemm layout of AutoAWQ: transposed, eight digits of a row in a word, the even ones first."""
+    """Read AutoAWQ's gemm layout: transposed, with eight digits of a row per word, even ones first."""
     groups, rows = found.shape(".scales")
     columns = found.shape(".qweight")[0]
     found.expect(".qweight", (columns, -(-rows // 8)))
@@ -170,14 +171,14 @@ def _awq(found: Found) -> Grouped:
 
 
 def _gptq(found: Found) -> Grouped:
-    """The layout of AutoGPTQ and GPTQModel: transposed, digits of a column in a word."""
+    """Read the layout of AutoGPTQ and GPTQModel: transposed, with digits of a column in a word."""
     groups, rows = found.shape(".scales")
     bits = _bits(found, ".qzeros", found.shape(".qzeros")[1], rows)
     columns = found.shape(".qweight")[0] * 32 // bits
     found.expect(".qweight", (columns * bits // 32, rows))
     found.expect(".qzeros", (groups, -(-rows * bits // 32)))
     found.expect(".g_idx", (columns,))
-    # Added to whole words, as they were subtracted: a digit that was 0 had borrowed from the next one.
+    # Added to whole words, because it was subtracted from whole words: a digit of 0 borrowed from the next one.
     offset = sum(found.scheme.zero_offset << shift for shift in range(0, 32, bits))
 
     def digits(device: torch.device) -> Tensor:
@@ -197,7 +198,7 @@ def _gptq(found: Found) -> Grouped:
 
 
 def _compressed(found: Found) -> Grouped:
-    """pack-quantized of compressed-tensors: digits of a row in a word; zeros of a group down the rows in one."""
+    """Read pack-quantized of compressed-tensors: a word has digits of one row, or zeros of one group down the rows."""
     found.expect(".weight_shape", (2,))
     rows, columns = (int(size) for size in found.read(".weight_shape", torch.int64))
     if rows < 1 or columns < 1:
@@ -232,7 +233,7 @@ def _compressed(found: Found) -> Grouped:
 
 
 def _bytes(found: Found) -> Grouped:
-    """A byte a number, integer or fp8, in the shape of the matrix; scales of the tensor, of rows, groups or blocks."""
+    """Read a byte per number, integer or fp8, in the matrix's shape; scales are per tensor, row, group or block."""
     digits = ".weight"
     rows, columns = found.shape(digits)
     scale = next(part for part in (".weight_scale_inv", ".weight_scale") if part in found.tensors)
@@ -269,7 +270,10 @@ def _bytes(found: Found) -> Grouped:
 
 
 def _by_rows_and_columns(found: Found, part: str, rows: int, columns: int) -> tuple[int, int, int]:
-    """Rows with common scales, the groups of a row and their width, from the shape of the scales. Raises ModelError."""
+    """Return the rows with common scales, the groups of a row and their width, from the shape of the scales.
+
+    Raises ModelError if the shape is not possible.
+    """
     shape = found.tensors[part].shape
     if shape in ((), (1,), (1, 1)):
         return rows, 1, columns
@@ -286,7 +290,7 @@ def _by_rows_and_columns(found: Found, part: str, rows: int, columns: int) -> tu
 
 
 def _spread(scales: Tensor, rows: int, high: int, groups: int) -> Tensor:
-    """Scales of blocks `high` rows each -> [rows, groups]"""
+    """Spread scales of blocks that are `high` rows each: -> [rows, groups]"""
     return scales.reshape(-1, groups).repeat_interleave(high, dim=0)[:rows]
 
 
@@ -297,12 +301,11 @@ UNPACK: Mapping[str, Callable[[Found], Grouped]] = {
     INT8.name: _bytes,
     FP8.name: _bytes,
 }
-"""A function for each layout, by its name. They read nothing but what says how the rest lies; ModelError says what is
-wrong with a shape."""
+"""A reader for each layout, by name. It only reads what tells how the rest lies; wrong shapes raise ModelError."""
 
 
 def numbers(grouped: Grouped, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:
-    """(first row, fp32 [some rows, columns] on `device`), from first to last."""
+    """Yield (first row, fp32 [some rows, columns] on `device`), in order."""
     digits, scales = grouped.digits(device), grouped.scales(device)
     zeros = None if grouped.zeros is None else grouped.zeros(device)
     order = None if grouped.order is None else grouped.order.to(device)
@@ -322,7 +325,7 @@ def numbers(grouped: Grouped, device: torch.device = _CPU) -> Iterator[tuple[int
 
 
 def blocks_of(grouped: Grouped) -> Kind | None:
-    """The blocks that hold these numbers with no more rounding than bf16 would have; None where there are none."""
+    """Return the blocks that hold these numbers with no more rounding than bf16; None if no type can."""
     if grouped.order is not None or grouped.columns % _BLOCK or not grouped.is_integer:
         return None
     scales = grouped.scales(_CPU)
@@ -336,18 +339,18 @@ def blocks_of(grouped: Grouped) -> Kind | None:
 
 
 def halves_hold(scales: Tensor, times: int) -> bool:
-    """Whether fp16 rounds scales no more than bf16 would round numbers, and holds `times` of them."""
+    """Return whether fp16 rounds scales no more than bf16 rounds numbers, and can hold `times` times each scale."""
     error = (scales.half().float() - scales).abs()
     return bool((error <= scales.abs() * 2**-9).all() and (times * scales).half().isfinite().all())
 
 
 def is_symmetric(grouped: Grouped) -> bool:
-    """Whether all zeros are 0."""
+    """Return whether all zero points are 0."""
     return grouped.zeros is None or not bool(grouped.zeros(_CPU).any())
 
 
 def block_rows(grouped: Grouped, kind: Kind) -> Tensor:
-    """The blocks of `blocks_of`, uint8 [rows, bytes a row]."""
+    """Return the blocks of the type that `blocks_of` chose, uint8 [rows, bytes per row]."""
     digits = grouped.digits(_CPU).reshape(grouped.rows, -1, _BLOCK)
     scales = grouped.scales(_CPU)
     times = digits.shape[1] // scales.shape[1]

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as the network wants them: under its names, and cut where one holds several of them."""
+"""The tensors of a checkpoint in the layout of the network: under its names, and cut where one holds several."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,15 +23,15 @@ def laid_out(
     alternating: tuple[str, ...] = (),
     norm_offset: float = 0.0,
 ) -> Iterator[StoredTensor]:
-    """What is stored, a tensor for each slot of `spec` as far as it can be told; nothing is read.
+    """Yield the stored tensors, one for each slot of `spec` where possible; nothing is read.
 
-    `rename` gives the name to go by, None for what is not of this network. The weights of the parts `turned` are
-    stored [columns, rows], unless they are in blocks; the rows of the parts `alternating` take turns in what holds
-    them; `norm_offset` was added to the weights of all norms.
+    `rename` returns the name to use, or None for a tensor that does not belong to this network. The weights of the
+    parts `turned` are stored [columns, rows], unless they are in blocks. The rows of the parts `alternating`
+    alternate in the tensor that holds them. `norm_offset` was added to the weights of all norms.
     """
     inside: dict[str, list[Slot]] = {}
     for slot in slots(spec):
-        # A set: what is packed may go by the name of one of its parts (ffn_up of Phi-3).
+        # A set, because a packed tensor may have the name of one of its parts (ffn_up of Phi-3).
         for name in {slot.name(names), *_packed_names(slot, names, packed)}:
             inside.setdefault(name, []).append(slot)
     for stored in tensors:
@@ -59,7 +59,7 @@ def _packed_names(slot: Slot, names: Names, packed: Packed) -> Iterator[str]:
 
 
 def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[StoredTensor]:
-    """The slots in a tensor, or the tensor itself where it is one, or is not what it should be."""
+    """Yield the slots of a tensor, or the tensor itself if it is a single slot or does not have the expected shape."""
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
     if fits and len(found) == 1 and len(found[0].shape) < len(shape):
@@ -80,7 +80,7 @@ def _experts(
     turned: tuple[str, ...],
     alternating: tuple[str, ...],
 ) -> Iterator[StoredTensor]:
-    """The slots in a tensor [experts, ...], or the tensor itself where it is not what it should be."""
+    """Yield the slots of a tensor [experts, ...], or the tensor itself if it does not have the expected shape."""
     last, shape = found[-1], list(tensor.shape[1:])
     assert last.expert is not None
     experts = last.expert + 1
@@ -111,13 +111,13 @@ def _experts(
 
 
 def _vector(tensor: StoredTensor) -> StoredTensor:
-    """A matrix of one row as a vector."""
+    """View a matrix of one row as a vector."""
     shape = tensor.shape
     return replace(tensor, shape=shape[1:], copy_into=lambda out: tensor.copy_into(out.view(shape)))
 
 
 def _turned(tensor: StoredTensor) -> StoredTensor:
-    """The transpose of a matrix."""
+    """Transpose a matrix."""
     columns, rows = tensor.shape
 
     def cut(start: int, count: int) -> StoredTensor:
@@ -128,7 +128,7 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
 
 
 def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
-    """The rows `first`, `first` + `step`, ... of a matrix, or these numbers of a vector."""
+    """Take the rows `first`, `first` + `step`, ... of a matrix, or these numbers of a vector."""
     rows, *columns = tensor.shape
     part, blocks = (
         _picked(tensor, (rows // step, *columns), lambda stored: stored[first::step]),
@@ -140,7 +140,7 @@ def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
 
 
 def _picked(tensor: StoredTensor, shape: tuple[int, ...], pick: Callable[[Tensor], Tensor]) -> StoredTensor:
-    """What `pick` takes of the numbers of `tensor`, of this shape."""
+    """Return a tensor of this shape with the numbers that `pick` takes from those of `tensor`."""
 
     def numbers() -> Tensor:
         stored = torch.empty(tensor.shape)

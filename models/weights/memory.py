@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""Available memory."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import torch
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can be allocated on a device now; None where the system does not say."""
+    """Return the bytes that can be allocated on a device now; None if the system does not tell."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -20,7 +20,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _cgroup_bytes(folder: Path) -> list[int]:
-    """What a container may still allocate: its limit less what it cannot drop, files are; empty if unlimited."""
+    """Return what a container may still allocate: its limit minus its use without file cache; empty if unlimited."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))

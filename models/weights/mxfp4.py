@@ -1,4 +1,4 @@
-"""MXFP4 in safetensors files: a tensor of digits and a tensor of scales make one of blocks, as in GGUF files."""
+"""MXFP4 in safetensors files: join a tensor of digits and a tensor of scales into blocks, as in GGUF files."""
 
 from collections.abc import Iterator
 from math import prod
@@ -15,7 +15,7 @@ _BLOCK = Kind.MXFP4.block
 
 
 def joined(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTensor:
-    """The tensor of blocks that digits [..., groups, 16] and scales [..., groups] make. Raises ModelError."""
+    """Join digits [..., groups, 16] and scales [..., groups] into a tensor of blocks. Raises ModelError."""
     if digits.shape != (*scales.shape, _BLOCK // 2) or not scales.shape:
         raise ModelError(
             f"{scales.name} has the shape {list(scales.shape)}, but {digits.name} requires "
@@ -26,7 +26,7 @@ def joined(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTenso
 
 
 def _joined(name: str, shape: tuple[int, ...], digits: StoredTensor, scales: StoredTensor) -> StoredTensor:
-    """Numbers of this shape."""
+    """Join digits and scales into a tensor of this shape."""
     groups = shape[-1] // _BLOCK
     count = prod(shape[:-1])
 
@@ -57,7 +57,7 @@ def _joined(name: str, shape: tuple[int, ...], digits: StoredTensor, scales: Sto
 
 
 def _reordered(packed: Tensor) -> Tensor:
-    """uint8 [blocks, 16] whose bytes hold numbers 2 j and 2 j + 1 -> those that hold j and j + 16, low half first."""
+    """Reorder uint8 [blocks, 16]: bytes with numbers 2 j and 2 j + 1 become bytes with j and j + 16, low half first."""
     digits = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
     first, second = digits.chunk(2, dim=-1)
     return first | second << 4

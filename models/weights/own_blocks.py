@@ -1,4 +1,4 @@
-"""Matrices in groups as blocks that a GPU packs (see packing.py): groups of 64 and 128, columns in any order, fp8.
+"""Grouped matrices as blocks to pack for a GPU (see packing.py): groups of 64 and 128, any column order, fp8.
 
     format   numbers  bytes  a block is
     INT4_64       64     36  f16 d, f16 m, u8 qs[32]    d * q + m
@@ -6,7 +6,7 @@
     INT8_32       32     36  f16 d, f16 m, i8 qs[32]    d * q + m
     FP8_128      128    132  f32 d, e4m3 qs[128]        d * q
 
-Nibbles are those of Q4_1: byte j holds number j, low, and number j + block / 2.
+Nibbles are laid out as in Q4_1: byte j holds number j in its low half and number j + block / 2 in its high half.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 def device_blocks(grouped: Grouped) -> DeviceBlocks | None:
-    """Those that hold these numbers with no more rounding than bf16 would have; None where there are none.
+    """Return the blocks that hold these numbers with no more rounding than bf16, or None if no type can.
 
     Columns are put in the order of their groups.
     """
@@ -45,7 +45,7 @@ def device_blocks(grouped: Grouped) -> DeviceBlocks | None:
 
 
 def _kinds(grouped: Grouped) -> tuple[Kind, ...]:
-    """What may hold them, the widest groups first."""
+    """Return the types that may hold the matrix, widest groups first."""
     if not grouped.is_integer:
         return (Kind.FP8_128,)
     if grouped.bits == 4:
@@ -54,7 +54,7 @@ def _kinds(grouped: Grouped) -> tuple[Kind, ...]:
 
 
 def _rows(grouped: Grouped, kind: Kind, order: Tensor | None, groups: Tensor, device: torch.device) -> Tensor:
-    """The blocks, uint8 [rows, bytes a row], made on `device`; `groups` has that of each block of a row."""
+    """Make the blocks, uint8 [rows, bytes per row], on `device`; `groups` has the group of each block of a row."""
     digits, groups = grouped.digits(device), groups.to(device)
     if not grouped.is_integer:
         digits = digits.view(torch.uint8)

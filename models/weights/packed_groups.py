@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint stay quantised on a GPU, and how they come there."""
+"""Which matrices of a checkpoint stay quantised on a GPU, and how they get there."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ from models.weights.staging import Extent
 def choose_packed(
     tensors: Sequence[StoredTensor], places: Mapping[str, Slot], quantize: str = "auto"
 ) -> dict[str, Kind]:
-    """The type of every matrix that is quantised on a GPU, by name: all parts of its layer have types that kernels
-    read, gate and up the same one, and all experts of a layer.
+    """Return the type of every matrix that is quantised on a GPU, by name.
 
-    `quantize` is one of models.weights.quantize.QUANTIZE but "none": by "auto" they stay what they are, else plain ones
-    become what it says. Raises ModelError for what cannot be done.
+    A matrix is included only if all parts of its layer have types that kernels read; gate and up must have the same
+    type, and so must all experts of a layer. `quantize` is one of models.weights.quantize.QUANTIZE except "none":
+    "auto" keeps the types of the file, the others quantise plain matrices. Raises ModelError for what cannot be done.
     """
     becomes = choose_kinds(tensors, places, quantize, torch.device("cpu")) if quantize != "auto" else None
     groups: dict[str, list[tuple[StoredTensor, Slot]]] = {}
@@ -42,7 +42,7 @@ def choose_packed(
 
 
 def _kind(tensor: StoredTensor, slot: Slot, becomes: Mapping[str, Kind] | None) -> Kind | None:
-    """The type that a matrix has, or gets, on a GPU."""
+    """Return the type that a matrix has, or gets, on a GPU."""
     if becomes is not None:
         return becomes.get(tensor.name)
     if tensor.on_device is not None and slot.expert is None:
@@ -53,7 +53,7 @@ def _kind(tensor: StoredTensor, slot: Slot, becomes: Mapping[str, Kind] | None) 
 def _fits(parts: list[tuple[StoredTensor, Slot]], becomes: Mapping[str, Kind] | None) -> bool:
     kinds = [_kind(tensor, slot, becomes) for tensor, slot in parts]
     *before, last = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
-    if last.expert is not None:  # another one follows
+    if last.expert is not None:  # another expert follows
         before.append(last)
     if any(kind not in PACKINGS for kind in kinds) or any(slot.rows % ROWS for slot in before):
         return False
@@ -65,7 +65,7 @@ def _fits(parts: list[tuple[StoredTensor, Slot]], becomes: Mapping[str, Kind] | 
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether columns lie in the same order."""
+    """Return whether two matrices have their columns in the same order."""
     return torch.equal(one, other) if one is not None and other is not None else one is other
 
 
@@ -75,7 +75,7 @@ def expansion_note(
     packed: Mapping[str, Kind],
     dtype: torch.dtype,
 ) -> str | None:
-    """One line for people on the matrices of a quantised file that a GPU holds as plain numbers; None where none is."""
+    """Return a line for the user about matrices of a quantised file that a GPU holds as plain numbers, or None."""
     found: dict[str, set[str]] = {}
     stored = held = 0
     for tensor in tensors:
@@ -97,7 +97,7 @@ def expansion_note(
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """Where a quantised matrix goes on a GPU: tiles of planes that its neighbours may share. Or all of these."""
+    """A matrix, or several, on a GPU: tiles of planes that neighbouring matrices may share."""
 
     kind: Kind
     rows: int
@@ -105,7 +105,7 @@ class PackedPart:
     planes: Planes
 
     def fill(self, tensor: StoredTensor) -> None:
-        """Read and pack it. Raises ModelError when the file cannot be read."""
+        """Read and pack the tensor. Raises ModelError if the file cannot be read."""
         device = self.planes.scales.device
         if tensor.on_device is not None and tensor.on_device.kind == self.kind:
             self.write(tensor.on_device.rows(device))
@@ -117,12 +117,12 @@ class PackedPart:
             self.quantise(numbers)
 
     def _numbers(self, tensor: StoredTensor) -> Tensor:
-        """Memory for plain numbers, as the file has them."""
+        """Allocate memory for plain numbers in the dtype of the file."""
         dtype = FLOATS.get(tensor.type, torch.float32)
         return torch.empty(self.rows, self.columns, dtype=dtype, device=self.planes.scales.device)
 
     def quantise(self, numbers: Tensor) -> None:
-        """Pack what becomes of numbers [rows, columns] on the device, some rows at a time."""
+        """Quantise numbers [rows, columns] on the device and pack them, some rows at a time."""
         step = max(1, SLAB // (self.columns * ROWS)) * ROWS
         for start in range(0, self.rows, step):
             some = numbers[start : start + step]
@@ -130,11 +130,11 @@ class PackedPart:
             pack(quantize(some.float(), self.kind), self.kind, part)
 
     def write(self, data: Tensor) -> None:
-        """Pack its blocks, uint8 [rows, bytes a row], which are on the device."""
+        """Pack blocks, uint8 [rows, bytes per row], that are on the device."""
         pack(data, self.kind, self.planes)
 
     def streamed(self, tensor: StoredTensor, extent: Extent) -> tuple[Extent, Tensor]:
-        """What brings its bytes to the device, where they are packed as soon as they are all there."""
+        """Return the extent and the target that bring its bytes to the device, to be packed once all have arrived."""
         if tensor.blocks is None:
             return replace(extent, finish=self.quantise), self._numbers(tensor)
         raw = torch.empty(
@@ -153,7 +153,7 @@ def _write(part: PackedPart, data: Tensor) -> None:
 
 
 Weights = dict[tuple[int | None, int], PackedPart]
-"""Of a layer by expert, where it has some, and first row."""
+"""The weights of a layer by (expert or None, first row)."""
 
 
 def packed_weights(
@@ -161,10 +161,10 @@ def packed_weights(
     device: torch.device,
     orders: Mapping[Slot, Tensor | None] = MappingProxyType({}),
 ) -> tuple[Weights, dict[Slot, PackedPart]]:
-    """Memory for the parts of a layer: its weights, and where each part goes.
+    """Allocate memory for the parts of a layer. Return its weights, and the place of each part.
 
-    Neighbours of one type, and with one order of columns, are one weight. Of experts, which have one type, each lies
-    behind the one before.
+    Neighbouring parts with the same type and column order form one weight. Experts, which have the same type, lie one
+    behind the other.
     """
     if parts[0][0].expert is not None:
         return _packed_experts(parts, device)

@@ -1,19 +1,19 @@
-"""Quantised weights as the kernels of a GPU read them: the same numbers as the blocks of a GGUF file, in planes.
+"""Quantised weights in the layout that GPU kernels read: the same numbers as a GGUF file's blocks, in planes.
 
-A matrix [rows, columns] is cut into tiles of 8 rows and 128 columns, zeros where it ends. Of a tile every thread of a
-warp has 32 codes: thread 4 * row + t those of the columns t * E to t * E + E - 1 of every group, E = group / 4,
-which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, the low four bits in the first.
+A matrix [rows, columns] is cut into tiles of 8 rows and 128 columns, padded with zeros. Every thread of a warp has 32
+codes of a tile: thread 4 * row + t has those of the columns t * E to t * E + E - 1 of every group, where E = group / 4,
+which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, with the low four bits in the first.
 
-    codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes a word. Two neighbours lie 16 bits apart:
-            the pair p of a word at bits b * p and b * p + 16, so that one shift and one mask take both
-    scales  [tiles of rows, tiles of columns, 8 rows, values]: of a row the scales of its groups, then their minima.
-            fp16, or int8 where `supers` multiply them; those of MXFP4, powers of two, are bf16, those of fp8 fp32.
-            uint8: a scale and a minimum in one byte, the scale in its low half
-    supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common
+    codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes per word. Neighbours lie 16 bits apart:
+            pair p of a word is at bits b * p and b * p + 16, so that one shift and one mask extract both
+    scales  [tiles of rows, tiles of columns, 8 rows, values]: for each row the scales of its groups, then their minima.
+            fp16, or int8 where `supers` multiply them; bf16 for MXFP4, whose scales are powers of two; fp32 for fp8.
+            uint8: a scale and a minimum in one byte, the scale in the low half
+    supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: the factors that 256 numbers of a row have in common
 
 A number is (code - offset) * scale, or code * scale + minimum; with supers, code * (super * scale) - super * minimum.
-A code of MXFP4 stands for one of 0, 1, 2, 3, 4, 6, 8 and 12, or from 8 on for its negative; of IQ4_NL and IQ4_XS for
-one of 16 numbers; of fp8 for that number of eight bits. Columns may lie in another order than those of the matrix.
+A code of MXFP4 stands for 0, 1, 2, 3, 4, 6, 8 or 12, or from 8 on for the negative of these; a code of IQ4_NL or IQ4_XS
+for one of 16 numbers; a code of fp8 for that 8-bit number. The columns may be in a different order than in the matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,14 +41,14 @@ from models.weights.dequantize import (
 )
 
 ROWS, COLUMNS = 8, 128
-"""Of a tile."""
+"""The size of a tile."""
 SUPER = 256
-"""Numbers of a row that have a super in common."""
+"""How many numbers of a row have one super in common."""
 INTEGERS, FLOATS_OF_4, IQ4_CODES, FLOATS_OF_8 = range(4)
-"""What codes are: integers, small floating-point numbers of MXFP4, places in a table, e4m3."""
+"""Kinds of codes: integers, MXFP4's small floating-point numbers, indices into a table, e4m3."""
 _SMALL_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)
 SLAB = 1 << 22
-"""Numbers that are packed or unpacked at once: they take 40 times as many bytes."""
+"""How many numbers are packed or unpacked at once: they take 40 times as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +56,42 @@ class Packing:
     """How the numbers of a type lie in planes."""
 
     planes: tuple[int, ...]
-    """Bits of the planes of codes, the lowest bits first. A single plane of 8 has signed codes."""
+    """The bits of each plane of codes, lowest bits first. A single plane of 8 bits has signed codes."""
     offset: int
     """Subtracted from every code."""
     group: int
-    """Neighbouring numbers that are multiplied together, and have one scale."""
+    """How many neighbouring numbers are multiplied together, with one scale."""
     minimum: bool
-    """Whether groups have a minimum, too."""
+    """Whether groups also have a minimum."""
     supers: bool
-    """Whether scales are bytes that are multiplied by what 256 numbers have in common."""
+    """Whether scales are bytes, multiplied by a factor that 256 numbers have in common."""
     floats: int = INTEGERS
-    """What codes are, INTEGERS to FLOATS_OF_8."""
+    """The kind of codes, INTEGERS to FLOATS_OF_8."""
     shared: int = 1
-    """So many neighbouring groups have one scale (and minimum) in common."""
+    """How many neighbouring groups have one scale (and minimum) in common."""
     nibbles: bool = False
-    """Whether scale and minimum lie in one byte."""
+    """Whether scale and minimum share a byte."""
 
     @property
     def width(self) -> int:
-        """Neighbouring numbers with one scale."""
+        """How many neighbouring numbers have one scale."""
         return self.group * self.shared
 
     @property
     def scales(self) -> torch.dtype:
-        """Of the plane of scales."""
+        """The dtype of the plane of scales."""
         if self.supers:
             return torch.uint8 if self.nibbles else torch.int8
         return {FLOATS_OF_4: torch.bfloat16, FLOATS_OF_8: torch.float32}.get(self.floats, torch.float16)
 
     @property
     def values(self) -> int:
-        """Of a row of a tile in the plane of scales."""
+        """How many values a row of a tile has in the plane of scales."""
         return COLUMNS // self.width * (2 if self.minimum and not self.nibbles else 1)
 
     @property
     def tile_bytes(self) -> int:
-        """Of a tile in all planes; with supers, half of what two tiles have."""
+        """Bytes of a tile in all planes; with supers, it includes half of those that two tiles share."""
         scales = ROWS * self.values * self.scales.itemsize
         return ROWS * COLUMNS * sum(self.planes) // 8 + scales + (ROWS * 2 if self.supers else 0)
 
@@ -115,48 +115,48 @@ PACKINGS: dict[Kind, Packing] = {
     Kind.INT8_32: Packing((8,), 0, 32, True, False),
     Kind.FP8_128: Packing((8,), 0, 32, False, False, floats=FLOATS_OF_8, shared=4),
 }
-"""The types that kernels of a GPU read. What is not here is expanded."""
+"""The types that GPU kernels read. Weights of other types are expanded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planes:
-    """A packed matrix, or several of one type, each beginning with a tile."""
+    """A packed matrix, or several matrices of one type, each of which begins with a new tile."""
 
     codes: tuple[Tensor, ...]
     scales: Tensor
     supers: Tensor | None
     order: Tensor | None = None
-    """int32 [columns]: which column of the matrix lies at each place; None: each at its own."""
+    """int32 [columns]: the matrix column at each place; None: columns are in order."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All planes."""
+        """All planes, and the order of columns if there is one."""
         return (*self.codes, self.scales, *(x for x in (self.supers, self.order) if x is not None))
 
     @property
     def nbytes(self) -> int:
-        """Of all planes."""
+        """Bytes of all planes."""
         return sum(plane.nbytes for plane in self.tensors)
 
     def cut(self, first: int, tiles: int) -> "Planes":
-        """So many tiles of rows from `first` on: the same memory."""
+        """Return `tiles` tiles of rows, beginning with the tile `first`, as views of the same memory."""
         codes = tuple(plane.narrow(0, first, tiles) for plane in self.codes)
         supers = None if self.supers is None else self.supers.narrow(0, first, tiles)
         return Planes(codes, self.scales.narrow(0, first, tiles), supers, self.order)
 
 
 def tiles(size: int, each: int) -> int:
-    """That cover `size`."""
+    """Return how many tiles of size `each` cover `size`."""
     return -(-size // each)
 
 
 def packed_bytes(kind: Kind, rows: int, columns: int) -> int:
-    """What a matrix takes as planes."""
+    """Return the bytes of a matrix in planes."""
     return tiles(rows, ROWS) * tiles(columns, COLUMNS) * PACKINGS[kind].tile_bytes
 
 
 def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device) -> Planes:
-    """Memory for so many tiles of rows."""
+    """Allocate planes for `row_tiles` tiles of rows."""
     packing, across = PACKINGS[kind], tiles(columns, COLUMNS)
 
     def plane(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -169,7 +169,7 @@ def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device)
 
 
 def pack(data: Tensor, kind: Kind, out: Planes) -> None:
-    """The blocks of a matrix, uint8 [rows, bytes a row], to planes on the same device, some rows at a time."""
+    """Pack the blocks of a matrix, uint8 [rows, bytes per row], into planes on the same device, some rows at a time."""
     packing = PACKINGS[kind]
     columns = data.shape[1] // kind.block_bytes * kind.block
     step = max(1, SLAB // (columns * ROWS)) * ROWS
@@ -190,14 +190,14 @@ def pack(data: Tensor, kind: Kind, out: Planes) -> None:
 
 
 def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
-    """The numbers [n, columns] of some rows, int64 [n], in fp32: to the bit those of the blocks."""
+    """Return the numbers [n, columns] of the rows int64 [n] in fp32, bit-identical to those of the blocks."""
     packing = PACKINGS[kind]
     at, line = rows // ROWS, rows % ROWS
     code = torch.zeros(len(rows), 1, dtype=torch.int32, device=rows.device)
     low = 0
     for bits, plane in zip(packing.planes, planes.codes, strict=True):
         found = plane[at].view(len(rows), -1, *_thread_words(bits))
-        if found.dim() == 5:  # what a thread has lies 16 bytes at a time
+        if found.dim() == 5:  # the words of a thread lie 16 bytes at a time
             found = found.transpose(2, 3).flatten(3)
         found = found.view(len(rows), found.shape[1], ROWS, 4, bits)
         found = found[torch.arange(len(rows), device=rows.device), :, line]  # [n, tiles, 4, words]
@@ -225,7 +225,7 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
 
 
 def _meant(code: Tensor, packing: Packing) -> Tensor:
-    """int32 codes from 0 on -> what they stand for before they are scaled, fp32"""
+    """int32 codes from 0 on -> the values that they stand for before scaling, fp32"""
     if packing.floats == FLOATS_OF_8:
         return code.to(torch.uint8).view(torch.float8_e4m3fn).float()
     if packing.planes == (8,):
@@ -238,12 +238,12 @@ def _meant(code: Tensor, packing: Packing) -> Tensor:
 
 
 def _thread_words(bits: int) -> tuple[int, ...]:
-    """The words of a tile: [32, words], or [2, 32, 4] where a thread has more than 16 bytes."""
+    """Return the shape of a tile's words: [32, words], or [2, 32, 4] where a thread has more than 16 bytes."""
     return (2, 32, 4) if bits == 8 else (32, bits)
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
-    """Where the codes of a word begin, in their order."""
+    """Return the bit at which each code of a word begins, in order."""
     code = torch.arange(32 // bits, dtype=torch.int32, device=device)
     return code // 2 * bits + code % 2 * 16
 
@@ -264,7 +264,7 @@ def _pack_codes(codes: Tensor, packing: Packing, planes: Sequence[Tensor]) -> No
 
 
 def _padded(given: Tensor, each: int) -> Tensor:
-    """[rows, n] -> [8 k, each * m], zeros where there was nothing"""
+    """[rows, n] -> [8 k, each * m], padded with zeros"""
     rows, columns = given.shape
     return torch.nn.functional.pad(given, (0, -columns % each, 0, -rows % ROWS))
 
@@ -279,7 +279,7 @@ def _halves(blocks: Tensor) -> Tensor:
 
 
 def _simple(code: int, digits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], _Fields]:
-    """Blocks of 32 whose scale, and minimum, are halves in the first `code` bytes."""
+    """Return a reader of blocks of 32 whose first `code` bytes are the scale, and the minimum, as halves."""
 
     def read(blocks: Tensor) -> _Fields:
         found = _halves(blocks[..., :code])
@@ -289,7 +289,7 @@ def _simple(code: int, digits: Callable[[Tensor], Tensor]) -> Callable[[Tensor],
 
 
 def _k(digits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], _Fields]:
-    """Q4_K and Q5_K."""
+    """Return a reader of Q4_K or Q5_K."""
 
     def read(blocks: Tensor) -> _Fields:
         scales, minima = k_fields(blocks)
@@ -311,7 +311,7 @@ def _mxfp4(blocks: Tensor) -> _Fields:
 def _with_one_super(
     digits: Callable[[Tensor], Tensor], scales: Callable[[Tensor], Tensor], at: slice
 ) -> Callable[[Tensor], _Fields]:
-    """Blocks of 256 whose scales have a half in common."""
+    """Return a reader of blocks of 256 whose scales have a half in common."""
 
     def read(blocks: Tensor) -> _Fields:
         supers = torch.nn.functional.pad(_halves(blocks[..., at]), (0, 1))

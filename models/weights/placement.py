@@ -1,4 +1,4 @@
-"""Which experts lie where: those that a device has no room for stay in host memory, whole layers of them."""
+"""Placement of experts: those that do not fit on the device stay in host memory, whole layers at a time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from models.weights.slots import Slot
 
 @dataclass(frozen=True, slots=True)
 class LayerExperts:
-    """Bytes of the experts of a layer, as either memory would hold them."""
+    """Bytes of the experts of a layer, in device memory or in host memory."""
 
     layer: int
     on_device: int
-    """Packed for its kernels where these read their type, and plain numbers else."""
+    """Packed if GPU kernels read their type, otherwise as plain numbers."""
     on_host: int
-    """In blocks where they are stored so, and plain numbers else."""
+    """In blocks if they are stored in blocks, otherwise as plain numbers."""
     plain: int
     """As plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the experts go, and what that takes."""
+    """Where the experts go, and how much memory that takes."""
 
     host_layers: frozenset[int] = frozenset()
-    """Layers whose experts lie in host memory."""
+    """The layers whose experts lie in host memory."""
     host_bytes: int = 0
     device_bytes: int = 0
-    """Of all weights that are on the device, and of the buffers that experts are fetched to."""
+    """Bytes of all weights on the device, and of the buffers for fetched experts."""
 
 
 def experts_of(
@@ -42,8 +42,8 @@ def experts_of(
     packed: Mapping[Slot, Kind],
     on_host: Mapping[Slot, Kind],
 ) -> list[LayerExperts]:
-    """The layers with experts, in order; the matrices that a device holds packed, and those that host memory holds in
-    blocks, are given with their types."""
+    """Return the layers with experts, in order. `packed` and `on_host` have the types of the matrices that the device
+    holds packed and that host memory holds in blocks."""
     found: dict[int, tuple[int, int, int]] = {}
     for slot in slots:
         if slot.expert is None or slot.layer is None:
@@ -59,8 +59,8 @@ def experts_of(
 
 
 def fetch_bytes(layers: Sequence[LayerExperts]) -> int:
-    """What fetching experts from host memory takes on the device: a layer that is computed with and the next one, as
-    they lie in host memory, and one in plain numbers where that is in blocks."""
+    """Return the bytes of device memory that fetching experts takes: the layer being computed and the next one, as they
+    lie in host memory, and one layer in plain numbers if they lie there in blocks."""
     if not layers:
         return 0
     in_blocks = any(layer.on_host != layer.plain for layer in layers)
@@ -69,9 +69,9 @@ def fetch_bytes(layers: Sequence[LayerExperts]) -> int:
 
 
 def place_experts(needed: int, experts: Sequence[LayerExperts], room: int) -> Placement | None:
-    """The last layers' experts go to host memory, as few as have the rest fit into `room` bytes of the device.
+    """Move the experts of the last layers to host memory, as few as make the rest fit into `room` bytes of the device.
 
-    `needed` are the bytes of all weights there. None: not even with all experts in host memory.
+    `needed` is the bytes of all weights on the device. Return None if not even moving all experts suffices.
     """
     for count in range(len(experts) + 1):
         moved = experts[len(experts) - count :]

@@ -1,4 +1,4 @@
-"""The tensors of a quantised safetensors checkpoint: those that make a matrix become one tensor of its numbers."""
+"""Join the tensors of a quantised safetensors checkpoint: those that make up a matrix become one tensor."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,10 +18,9 @@ _CPU = torch.device("cpu")
 
 
 def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
-    """`tensors` with one for every quantised matrix, named as if it were not quantised; scales of activations left out.
+    """Return `tensors` with one tensor for each quantised matrix, named as if unquantised; leave out activation scales.
 
-    Raises ModelError for a matrix whose tensors are missing or do not fit together, and for types that are no numbers
-    of a network.
+    Raises ModelError if tensors of a matrix are missing or do not fit together, and for types that no network has.
     """
     tensors = list(tensors)
     named = {tensor.name: tensor for tensor in tensors}
@@ -60,7 +59,7 @@ def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredT
         return numbers(grouped)
 
     def copy_into(out: Tensor) -> None:
-        # What is packed goes to the device, and becomes numbers there.
+        # Copy the packed tensors to the device and decode them there.
         for start, values in numbers(grouped, out.device):
             out[start : start + len(values)] = values
 
@@ -79,7 +78,7 @@ def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredT
 def without_empty_biases(
     spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names
 ) -> list[StoredTensor]:
-    """Quantised checkpoints may have a bias of zeros for layers without one."""
+    """Drop biases that are all zeros from a quantised checkpoint, for layers that have no bias in `spec`."""
     tensors = list(tensors)
     if not any(tensor.quantised for tensor in tensors):
         return tensors

@@ -1,4 +1,4 @@
-"""From numbers to blocks of 32, and which weights of a checkpoint are held in which blocks."""
+"""Quantise numbers to blocks of 32, and choose which weights of a checkpoint are held in which blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,22 +13,22 @@ from models.weights.quantized import KINDS, row_bytes
 from models.weights.slots import Slot
 
 QUANTIZE = ("auto", "none", "int8", "int4")
-"""auto: blocks of a GGUF file stay as they are on a CPU, those of types that no layer can hold (see KINDS) become
+"""auto: on a CPU, blocks of a GGUF file stay as they are, and those of types that no layer can hold (see KINDS) become
 Q8_0; none: all weights become plain numbers; int8, int4: plain weights become blocks at load."""
 
 _BLOCK = 32
 _HALF_MAX = 65504.0
 _REFINEMENTS = 3
-"""How often scale and minimum are fitted to the digits and the digits to them. Of normal weights Q4_1 then misses 7.3%,
-against 7.8% without and 7.25% with one more."""
+"""How often scale and minimum are fitted to the digits, and the digits to them. For normally distributed weights, the
+error of Q4_1 is then 7.3%, compared with 7.8% without refinement and 7.25% with one more."""
 
 
 def choose_kinds(
     tensors: Sequence[StoredTensor], places: Mapping[str, Slot], quantize: str, device: torch.device
 ) -> dict[str, Kind]:
-    """The type in which each matrix of a checkpoint is held, by name; empty where all become plain numbers.
+    """Return the type in which each matrix of a checkpoint is held, by name; empty if all become plain numbers.
 
-    `places` says where each tensor goes; `quantize` is one of QUANTIZE. Raises ModelError for what cannot be done.
+    `places` has the slot of each tensor; `quantize` is one of QUANTIZE. Raises ModelError for what cannot be done.
     """
     if quantize not in QUANTIZE:
         raise ModelError(f"Unknown quantisation {quantize!r}; it must be one of {', '.join(QUANTIZE)}.")
@@ -62,9 +62,9 @@ def choose_kinds(
 
 
 def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
-    """One line for people where quantised files are held in other types than they have; None where none is.
+    """Return a line for the user if a quantised file's weights are held in types other than its own; otherwise None.
 
-    `kinds` is what `choose_kinds` gave.
+    `kinds` is the result of `choose_kinds`.
     """
     changed = [
         (t, t.blocks.kind.name if t.blocks else "unquantised")
@@ -84,7 +84,7 @@ def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) 
 
 
 def plain_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
-    """One line for people where matrices quantised otherwise than in blocks become plain numbers; else None."""
+    """Return a line for the user if matrices that are quantised, but not in blocks, become plain numbers; else None."""
     expanded = [t for t in tensors if t.quantised is not None and t.name not in kinds]
     if not expanded:
         return None
@@ -96,10 +96,11 @@ def plain_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> st
 
 
 def _delicate(places: Mapping[str, Slot]) -> set[str]:
-    """The matrices that stay in 8 bits when the others take 4: together 4% more bytes.
+    """Return the matrices that stay in 8 bits when the others take 4: together 4% more bytes.
 
-    On SmolLM2-135M the head takes a fifth off the KL divergence against bf16, the values of the attention another
-    third, and where an MLP writes in the first and last layers a quarter of the rest (benchmarks.quality).
+    On SmolLM2-135M, keeping the head lowers the KL divergence from bf16 by a fifth, keeping the attention's values
+    lowers it by another third, and keeping the MLP's down projections of the first and last layers by a quarter of
+    the rest (benchmarks.quality).
     """
     count = 1 + max((slot.layer for slot in places.values() if slot.layer is not None), default=0)
     ends = {*range(count // 8), *range(count - count // 8, count)}
@@ -111,15 +112,15 @@ def _delicate(places: Mapping[str, Slot]) -> set[str]:
 
 
 def is_file(tensor: StoredTensor, kind: Kind) -> bool:
-    """Whether `packed_rows` gives memory of the file, which must not be written."""
+    """Return whether `packed_rows` returns memory of the file, which must not be written."""
     blocks = tensor.blocks
     return blocks is not None and blocks.kind == kind and blocks.is_mapped
 
 
 def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
-    """The blocks of a matrix in `kind`, uint8 [rows, bytes a row]: those of the file where it has this type.
+    """Return the blocks of a matrix in `kind`, uint8 [rows, bytes per row]: those of the file if it has this type.
 
-    Raises ModelError when the file cannot be read.
+    Raises ModelError if the file cannot be read.
     """
     blocks = tensor.blocks
     if blocks is not None and blocks.kind == kind:
@@ -135,7 +136,7 @@ def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
 
 
 def quantize(values: Tensor, kind: Kind) -> Tensor:
-    """fp32 [rows, columns] -> the blocks of Q8_0 or Q4_1, uint8 [rows, bytes a row]"""
+    """fp32 [rows, columns] -> blocks of Q8_0 or Q4_1, uint8 [rows, bytes per row]"""
     blocks = values.reshape(len(values), -1, _BLOCK)
     return _WRITERS[kind](blocks).view(len(values), -1)
 
@@ -163,12 +164,12 @@ def _q4_1(x: Tensor) -> Tensor:
 
 
 def _half(x: Tensor) -> Tensor:
-    """What fp16 makes of it, as fp32."""
+    """Round to fp16; return fp32."""
     return x.clamp(-_HALF_MAX, _HALF_MAX).half().float()
 
 
 def half_bytes(scales: Tensor) -> Tensor:
-    """fp32 [..., 1] of halves -> uint8 [..., 2]"""
+    """fp32 [..., 1] -> the bytes of their halves, uint8 [..., 2]"""
     return scales.half().view(torch.uint8)
 
 
@@ -181,13 +182,13 @@ def _digits(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def nibbles(digits: Tensor) -> Tensor:
-    """[..., 32] from 0 to 15 -> uint8 [..., 16]: the first half of them low, the second high"""
+    """[..., 2 n] from 0 to 15 -> uint8 [..., n]: the first half in the low nibbles, the second half in the high ones"""
     first, second = digits.to(torch.uint8).chunk(2, dim=-1)
     return first | second << 4
 
 
 def _widen_q5_0(data: Tensor) -> Tensor:
-    """Blocks of Q5_0 as blocks of Q8_0: the same numbers."""
+    """Convert blocks of Q5_0 to blocks of Q8_0 with the same numbers."""
     blocks = data.view(len(data), -1, 22)
     high = blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
     digits = torch.cat((blocks[..., 6:] & 15, blocks[..., 6:] >> 4), dim=-1) | high.flatten(-2) << 4

@@ -1,4 +1,4 @@
-"""The safetensors files of a model, and what their headers say: without torch, for a look at a model loads nothing."""
+"""The safetensors files of a model and their headers, without torch: inspecting a model loads nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the checkpoint in a folder. Raises ModelError when there is none."""
+    """Return the safetensors files that make up the checkpoint in a folder. Raises ModelError if there is none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return [folder / shard for shard in _shards(index)]
@@ -47,7 +47,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of every tensor in a file, by name. Raises ModelError for a damaged or incomplete file."""
+    """Return type and shape of every tensor in a file, by name. Raises ModelError for a damaged or incomplete file."""
     try:
         file: Any = safe_open(path, framework="np")
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
@@ -57,6 +57,6 @@ def tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def damaged(path: Path, error: Exception) -> ModelError:
-    """The line for a file that cannot be read because of `error`."""
+    """Return the error for a file that cannot be read because of `error`."""
     reason = " ".join(str(error).split())[:160]
     return ModelError(f"{path} cannot be read ({reason}); it is damaged or incomplete: download it again.")

@@ -1,6 +1,6 @@
 """How quantised safetensors checkpoints are stored: `quantization_config` of config.json, and every layout, as data.
 
-Nothing is read but the config, and torch is not imported, so that a look at a model loads nothing.
+Only the config is read and torch is not imported, because inspecting a model loads nothing.
 """
 
 import math
@@ -16,18 +16,18 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which tensors make a matrix: NAME + `digits`, with others beside it, become NAME + `becomes`."""
+    """The tensors that make up a matrix: NAME + `digits` and the tensors beside it become NAME + `becomes`."""
 
     name: str
-    """For people."""
+    """For display."""
     digits: str
-    """How the name of the tensor of digits ends."""
+    """The name suffix of the tensor of digits."""
     type: str
-    """Its type, as safetensors call it."""
+    """The type of the digits, as safetensors calls it."""
     needs: tuple[tuple[str, ...], ...]
-    """What has to be beside it, in the order in which it is read; each by one of these names."""
+    """The tensors that must be beside it, in the order in which they are read; each has one of these suffixes."""
     may: tuple[str, ...] = ()
-    """What may be there, too."""
+    """The suffixes of optional tensors."""
     becomes: str = ".weight"
 
 
@@ -48,7 +48,7 @@ OF_ACTIVATIONS = (
     *(".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".output_scale"),
     *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
 )
-"""How tensors are called that are about the rounding of activations or of the KV cache, which stay unrounded here."""
+"""Name suffixes of tensors for rounding activations or the KV cache, which are not rounded here."""
 PACKED_BITS = (4, 8)
 
 
@@ -57,31 +57,31 @@ class Scheme:
     """How the matrices of a checkpoint are stored."""
 
     name: str
-    """For people: "GPTQ, 4 bits, groups of 128"."""
+    """For display: "GPTQ, 4 bits, groups of 128"."""
     layouts: tuple[Layout, ...]
     held: str | None
-    """The blocks in which native kernels of a CPU take such matrices; None: they are expanded there."""
+    """The blocks in which native CPU kernels take such matrices; None: they are expanded on a CPU."""
     why: str = ""
-    """Why they are expanded."""
+    """Why they are expanded, for display."""
     group: int | None = None
-    """Columns with a common scale, where the tensors do not tell; None: all of a row."""
+    """Number of columns with a common scale, if the tensors do not tell; None: the whole row."""
     block: tuple[int, int] = (128, 128)
-    """Rows and columns with a common scale, where scales are of neither a row nor a group."""
+    """Rows and columns with a common scale, for scales that belong to neither a row nor a group."""
     zero_offset: int = 0
-    """What was taken off the digit that stands for zero."""
+    """The amount that was subtracted from the stored zero points."""
     activations: str | None = None
-    """What the checkpoint was made for: activations rounded to this."""
+    """The type to which the checkpoint expects activations to be rounded; None: it expects no rounding."""
 
     @property
     def note(self) -> str | None:
-        """A line for people on what is not as the checkpoint would have it."""
+        """Return a line for the user about what is computed differently from what the checkpoint asks for, or None."""
         if self.activations is None:
             return None
         return f"The checkpoint was made for activations in {self.activations}; here only its weights are quantised."
 
 
 def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
-    """Of a config.json; None where nothing is quantised. Raises ModelError for what is not read."""
+    """Read the scheme from a config.json; None if nothing is quantised. Raises ModelError for unsupported schemes."""
     raw = config.get("quantization_config", config.get("compression_config"))
     if raw is None:
         return None
@@ -116,7 +116,7 @@ def _groups(size: int | None) -> str:
 
 
 def _int_held(bits: int, symmetric: bool, group: int | None) -> tuple[str | None, str]:
-    """The blocks for integers, or why there are none."""
+    """Return the blocks for integers, or None and the reason why there are none."""
     if group is not None and group % 32:
         return None, f"groups of {group} numbers are not whole blocks of 32"
     if bits == 8 and not symmetric:
@@ -146,7 +146,7 @@ def _gptq(raw: Mapping[str, Any]) -> Scheme:
         raise _refused(f"The checkpoint is quantised by GPTQ to {bits} bits")
     held, why = _int_held(bits, raw.get("sym", True) is not False, group)
     order = ""
-    # Groups fixed beforehand lie in the order of the columns, whatever the order in which those were quantised.
+    # Static groups follow the order of the columns, whatever the order in which the columns were quantised.
     if raw.get("desc_act") and not raw.get("static_groups"):
         held, why, order = None, "its groups are spread over the columns (act-order)", ", act-order"
     name = f"GPTQ, {bits} bits, {_groups(group)}{order}"
@@ -280,12 +280,15 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 
 
 def layout_of(name: str, kind: str, scheme: Scheme) -> Layout | None:
-    """The layout of which a tensor has the digits; None where it has none."""
+    """Return the layout in which a tensor holds the digits, or None."""
     return next((x for x in scheme.layouts if x.type == kind and name.endswith(x.digits)), None)
 
 
 def beside(stem: str, layout: Layout, names: Iterable[str]) -> dict[str, str]:
-    """What lies beside the digits of NAME, as the layout calls it first -> its name. Raises ModelError."""
+    """Return the tensors beside the digits of NAME: from the layout's first suffix to the tensor's name.
+
+    Raises ModelError if a required one is missing.
+    """
     names, found = set(names), {}
     for ways in layout.needs:
         name = next((stem + way for way in ways if stem + way in names), None)
@@ -299,7 +302,7 @@ def beside(stem: str, layout: Layout, names: Iterable[str]) -> dict[str, str]:
 
 
 def stored_types(shapes: Shapes, scheme: Scheme) -> dict[str, tuple[str, int]]:
-    """How each weight is stored and how many numbers it has, by its name; what only belongs to others is left out."""
+    """Return the type of each weight and its count of numbers, by name; scales and the like are left out."""
     found: dict[str, tuple[str, int]] = {}
     parts = set[str]()
     for name, (kind, shape) in shapes.items():

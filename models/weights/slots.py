@@ -1,4 +1,4 @@
-"""Which tensors a network needs, and where each of them goes: worked out from its description alone."""
+"""The tensors that a network needs, and where each of them goes, derived from its description alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from typing import Literal
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
 Names = Mapping[str, str]
-"""What a checkpoint calls the parts of `Slot`: "layers" is the prefix of a layer, with {} for its number; parts of a
-layer stand without theirs. Of experts "{}" is the number."""
+"""The checkpoint's names for each `Slot.part`. "layers" is the prefix of a layer, with {} for its number; names of a
+layer's parts omit this prefix. In names of experts, {} stands for the expert's number."""
 
 Packed = Mapping[str, tuple[str, ...]]
-"""Tensors that hold several parts, one above the other (of experts: those of the first, of the second, ...). Names are
-without the prefix of a layer; {field} is weight or bias, without it all in it are weights."""
+"""Tensors that hold several parts, one above the other (experts: the parts of the first, those of the second, ...).
+Names omit the prefix of a layer. {field} stands for weight or bias; a name without it has only weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +21,33 @@ class Slot:
     """Where one tensor of a checkpoint goes."""
 
     part: str
-    """What it is: "embedding", "q", "down", ...; see `_layer`."""
+    """The role of the tensor: "embedding", "q", "down", ...; see `_layer`."""
     field: str
     """weight or bias"""
     group: str
-    """The tensor that it is a part of: "layers.3.qkv.weight"."""
+    """The network's tensor that contains it: "layers.3.qkv.weight"."""
     start: int
-    """First row of the group that it fills."""
+    """The first row of the group that it fills."""
     rows: int
-    """Number of rows that it fills."""
+    """The number of rows that it fills."""
     shape: tuple[int, ...]
     """The shape that the tensor must have."""
     repeated: bool = False
-    """Whether each of these rows gets the whole tensor."""
+    """Whether each of these rows gets a copy of the whole tensor."""
     layer: int | None = None
     expert: int | None = None
     exact: bool = False
-    """Kept in fp32, whatever the dtype of the network."""
+    """Whether it is kept in fp32, whatever the dtype of the network."""
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks: what chooses experts and learned positions are plain numbers."""
+        """Whether it may be held in blocks. The router, the gate of the shared expert and learned positions may not."""
         plain = self.part in ("position_embedding", "router", "shared_gate")
         return self.field == "weight" and len(self.shape) == 2 and not plain
 
     @property
     def split(self) -> Literal["rows", "columns"]:
-        """Along which axis devices may share it (see `models.network.Weight`)."""
+        """The axis along which devices may share it (see `models.network.Weight`)."""
         return (
             "columns"
             if self.part.removeprefix("experts.").removeprefix("shared.") in ("out", "down")
@@ -55,7 +55,7 @@ class Slot:
         )
 
     def name(self, names: Names) -> str:
-        """Its name in a checkpoint."""
+        """Return its name in a checkpoint."""
         name = names[self.part]
         if self.expert is not None:
             name = name.format(self.expert)
@@ -65,7 +65,7 @@ class Slot:
 
 
 def slots(spec: ModelSpec) -> Iterator[Slot]:
-    """A slot for every tensor, from first to last."""
+    """Yield a slot for every tensor, from the first to the last."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     yield Slot("embedding", "weight", "embedding.weight", 0, vocab, (vocab, hidden))
     if spec.learned_positions:
@@ -80,7 +80,7 @@ def slots(spec: ModelSpec) -> Iterator[Slot]:
 
 
 def group_shapes(found: Iterator[Slot] | list[Slot]) -> dict[str, tuple[int, ...]]:
-    """The shape of every group: the rows of its slots by their width; of experts [experts, rows, width]."""
+    """Return the shape of every group: [rows of its slots, width], or [experts, rows, width] for experts."""
     shapes: dict[str, tuple[int, ...]] = {}
     for slot in found:
         rows, before = slot.start + slot.rows, shapes.get(slot.group)
@@ -94,18 +94,18 @@ def group_shapes(found: Iterator[Slot] | list[Slot]) -> dict[str, tuple[int, ...
 
 
 def parameters(spec: ModelSpec) -> int:
-    """Weights of a network; a head that is tied to the embedding counts once."""
+    """Return the number of a network's weights; a head that is tied to the embedding counts once."""
     return sum(prod(slot.shape) for slot in slots(spec))
 
 
 def layer_parameters(spec: ModelSpec) -> int:
-    """Those of them that compute a row: without the embedding and the head, and of experts so many as a row takes."""
+    """Return how many weights compute a row: all but embedding and head, and only the experts chosen for a row."""
     chosen = [feed.chosen if isinstance(feed := layer.feed_forward, Experts) else 0 for layer in spec.layers]
 
     def computes(slot: Slot) -> bool:
         if slot.expert is not None:
             assert slot.layer is not None
-            return slot.expert < chosen[slot.layer]  # one is as large as another
+            return slot.expert < chosen[slot.layer]  # all experts have the same size
         return slot.part not in ("embedding", "position_embedding", "head")
 
     return sum(prod(slot.shape) for slot in slots(spec) if computes(slot))

@@ -1,7 +1,7 @@
-"""From files to a device, in pieces through a few buffers: host memory holds the buffers and nothing else.
+"""Stream files to a device in pieces, through a few buffers: host memory holds only these buffers.
 
-Some threads read ahead while the device copies what was read before. They only fill buffers: every torch
-operation stays on the calling thread.
+Threads read ahead while the device copies earlier pieces. They only fill buffers: every torch operation stays on the
+calling thread.
 """
 
 from collections import deque
@@ -20,44 +20,44 @@ from models.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where the bytes of a tensor lie, and how to make numbers of them."""
+    """Where the bytes of a tensor lie, and how to decode them."""
 
     path: Path
     offset: int
     nbytes: int
     numbers: int
     unit: int
-    """Bytes that are decoded together: a piece is a multiple of them."""
+    """Bytes that are decoded together; a piece is a multiple of it."""
     decode: Callable[[Tensor], Tensor]
-    """uint8 [k * unit] on any device -> the numbers [m] that they stand for, on the same device."""
+    """uint8 [k * unit] on any device -> the numbers [m] that they encode, on the same device."""
     order: Tensor | None = None
-    """int64 [rows]: which row of the file comes at each place; None where they lie in order."""
+    """int64 [rows]: the file row for each place; None if they are in order."""
     finish: Callable[[Tensor], None] | None = None
-    """What is done with the target once it is whole."""
+    """Called with the target once it is complete."""
 
     @property
     def packed(self) -> bool:
-        """Whether a number takes less than a byte or two, so that decoding needs many times the space."""
+        """Whether numbers are packed below a byte or two each, so that decoding needs many times the space."""
         return self.unit > 8
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """How files are read ahead: `pieces` * `piece_bytes` of host memory, pinned where there is a GPU."""
+    """How files are read ahead, with `pieces` * `piece_bytes` of host memory, pinned if there is a GPU."""
 
     piece_bytes: int = 16 << 20
     pieces: int = 6
     readers: int = 4
-    """Threads: one alone copies from the page cache at a fraction of what PCIe carries."""
+    """Threads; one alone copies from the page cache at a fraction of what PCIe carries."""
 
     def stream(
         self, transfers: Iterable[tuple[Extent, Tensor]], device: torch.device, report: Callable[[int], None]
     ) -> None:
-        """Write every extent to its tensor, a contiguous one on `device` of any float dtype.
+        """Write every extent to its tensor, which is contiguous, on `device` and of any float dtype.
 
-        A tensor of k times as many numbers as the extent takes them k times. Decoding and conversion happen on
-        the device. `report` is told the bytes of each piece that is on its way; what it raises ends the transfer.
-        Raises ModelError when a file cannot be read or has become shorter.
+        If a tensor has k times as many numbers as the extent, they are written k times. Decoding and conversion happen
+        on the device. `report` receives the bytes of each piece that is on its way; an exception from it ends the
+        transfer. Raises ModelError if a file cannot be read or has become shorter.
         """
         with (
             slots_of(self.pieces, self.piece_bytes, device) as slots,
@@ -67,7 +67,7 @@ class Staging:
             reading: deque[tuple[_Piece, Slot, Future[None]]] = deque()
             try:
                 for piece in _pieces(transfers, self.piece_bytes):
-                    # One fewer than there are slots: from the last one delivered the device still copies.
+                    # One fewer than there are slots: the device is still copying from the last one delivered.
                     if len(reading) >= max(1, len(slots) - 1):
                         report(_deliver(*reading.popleft(), device))
                     slot = next(free)
@@ -76,7 +76,7 @@ class Staging:
                 while reading:
                     report(_deliver(*reading.popleft(), device))
             finally:
-                # The memory may go only when nobody writes to it or copies from it any more.
+                # The memory must stay until no reader writes to it and no copy reads from it.
                 readers.shutdown(cancel_futures=True)
                 for slot in slots:
                     slot.wait()
@@ -91,7 +91,7 @@ class _Piece:
     nbytes: int
 
     def read(self, view: memoryview) -> None:
-        """Fill the beginning of `view`; in a thread of its own."""
+        """Fill the beginning of `view`; runs in a reader thread."""
         path, rest = self.extent.path, view[: self.nbytes]
         try:
             with path.open("rb", buffering=0) as file:
@@ -107,7 +107,7 @@ class _Piece:
             ) from None
 
     def copy(self, staged: Tensor) -> None:
-        """Write the numbers of the bytes [nbytes] to their place; only enqueues on a GPU."""
+        """Decode the bytes [nbytes] and write the numbers to their place; on a GPU this only enqueues."""
         extent, target = self.extent, self.target
         numbers = extent.decode(staged.to(target.device, non_blocking=True))
         first = self.start * extent.numbers // extent.nbytes
@@ -120,7 +120,7 @@ class _Piece:
 
 
 class Slot:
-    """A buffer, uint8 [n] in host memory, and when the device will have copied what is in it, or to it."""
+    """A buffer, uint8 [n] in host memory, and the event after which the device has finished copying from or to it."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
@@ -128,20 +128,20 @@ class Slot:
         self.copied: torch.cuda.Event | None = None
 
     def note_copy(self, device: torch.device) -> None:
-        """Copies from it or to it were enqueued."""
+        """Record that copies from it or to it were enqueued."""
         if device.type == "cuda":
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
 
     def wait(self) -> None:
-        """Until they are done."""
+        """Wait until these copies are done."""
         if self.copied is not None:
             self.copied.synchronize()
             self.copied = None
 
 
 def _deliver(piece: _Piece, slot: Slot, read: Future[None], device: torch.device) -> int:
-    """Wait for a piece and enqueue its copy. Returns its bytes."""
+    """Wait until a piece is read, enqueue its copy, and return its bytes."""
     read.result()
     piece.copy(slot.memory[: piece.nbytes])
     slot.note_copy(device)
@@ -150,7 +150,7 @@ def _deliver(piece: _Piece, slot: Slot, read: Future[None], device: torch.device
 
 def _pieces(transfers: Iterable[tuple[Extent, Tensor]], most: int) -> Iterator[_Piece]:
     for extent, target in transfers:
-        # A packed number grows to eight times its size and more while it is decoded.
+        # Packed numbers grow to eight times their size or more while they are decoded.
         step = max((most // 4 if extent.packed else most) // extent.unit, 1) * extent.unit
         for start in range(0, extent.nbytes, step):
             yield _Piece(extent, target, start, min(step, extent.nbytes - start))
@@ -158,24 +158,24 @@ def _pieces(transfers: Iterable[tuple[Extent, Tensor]], most: int) -> Iterator[_
 
 @contextmanager
 def slots_of(count: int, nbytes: int, device: torch.device) -> Iterator[list[Slot]]:
-    """So many buffers of `nbytes` and up to 63 more, pinned beside a GPU. Nobody may copy any more when it ends."""
-    size = -(-nbytes // 64) * 64  # every slot begins where any dtype may
+    """Provide `count` buffers of `nbytes` and up to 63 more, pinned for a GPU. All copies must end before the exit."""
+    size = -(-nbytes // 64) * 64  # align every slot for any dtype
     memory = torch.empty(count * size, dtype=torch.uint8)
     pinned = device.type == "cuda" and pin(memory)
     try:
         yield [Slot(memory[n * size : (n + 1) * size]) for n in range(count)]
     finally:
-        # torch's own pinned memory would stay in its cache, whatever became of it.
+        # torch's own pinned memory would stay in its cache forever.
         if pinned:
             torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def pin(memory: Tensor) -> bool:
-    """Page-lock host memory, so that a GPU copies from it without waiting. False where the system refuses."""
+    """Page-lock host memory, so that a GPU copies from it without waiting. Return False if the system refuses."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
     with suppress(RuntimeError):
-        # CUDA hands a failed call to whoever asks next: ask here, not in somebody's kernel launch.
+        # CUDA reports a failed call at the next call: make that call here, not in an unrelated kernel launch.
         torch.ones(1, device="cuda")
     return False

@@ -1,4 +1,4 @@
-"""A program that answers workloads at once: its seconds are the tokens asked for."""
+"""A program that answers workloads at once: the seconds it reports are the number of requested tokens."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the benchmark of many streams claims: all are given the same work, and the bound is what it says."""
+"""The benchmark of many streams: all sides get the same work, and the bound is computed as stated."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_the_bound_counts_every_step_and_every_prompt_once() -> None:
     moved = 2 * weights + row * ((11 + 21) + 12)
     both = Workload([[0] * 10, [0] * 20], [3, 2], 2, 0.6)
     assert bound_seconds(spec, both, 1e12, 1e30) == pytest.approx(moved / 1e12)
-    # One at a time reads the weights once more.
+    # One at a time, the weights are read once more.
     alone = Workload(both.prompts, both.tokens, 1, 0.6)
     assert bound_seconds(spec, alone, 1e12, 1e30) == pytest.approx((moved + weights) / 1e12)
     # Bytes cost nothing.

@@ -77,7 +77,7 @@ def test_figures_of_the_published_shapes() -> None:
     small, large = SHAPES["0.6B"], SHAPES["8B"]
     assert weight_bytes(small, torch.bfloat16) == pytest.approx(1.192e9, rel=1e-3)
     assert kv_bytes(small, torch.bfloat16) == 2 * 28 * 8 * 128 * 2
-    # An untied model reads its head but, of its embedding, only a row.
+    # An untied model reads its head, but only one row of its embedding.
     head = large.vocab_size * large.hidden_size
     assert layer_parameters(large) + 2 * head == pytest.approx(8.19e9, rel=1e-3)
     assert weight_bytes(large, torch.bfloat16) == 2 * (layer_parameters(large) + head)

@@ -1,4 +1,4 @@
-"""Random conversations have the same tokens with guesses, and the benchmark that says so would find it if not."""
+"""Random conversations have the same tokens with guesses, and the benchmark would detect a difference."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of guesses are made of: answers that copy, and what guesses were worth."""
+"""The parts of the guess benchmarks: answers that copy, and the worth of guesses."""
 
 from dataclasses import replace
 

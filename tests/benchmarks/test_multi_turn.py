@@ -1,4 +1,4 @@
-"""What the benchmark of long chats claims: everybody is asked the same, and who keeps a cache computes the same."""
+"""The benchmark of long chats: all sides get the same input, and a peer with a cache computes the same results."""
 
 import sys
 from itertools import pairwise
@@ -26,7 +26,7 @@ def test_the_script_has_the_lengths_it_says_and_prompts_leave_the_thinking_out(s
     lengths = [len(tokenizer.encode_plain(turn.user)) for turn in turns]
     assert lengths == [*MESSAGES, MESSAGES[0]]
     for before, after in pairwise(turns):
-        # The next prompt goes on with the answer and without its thinking.
+        # The next prompt continues with the answer, without its thinking.
         assert after.prompt[: len(before.prompt)] == before.prompt
         answer = before.stream[40:]
         assert after.prompt[len(before.prompt) :][: len(answer)] == answer

@@ -1,4 +1,4 @@
-"""The benchmark of quality: nothing differs from itself, and shuffled channels compute the same."""
+"""The benchmark of quality: a model does not differ from itself, and shuffled channels compute the same."""
 
 from pathlib import Path
 
@@ -41,5 +41,5 @@ def test_figures_of_formats_and_of_the_kernels_that_run(tmp_path: Path) -> None:
         network = requantised(exact, WAYS[1], torch.bfloat16, 512, shuffle=True)
         name, logits = by_engine(network)
         run = compare(WINDOWS, expected, logits, "int8", name, 8.5)
-        # What activations lose in the kernels that run comes on top of what weights lose.
+        # The loss from rounding activations in the real kernels adds to that from the weights.
         assert found["int8"].kl < run.kl < 0.1

@@ -1,4 +1,4 @@
-"""The benchmark of servers on one that says what it is told: its counts are right."""
+"""The benchmark of servers, run on a scripted server: its counts are right."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The benchmark of what a token costs a server: its clock, and one round of everything."""
+"""The benchmark of a server's processor time per token: its clock, and one round of everything."""
 
 from contextlib import ExitStack
 from pathlib import Path

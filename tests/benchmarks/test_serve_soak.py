@@ -1,4 +1,4 @@
-"""The soak of the server: a few seconds of it with a small model, and that it notices what is wrong."""
+"""The soak of the server: a few seconds of it with a small model, and its detection of faults."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ def test_what_has_grown_is_a_fault(capsys):
 
 def test_a_few_seconds_leave_nothing_and_say_nothing_wrong(smollm2):
     with chatterm_server(str(smollm2), "--max-running", "3", "--context", "512") as server:
-        # The server waits 30 s for the rest of a request; here nobody waits for that.
+        # The server waits 30 s for the rest of a request, which would be too long here.
         short = {"known": 6, "sampled": 3, "garbage_s": 2.0}
         seen = asyncio.run(soak(server, 3.0, 6, tools=False, tell=lambda text: None, **short))
     faults = [fault for fault in seen.faults if "has grown" not in fault]  # it has only just begun

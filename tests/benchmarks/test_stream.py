@@ -1,4 +1,4 @@
-"""The paced loop of benchmarks/stream.py: what is measured is a whole answer, and all of it is shown."""
+"""The paced loop of benchmarks/stream.py: it measures a whole answer, and all of it is shown."""
 
 import asyncio
 

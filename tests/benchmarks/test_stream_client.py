@@ -1,4 +1,4 @@
-"""The client that reads streams: however they are cut on the way, and only where they are whole."""
+"""The client that reads streams: correct however they are cut in transit, and only for complete ones."""
 
 import json
 from itertools import pairwise
@@ -20,7 +20,7 @@ USAGE = {
 
 
 def chunk(*events: Any) -> bytes:
-    """Events in one chunk of HTTP."""
+    """Return events in one chunk of HTTP."""
     body = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
     return b"%x\r\n%b\r\n" % (len(body), body)
 

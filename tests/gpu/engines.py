@@ -1,4 +1,4 @@
-"""Engines over small random models on a GPU, and several streams of one at once."""
+"""Engines with small random models on a GPU, and several streams of one engine at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +25,11 @@ CONFIGS: dict[str, Any] = {
         **SIZES, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3
     ),
 }
-"""Heads of 128 and of 64, both with kernels of their own."""
+"""Heads of 128 and of 64, which have kernels of their own."""
 
 
 class GpuEngine(Engine):
-    """An engine, with what tests want to see."""
+    """An engine with internals that tests look at."""
 
     network: Network
 
@@ -38,8 +38,8 @@ class GpuEngine(Engine):
 def an_engine(
     folder: Path, dtype: torch.dtype = torch.bfloat16, ends: bool = False, **options: Any
 ) -> Iterator[GpuEngine]:
-    """An engine over a checkpoint, none of whose tokens `ends` an answer. `options` are those of the engine; `room` is
-    that of the weights on the GPU."""
+    """Provide an engine for a checkpoint; no token ends an answer unless `ends`. `options` are those of the engine;
+    `room` is that of the weights on the GPU."""
     loop, room = Loop(), options.pop("room", None)
     network = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE, room=room))
     tokenizer = tiny_tokenizer()
@@ -58,7 +58,7 @@ def an_engine(
 
 
 Job = tuple[list[int], SamplingParams]
-"""A prompt, and how its answer is drawn."""
+"""A prompt, and the parameters of its answer."""
 
 
 def start(engine: Engine, job: Job) -> Sequence:
@@ -67,22 +67,22 @@ def start(engine: Engine, job: Job) -> Sequence:
 
 
 def rest(engine: Engine, sequence: Sequence) -> list[int]:
-    """The tokens that were not taken yet."""
+    """Return the tokens that have not been taken yet."""
     return [event.token_id for event in engine.events(sequence)]
 
 
 def alone(engine: Engine, job: Job) -> list[int]:
-    """The answer with nobody else there."""
+    """Return the answer to a job without other streams."""
     return rest(engine, start(engine, job))
 
 
 def at_once(engine: Engine, jobs: list[Job]) -> list[list[int]]:
-    """The answers of all, started together."""
+    """Return the answers to all jobs, started together."""
     return [rest(engine, sequence) for sequence in [start(engine, job) for job in jobs]]
 
 
 def started_apart(engine: Engine, jobs: list[Job]) -> list[tuple[Sequence, int]]:
-    """Every stream and its first token. Each is started when the one before has that: no two prompts share a step."""
+    """Return every stream with its first token; each starts after the previous one's: no two prompts share a step."""
     found = []
     for job in jobs:
         sequence = start(engine, job)
@@ -91,7 +91,7 @@ def started_apart(engine: Engine, jobs: list[Job]) -> list[tuple[Sequence, int]]
 
 
 def one_after_the_other(engine: Engine, jobs: list[Job]) -> list[list[int]]:
-    """The answers of all; each is started when the one before it has its first token."""
+    """Return the answers to all jobs; each starts when the previous one has its first token."""
     return [[token, *rest(engine, sequence)] for sequence, token in started_apart(engine, jobs)]
 
 
@@ -101,5 +101,5 @@ def forget(engine: Engine) -> None:
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
-    """No two prompts of different seeds share a prefix worth mentioning."""
+    """Return random tokens; prompts of different seeds share no significant prefix."""
     return torch.randint(256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

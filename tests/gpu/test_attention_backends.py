@@ -53,7 +53,7 @@ def test_a_backend_agrees_with_plain_attention(name: str, block_size: int, group
             backend = make_backend(name, made.cache, group)
             error = made.error(made.run(backend))
             assert error < 5e-3, f"{what}, scattered: {scattered}: {error}"
-            for span in made.batch.spans:  # what was written is what the next step reads
+            for span in made.batch.spans:  # the rows that were written are those that the next step reads
                 slots = [
                     s for first, end in made.cache.slots(span.blocks, 0, span.stop) for s in range(first, end)
                 ]
@@ -68,7 +68,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "window, cap and scale": {"window": 129, "cap": 50.0, "scale": 0.0625, "lets_go": True},
     "sinks": {"sinks": True, "window": 128, "lets_go": True},
 }
-"""What unusual layers ask for."""
+"""The features of unusual layers."""
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
@@ -79,7 +79,7 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_a_backend_knows_what_unusual_layers_ask_for(
     name: str, block_size: int, group: int, dim: int, asked: dict[str, Any]
 ) -> None:
-    """Rows before the window of a layer are read by nobody: they are NaN, in the Triton kernel's blank block, too."""
+    """Rows before the window of a layer are never read: they are NaN, and so is the Triton kernel's blank block."""
     for what, spans in STEPS.items():
         for scattered in (False, True):
             made = case(

@@ -94,7 +94,7 @@ def cache(network: Network) -> KVCache:
 
 
 def tables(cache: KVCache, lengths: list[int]) -> list[list[int]]:
-    """Scattered blocks for sequences of these lengths, and 40 rows more of each."""
+    """Return scattered blocks for sequences of these lengths, with room for 40 more rows of each."""
     free = torch.randperm(cache.kv.shape[2] // BLOCK, generator=torch.Generator().manual_seed(2)).tolist()
     return [[free.pop() for _ in range((length + 40) // BLOCK + 1)] for length in lengths]
 
@@ -112,7 +112,7 @@ def runner_of(
 
 
 def placed(runner: DecodeRunner, cache: KVCache, lengths: list[int]) -> None:
-    """A sequence of each length in the slot of that number."""
+    """Place a sequence of each length in the slot of its number."""
     runner.slots.given.token.copy_(torch.arange(SLOTS) * 7 % 512)
     for slot, (length, blocks) in enumerate(zip(lengths, tables(cache, lengths), strict=True)):
         runner.slots.put(slot, length, length)
@@ -231,7 +231,7 @@ def test_sequences_that_join_and_leave_get_the_tokens_that_they_get_alone(
 
 
 def sharing_sequences(cache: KVCache) -> list[Sequence]:
-    """Ten that begin with the same 2,048 rows, and two that do not."""
+    """Return ten sequences that begin with the same 2,048 rows, and two that do not."""
     lengths = [*(2100 + 7 * i for i in range(10)), 40, 1500]
     made, blocks = [], tables(cache, lengths)
     for number, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""The decode runner on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
+"""The decode runner on a GPU: fused kernels, CUDA graphs and the reference give the same tokens and correct logits."""
 
 import ctypes
 from pathlib import Path
@@ -36,7 +36,7 @@ def tokens(engine: Engine, params: SamplingParams = GREEDY) -> list[int]:
 
 
 def check_greedy(folder: Path, answer: list[int]) -> None:
-    """Every token is the most likely one by transformers in fp32, but for what bf16 rounds."""
+    """Assert that every token is the most likely one by transformers in fp32, up to the rounding of bf16."""
     logits = run_reference(reference_model(folder), [*PROMPT, *answer])[len(PROMPT) - 1 : -1]
     regret = logits.max(-1).values - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
     assert (regret < 0.02 * logits.abs().max()).all()
@@ -45,11 +45,11 @@ def check_greedy(folder: Path, answer: list[int]) -> None:
 def test_what_decoding_evicts_comes_back_from_host_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whether it wins is measured, so it depends on who else uses the GPU and the bus.
+    # Whether offloading pays is measured, so it depends on other users of the GPU and the bus.
     monkeypatch.setattr(Costs, "worth_it", True)
     other = [(7 * i) % 251 for i in range(1480)]
 
-    # No more host memory than is needed: the system may refuse to pin much, and takes its time for it.
+    # No more host memory than needed: the system may refuse to pin much, and takes long for it.
     with an_engine(folder, num_blocks=48, offload=1 << 25) as engine:
 
         def rows() -> torch.Tensor:
@@ -73,9 +73,9 @@ def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str
         answer = tokens(engine)
         notes = (
             engine.figures().notes
-        )  # of the model with head_dim 16, one says that it runs without fused kernels
+        )  # for the model with head_dim 16, a note says that it runs without fused kernels
         assert all("unusual" in str(folder) and "head_dim of 16" in note for note in notes)
-        assert engine.warm([*PROMPT, *answer[:-1]]) == 0  # everything that was written can be found
+        assert engine.warm([*PROMPT, *answer[:-1]]) == 0  # all rows that were written can be found
         engine._loop.call(engine._blocks.check)
     check_greedy(folder, answer)
 

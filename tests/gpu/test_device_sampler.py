@@ -1,4 +1,4 @@
-"""The sampler inside CUDA graphs and at a real vocabulary; tests/engine/kernels/test_sampling.py has the rules."""
+"""The sampler inside CUDA graphs and with a real vocabulary; tests/engine/kernels/test_sampling.py tests the rules."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ def logits_of(seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which has run once before."""
+    """Capture a graph of `work`, which has run once before."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -132,7 +132,7 @@ def test_damaged_logits_are_noticed_in_every_block() -> None:
 
 
 def test_a_row_is_drawn_alike_in_every_company() -> None:
-    """256 rows of every kind, other rows at other places in every step, with graphs: the tokens each draws alone."""
+    """256 rows of every kind, at other places beside other rows in every step, with graphs: each draws as alone."""
     slots, steps, names = 256, 5, list(SETTINGS)
     logits = torch.stack([logits_of(100 + i) * (0.3 if i % 3 else 1.0) for i in range(slots)])
     params = [SETTINGS[names[i % len(names)]] for i in range(slots)]
@@ -152,7 +152,7 @@ def test_a_row_is_drawn_alike_in_every_company() -> None:
     graph = captured(lambda: together.sample(batch, active))
     for s in range(steps):
         order = torch.randperm(slots, generator=torch.Generator().manual_seed(s))
-        for half in (order[: slots // 2], order[slots // 2 :]):  # the other half of the rows is nobody's
+        for half in (order[: slots // 2], order[slots // 2 :]):  # the other rows are unused
             active.copy_(torch.cat([half, torch.full((slots - len(half),), -1)]))
             batch[: len(half)] = logits[((half + s) % slots).to(GPU)]
             graph.replay()
@@ -162,7 +162,7 @@ def test_a_row_is_drawn_alike_in_every_company() -> None:
 
 
 def test_slots_of_every_kind_with_masks_biases_and_log_probabilities_in_one_graph() -> None:
-    """Greedy tokens and what is told of them are those of the plain sampler, whoever is beside them."""
+    """Greedy tokens and their log-probabilities are those of the plain sampler, whatever other rows are in the step."""
     slots, steps, cpu = 64, 4, torch.device("cpu")
     words = -(-VOCAB // 32)
     sampler = DeviceSampler(VOCAB, slots, GPU, pdl=PDL)
@@ -189,7 +189,7 @@ def test_slots_of_every_kind_with_masks_biases_and_log_probabilities_in_one_grap
     draw = sampler.draw(range(slots))
     assert draw == (True, True, True)
     graph = captured(lambda: sampler.sample(batch, active, None, draw))
-    for slot in range(slots):  # recording it drew once
+    for slot in range(slots):  # the capture drew once
         sampler.load(slot, params[slot], [slot], [7, 7, 8], seed=slot)
     generator = torch.Generator().manual_seed(5)
     for step in range(steps):
@@ -217,7 +217,7 @@ def test_slots_of_every_kind_with_masks_biases_and_log_probabilities_in_one_grap
 
 
 def test_loading_a_slot_neither_waits_nor_disturbs_what_is_enqueued() -> None:
-    """A slot is loaded again and again behind steps that have not run yet; each step sees what was loaded before it."""
+    """A slot is loaded repeatedly behind steps that have not run yet; each step sees what was loaded before it."""
     sampler = DeviceSampler(VOCAB, 4, GPU)
     active = torch.zeros(1, dtype=torch.int32, device=GPU)
     logits = logits_of(5)[None]
@@ -227,7 +227,7 @@ def test_loading_a_slot_neither_waits_nor_disturbs_what_is_enqueued() -> None:
     for delay in (
         0,
         2_000_000_000,
-    ):  # clock cycles: the second time nothing runs before everything is enqueued
+    ):  # clock cycles: the second time, nothing runs before everything is enqueued
         sampler.load(0, params, list(range(1000)), [], 0)
         sampler.sample(logits, active)
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The KV cache on disk beside a GPU: after a restart the same tokens and the same probabilities, to the bit."""
+"""The KV cache on disk with a GPU: after a restart the tokens and the probabilities are the same, to the bit."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 LENGTH = 1024
-"""Of a beginning: whole blocks of every size."""
+"""Length of a beginning: whole blocks of every size."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_after_a_restart_the_same_bits(model: Path, tmp_path: Path, way: dict[st
     prompts = [[*beginning(number), 7, 8, number] for number in range(4)]
     with an_engine(model, context=1400, streams=5, **way) as engine:
         keep(engine, tmp_path / "kv")
-        # What is there stands in the cache before it is asked for, as it does after a restart.
+        # The stored rows are in the cache before they are asked for, as after a restart.
         for number, prompt in enumerate(prompts):
             engine.warm(prompt[:LENGTH])
             saved(engine, f"talk-{number}", prompt[:LENGTH])

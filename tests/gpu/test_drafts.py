@@ -1,4 +1,4 @@
-"""Draft models on a GPU: an answer is the same with any of them, and one that fails ends its drafts only."""
+"""Draft models on a GPU: an answer is the same with any of them, and a failing one only ends its drafts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,11 +44,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @contextmanager
 def drafted_engine(folders: tuple[Path, Path], name: str, **options: Any) -> Iterator[Engine]:
-    """Its draft model is another one, or the same once more."""
+    """Provide an engine whose draft model is a different model, or a copy of its own."""
     draft: Network = load_model(files_of(folders[name == "random"]), dtype=torch.bfloat16, device=DEVICE)
     options = {"ends": True, "streams": 8, "deterministic": True} | options
     with an_engine(folders[0], draft=draft, draft_name=name, **options) as engine:
-        engine._engine_step.jumps = False  # when an answer jumps depends on who else is there
+        engine._engine_step.jumps = False  # when an answer jumps depends on the other streams
         yield engine
 
 
@@ -65,14 +65,14 @@ def drafting(engine: Engine) -> SlotDrafting:
 
 
 def draft(engine: Engine, pace: Pace | None = None) -> Speculating:
-    """Have all that is drafted checked from now on, or as `pace` says."""
+    """Have all drafts checked from now on, or as `pace` says."""
     speculating = Speculating(engine._scheduler, pace or Eager(), drafts=drafting(engine))
     engine._engine_step.speculating = speculating
     return speculating
 
 
 def test_an_answer_is_the_same_whatever_is_drafted(engine: Engine) -> None:
-    """Formats included."""
+    """This includes constrained answers."""
     speculating = draft(engine)
     drafted = accepted = 0
     for seed in range(CASES):

@@ -1,4 +1,4 @@
-"""The engine on a GPU with the reference backend: the same logits and the same habits as on a CPU."""
+"""The engine on a GPU with the reference backend: the same logits and the same behaviour as on a CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +75,8 @@ def test_bf16_chats(folder: Path) -> None:
 def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache of 40 blocks and prompts of 37: each evicts the one before, whose rows come back as they were."""
-    # Whether it wins is measured, so it depends on who else uses the GPU and the bus.
+    """With a cache of 40 blocks and prompts of 37, each evicts the one before, whose rows come back unchanged."""
+    # Whether offloading pays is measured, so it depends on other users of the GPU and the bus.
     monkeypatch.setattr(Costs, "worth_it", True)
     options = {"context": 150, "num_blocks": 40, "offload": 1 << 28}
     with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16, **options) as engine:

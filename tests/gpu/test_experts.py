@@ -1,4 +1,4 @@
-"""Mixtures of experts on a GPU: bits, graphs, and errors beside those of transformers in bf16."""
+"""Mixtures of experts on a GPU: bits, graphs, and errors compared with those of transformers in bf16."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ ODD = Experts(12, 3, FeedForward(200), renormalise=False, scoring="sigmoid")
 
 
 def a_spec(hidden: int, *feeds: FeedForward | Experts) -> ModelSpec:
-    """A layer for each feed-forward."""
+    """Return a spec with a layer for each feed-forward."""
     spec = uniform(
         "Qwen3MoeForCausalLM",
         layers=len(feeds),
@@ -66,7 +66,7 @@ SPECS = {
 
 
 def drawn(spec: ModelSpec, dtype: torch.dtype) -> Network:
-    """Random weights that are numbers of bf16 in any dtype; scores of experts lie far apart."""
+    """Draw random weights that bf16 holds exactly, in any dtype; scores of experts are far apart."""
     generator = torch.Generator(GPU).manual_seed(0)
     exact = {slot.group for slot in slots(spec) if slot.exact}
     plain = {}
@@ -115,7 +115,7 @@ def test_sequences_that_join_and_leave_get_the_tokens_that_they_get_alone(
 
 
 def errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """|error| / |truth| of every row."""
+    """Return |error| / |truth| of every row."""
     return (found.float() - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
@@ -123,7 +123,7 @@ def errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 def test_steps_are_no_further_from_the_truth_than_plain_modules(
     network: Network, cache: KVCache, count: int
 ) -> None:
-    """The median: where two experts are all but alike, rounding chooses between them, in plain modules too."""
+    """The median counts: if two experts are nearly equal, rounding chooses between them, also in the reference."""
     lengths = (rows_of_steps.LENGTHS[:8] * 5)[:count]
     found = []
     kept = cache.kv.clone()
@@ -193,7 +193,7 @@ def test_an_engine_decodes_a_checkpoint_in_graphs(folder: Path) -> None:
         for job in jobs:
             forget(engine)
             single.append(alone(engine, job))
-        assert [alone(engine, job) for job in jobs] == single  # from what is cached
+        assert [alone(engine, job) for job in jobs] == single  # from the cache
 
 
 def test_deterministic_answers_do_not_depend_on_who_else_is_served(folder: Path) -> None:

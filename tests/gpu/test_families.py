@@ -1,4 +1,4 @@
-"""Families whose features the fused kernels know, on a GPU in bf16: against transformers in fp32, and bit by bit."""
+"""Families whose features the fused kernels support, on a GPU in bf16: against transformers in fp32, and bit by bit."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -26,7 +26,7 @@ pytest.importorskip("triton")
 BF16 = torch.bfloat16
 COUNT = 24
 TEXTS = [random_tokens(60 + 67 * n % 401, n) for n in range(20)]
-"""Longer than the windows, and than a window and a chunk of the attention."""
+"""Longer than the windows, and than a window and a chunk of the attention together."""
 
 
 @pytest.fixture(scope="module", params=list(FUSED))
@@ -38,7 +38,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> tuple[list[Tensor], list[Tensor]]:
-    """Of every text the logits of its last tokens in fp32, and the errors of transformers in bf16."""
+    """Return the logits of each text's last tokens in fp32, and the errors of transformers in bf16."""
     exact, rounded = reference_model(folder).cuda(), reference_model(folder, BF16).cuda()
     wanted = [logits_of(exact, text)[-COUNT:] for text in TEXTS]
     found = [
@@ -51,7 +51,7 @@ ATTENTION = pytest.mark.parametrize("attention", ["flash", "triton", "sdpa"])
 
 
 def engine_of(folder: Path, attention: str = "auto", **options: Any) -> Any:
-    """An engine with the attention that is asked for; a skip where flash-attn does not know the model's."""
+    """Load an engine with the requested attention; skip the test if flash-attn does not support the model's."""
     options = {"attention": attention, "block_size": None, "num_blocks": 600, "streams": len(TEXTS)} | options
     try:
         network = load_model(files_of(folder), dtype=BF16, device=DEVICE)
@@ -90,7 +90,7 @@ def test_up_to_eight_rows_of_families_have_the_bits_that_each_has_alone(folder: 
 
 @ATTENTION
 def test_no_error_of_prompts_of_families_is_larger_either(folder: Path, attention: str) -> None:
-    """In chunks of many tokens, and in steps that are recorded: of one sequence and of several at once."""
+    """In chunks of many tokens, and in captured steps of one sequence and of several at once."""
     texts = [random_tokens(400, 77), random_tokens(300, 78), random_tokens(37, 79)]
     exact, rounded = reference_model(folder).cuda(), reference_model(folder, BF16).cuda()
     wanted = [logits_of(exact, text) for text in texts]
@@ -112,7 +112,7 @@ def test_no_error_of_prompts_of_families_is_larger_either(folder: Path, attentio
                 [(number, each[part], each[part + 1]) for number, each in enumerate(cuts)]
                 for part in range(len(cuts[0]) - 1)
             ]
-            for _ in range(3):  # as it is, recorded, replayed
+            for _ in range(3):  # run, captured, replayed
                 for step, rows in zip(steps, run_steps(engine, texts, steps), strict=True):
                     for row, (number, _, stop) in zip(rows, step, strict=True):
                         found = errors(row, wanted[number][stop - 1])
@@ -124,7 +124,7 @@ def test_no_error_of_prompts_of_families_is_larger_either(folder: Path, attentio
 def run_steps(
     engine: Any, texts: list[list[int]], steps: list[list[tuple[int, int, int]]]
 ) -> list[list[Tensor]]:
-    """The logits of each part (text, first token, end) of each step, from empty blocks on."""
+    """Return the logits of each part (text, first token, end) of each step, starting with empty blocks."""
 
     def job() -> list[list[Tensor]]:
         engine._blocks.evict_all()

@@ -1,4 +1,4 @@
-"""Experts in host memory beside a real GPU: graphs that call the host, bits, fetching, memory given back."""
+"""Experts in host memory with a real GPU: graphs that call the host, bits, fetching, memory given back."""
 
 import gc
 import time
@@ -65,7 +65,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def network(name: str) -> Network:
-    """Layers on the GPU before, and in one case after, those in host memory."""
+    """Return a network with layers on the GPU before, and in one case after, those in host memory."""
     return split(drawn(SPECS[name], BF16), MOVED[name])
 
 
@@ -94,7 +94,7 @@ def cache(network: Network) -> KVCache:
 def test_up_to_eight_rows_get_the_bits_that_each_gets_alone(
     network: Network, cache: KVCache, host: HostExperts
 ) -> None:
-    """Twice as they are, and from then on from recordings."""
+    """Twice without graphs, and from then on with captured ones."""
     runner, random, lengths = (
         rows_of_steps.runner_of(network, cache, on_host=host),
         Random(0),
@@ -173,7 +173,7 @@ def test_prompts_are_as_near_to_the_truth_as_those_with_all_experts_on_the_gpu(
             StepBatch((Span(tuple(range(tokens // 32 + 1)), 0, tokens),))
         )
         with torch.inference_mode():
-            for _ in range(2):  # the second time buffers are used again
+            for _ in range(2):  # the second time, buffers are reused
                 hidden = program.forward(ids, torch.arange(tokens, device=GPU), plan)
             found.append(program.logits(hidden).float())
     if fetches:
@@ -212,7 +212,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def room_of(folder: Path) -> int:
-    """Not enough for all."""
+    """Return less room than all weights need."""
     return load_model(files_of(folder), dtype=BF16, device=GPU).nbytes * 3 // 4
 
 
@@ -232,12 +232,12 @@ def test_an_engine_serves_several_at_once_as_each_alone(folder: Path, determinis
         assert "CUDA graph" in engine.figures().decode
         host = engine._host_experts
         assert host is not None
-        host.fetch_from = host.fetch_from or 200  # whichever was measured: both ways are taken
+        host.fetch_from = host.fetch_from or 200  # whatever was measured, both ways are used
         single = []
         for job in JOBS:
             forget(engine)
             single.append(alone(engine, job))
-        again = [alone(engine, job) for job in JOBS]  # from what is cached
+        again = [alone(engine, job) for job in JOBS]  # from the cache
         assert [len(tokens) for tokens in again] == [24] * len(JOBS)
         for prompt, params in JOBS:  # cancelled, while others run
             stream = engine.stream(prompt[::-1], params)
@@ -245,7 +245,7 @@ def test_an_engine_serves_several_at_once_as_each_alone(folder: Path, determinis
             stream.close()
         together = at_once(engine, JOBS)
         assert [len(tokens) for tokens in together] == [24] * len(JOBS)
-        # Else a prompt that is computed with others may have its experts fetched, and alone not.
+        # Otherwise a prompt computed with others may have its experts fetched, but not when it is alone.
         if deterministic:
             assert again == single == together
 

@@ -1,4 +1,4 @@
-"""A KV cache in fp8 and int8 on a GPU: errors beside torch's reading of it, bits of rows, cached prefixes."""
+"""A KV cache in fp8 and int8 on a GPU: errors compared with torch's reading of it, bits of rows, cached prefixes."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,7 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def opened(folder: Path, kind: str, **options: Any) -> AbstractContextManager[GpuEngine]:
-    """An engine with such a cache, for contexts that every model here was made for."""
+    """Provide an engine with such a cache, for contexts that every model here supports."""
     return an_engine(folder, BF16, kv_dtype=kind, **{"context": 250, "streams": 5} | options)
 
 
@@ -53,7 +53,7 @@ def text_of(engine: Engine, count: int, seed: int) -> list[int]:
 
 
 def prefilled(engine: Engine, ids: list[int], cuts: list[int]) -> Tensor:
-    """Logits fp32 [T, vocab] of a prompt by the backend, in chunks that begin at `cuts`."""
+    """Return the logits fp32 [T, vocab] of a prompt from the backend, in chunks that begin at `cuts`."""
 
     def job() -> Tensor:
         engine._blocks.evict_all()
@@ -74,7 +74,7 @@ def test_no_error_is_larger_than_that_of_torch_with_the_same_rows(folder: Path, 
     plain: dict[str, Any] = {"attention": "sdpa", "fused": False, "decode_runner": False, "graphs": False}
     long = {"context": 1500} if folder.name.startswith(("groups", "heads")) else {}
     with opened(folder, kind, **plain, **long) as engine:
-        # Of one text alone the errors by two ways of rounding differ by a tenth.
+        # For a single text, the errors of two ways of rounding differ by a tenth.
         texts = [text_of(engine, engine.context_length // 2, seed) for seed in (5, 6, 7)]
         half, length = len(texts[0]) // 2, len(texts[0])
         with torch.inference_mode():
@@ -96,7 +96,7 @@ def test_no_error_is_larger_than_that_of_torch_with_the_same_rows(folder: Path, 
             ours = torch.stack(each)
             print(f"{folder.name} {kind} {told} {name}: {ours.median():.3e}, torch's {theirs.median():.3e}")
             assert ours.median() <= 1.05 * theirs.median()
-            # A token between two experts takes another one by any rounding: the largest error of all is chance.
+            # Any rounding may give a token between two experts the other one: the largest error is a matter of chance.
             assert ours.quantile(0.95) <= 1.3 * theirs.quantile(0.95)
 
 
@@ -115,7 +115,7 @@ def test_a_row_gets_the_bits_that_it_gets_alone(folder: Path, kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prefix_from_the_cache_gives_the_same_bits(folder: Path, kind: str) -> None:
-    """Deterministic, as such an engine says: the rows of a prompt, and the text after it."""
+    """Deterministic, as such an engine promises: the rows of a prompt, and the text after it."""
     how = SamplingParams(temperature=0.0, max_tokens=20)
     with opened(folder, kind, attention="triton", deterministic=True) as engine:
         ids = text_of(engine, 200, 3)
@@ -128,7 +128,7 @@ def test_a_prefix_from_the_cache_gives_the_same_bits(folder: Path, kind: str) ->
 
 
 def stored(engine: Engine, ids: list[int]) -> Tensor:
-    """The rows of a cached prompt."""
+    """Return the rows of a cached prompt."""
 
     def job() -> Tensor:
         with blocks_for(engine, [ids], 1) as (blocks,):

@@ -1,4 +1,4 @@
-"""Loading onto a GPU: the values of the CPU load, pinned memory and device memory given back, activations foreseen."""
+"""Loading to a GPU: the values of a CPU load, pinned and device memory given back, predicted size of activations."""
 
 import gc
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def given_back() -> Iterator[None]:
-    """A test leaves no device memory behind."""
+    """Check that a test leaves no device memory behind."""
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -115,7 +115,7 @@ def test_a_cancelled_load_gives_the_device_memory_back_at_once(tmp_path: Path) -
 
     with pytest.raises(KeyboardInterrupt) as caught:
         load_model(files_of(folder), dtype=BF16, device=GPU, on_progress=cancel)
-    assert caught.value.__traceback__ is not None  # still held, and yet:
+    assert caught.value.__traceback__ is not None  # it is still held, and yet:
     assert torch.cuda.memory_reserved() <= before + (2 << 20)
 
 
@@ -123,8 +123,8 @@ def test_memory_that_cannot_be_pinned_is_used_unpinned() -> None:
     memory = torch.empty(1 << 16, dtype=torch.uint8)
     assert pin(memory)
     try:
-        assert not pin(memory)  # a second time is an error of CUDA
-        assert torch.ones(3, device=GPU).sum().item() == 3  # which nobody else gets to see
+        assert not pin(memory)  # pinning it again is a CUDA error
+        assert torch.ones(3, device=GPU).sum().item() == 3  # which no later call reports
     finally:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 

@@ -1,4 +1,4 @@
-"""What the engine computes on a GPU in bf16, against transformers in fp32 on the same weights."""
+"""The engine's results on a GPU in bf16, against transformers in fp32 with the same weights."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -54,13 +54,13 @@ def exact(folder: Path) -> Any:
 
 
 def logits_of(network: Any, token_ids: list[int]) -> Tensor:
-    """fp32 [T, vocab] of a transformers model."""
+    """Return the logits fp32 [T, vocab] of a transformers model."""
     with torch.inference_mode():
         return network(torch.tensor([token_ids], device="cuda"), use_cache=False).logits[0].float()
 
 
 def prefilled_logits(engine: Engine, token_ids: list[int], cuts: list[int]) -> Tensor:
-    """[T, vocab] of a prompt in chunks that begin at `cuts`."""
+    """Return the logits [T, vocab] of a prompt in chunks that begin at `cuts`."""
 
     def run(blocks: list[int]) -> Tensor:
         runner, found = engine._runner, []
@@ -76,7 +76,7 @@ def prefilled_logits(engine: Engine, token_ids: list[int], cuts: list[int]) -> T
 
 
 def fresh_blocks(engine: Engine, rows: int, function: Callable[[list[int]], Tensor]) -> Tensor:
-    """Call `function` on the loop thread with blocks for so many rows."""
+    """Call `function` on the loop thread with blocks for `rows` rows."""
 
     def job() -> Tensor:
         engine._blocks.evict_all()
@@ -87,7 +87,7 @@ def fresh_blocks(engine: Engine, rows: int, function: Callable[[list[int]], Tens
 
 
 def errors(logits: Tensor, reference: Tensor) -> Tensor:
-    """|error| / |reference| of every position."""
+    """Return |error| / |reference| of every position."""
     return (logits.float() - reference).norm(dim=-1) / reference.norm(dim=-1)
 
 
@@ -150,12 +150,12 @@ def test_short_chunks_as_graphs_are_no_worse_either(
 def test_prompts_of_several_at_once_are_those_of_each_alone(
     folder: Path, exact: Any, lengths: list[int], attention: str, block_size: int
 ) -> None:
-    """Heads of all texts in one batch, then 20 more tokens of each; three times, each time at other places."""
+    """The beginnings of all texts in one batch, then 20 more tokens of each; three times, each time at other places."""
     more = 20
     texts = [random_tokens(length + more, number) for number, length in enumerate(lengths)]
 
     def run(engine: Engine, order: list[int], together: bool) -> Tensor:
-        """[2, texts, vocab] in the order of the texts."""
+        """Return the logits [2, texts, vocab] in the order of the texts."""
         found = []
         engine._blocks.evict_all()
         with blocks_for(engine, [[] for _ in texts], max(lengths) + more) as tables:
@@ -184,7 +184,7 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
         alone = engine._loop.call(lambda: run(engine, numbers, False))
         assert errors(alone, reference).max() <= 1.5 * largest
         firsts = engine._runner.firsts
-        for turn in range(3):  # as it is, recorded, replayed
+        for turn in range(3):  # run, captured, replayed
             order = numbers[turn:] + numbers[:turn]
             together = engine._loop.call(lambda: run(engine, order, True))  # noqa: B023 - it is called here
             assert errors(together, reference).max() <= 1.5 * largest, turn
@@ -223,7 +223,7 @@ def test_no_error_of_many_rows_is_larger_either(folder: Path, exact: Any, rows: 
     print(f"{folder.name}, {rows} rows: median {mine.median():.3e} of {its.median():.3e}")
     assert (
         mine.median() <= 1.02 * its.median()
-    )  # tensor cores round where transformers does: of few positions
+    )  # tensor cores round where transformers does; there are few positions
     assert mine.max() <= 1.1 * its.max()
 
 

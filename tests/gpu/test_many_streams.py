@@ -1,6 +1,6 @@
-"""Many streams at once on a GPU: what each says is right, and up to eight say to the bit what they say alone.
+"""Many streams at once on a GPU: each gets a correct text, and up to eight get the same bits as alone.
 
-Nothing here depends on time: which streams share a step is left to chance, and every claim holds whatever it is.
+Nothing here depends on time: which streams share a step is left to chance, and every claim holds in any case.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 def a_job(number: int, tokens: int = 60, longest: int = 300) -> Job:
-    """Prompts of mixed lengths, parameters of every kind."""
+    """Return a job with a prompt of mixed length and parameters of any kind."""
     random = Random(number)
     drawn = [
         SamplingParams(temperature=0.0, max_tokens=tokens),
@@ -70,7 +70,7 @@ def a_job(number: int, tokens: int = 60, longest: int = 300) -> Job:
 
 
 def texts_alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
-    """Every answer with nobody else there, after a prompt that is present but for its last row."""
+    """Return every answer without other streams, after a prompt of which only the last row is not cached."""
     for prompt, _ in jobs:
         engine.warm(prompt)
     return [alone(engine, job) for job in jobs]
@@ -79,7 +79,7 @@ def texts_alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_up_to_eight_streams_say_what_each_says_alone(engine: Engine, count: int) -> None:
     forget(engine)
-    # Long ones beside short ones: a step is made for the longest of those in it.
+    # Long sequences beside short ones: the layout of a step depends on its longest sequence.
     jobs = [a_job(100 * count + n, 40 + 11 * n, 1300 if n % 3 == 1 else 200) for n in range(count)]
     expected = texts_alone(engine, jobs)
     assert len({tuple(text) for text in expected}) == count
@@ -107,7 +107,7 @@ def test_a_stream_does_not_see_others_come_and_go(engine: Engine) -> None:
 def test_preempted_streams_go_on_as_if_nothing_had_been(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whether offloading wins is measured, so it depends on who else uses the GPU and the bus.
+    # Whether offloading pays is measured, so it depends on other users of the GPU and the bus.
     monkeypatch.setattr(Costs, "worth_it", True)
     jobs = [
         (random_tokens(100, n), SamplingParams(temperature=1.0, seed=n, max_tokens=220)) for n in range(6)
@@ -127,7 +127,7 @@ def test_preempted_streams_go_on_as_if_nothing_had_been(
 @deterministic
 @pytest.mark.parametrize("options", [{}, {"max_chunk": 64}, {"max_chunk": 97}, {"graphs": False}])
 def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[str, Any]) -> None:
-    """Alone, cached in part, cut, all at once, more than eight of them, preempted and computed again."""
+    """Alone, partly cached, split, all at once, more than eight of them, preempted and computed again."""
     jobs = [a_job(n) for n in range(20)]
     with an_engine(folder, BF16, deterministic=True, streams=32) as engine:
         expected = []
@@ -151,7 +151,7 @@ def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[s
 
 
 class Truth:
-    """What transformers computes in fp32, and how far it is from that in bf16 at most, over a text of its own."""
+    """The logits of transformers in fp32, and the largest error of its bf16 logits on a text of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._exact = reference_model(folder).to(DEVICE)
@@ -162,13 +162,13 @@ class Truth:
             self._error = float((rounded(ids).logits.float() - self._exact(ids).logits).abs().max())
 
     def after(self, job: Job, answer: list[int]) -> Tensor:
-        """fp32 [len(answer), vocab]: the logits that every token was drawn from."""
+        """Return the logits fp32 [len(answer), vocab] that every token was drawn from."""
         with torch.inference_mode():
             logits = self._exact(torch.tensor([job[0] + answer], device=DEVICE)).logits[0]
         return logits[len(job[0]) - 1 : -1]
 
     def check(self, job: Job, answer: list[int], exactly: bool) -> None:
-        """Every token is one that its parameters allow; what differs by less than rounding does may change places."""
+        """Assert that every token is allowed by its parameters; tokens closer than the rounding may change places."""
         prompt, params = job
         assert len(answer) == params.max_tokens
         logits = self.after(job, answer)
@@ -181,7 +181,7 @@ class Truth:
 
 
 def penalised(logits: Tensor, prompt: list[int], answer: list[int], params: SamplingParams) -> list[Tensor]:
-    """The logits of every step with the penalties of what had been said before it."""
+    """Return the logits of every step with the penalties of the preceding text."""
     rows = []
     for n, row in enumerate(logits):
         row = row.clone()
@@ -195,7 +195,7 @@ def penalised(logits: Tensor, prompt: list[int], answer: list[int], params: Samp
 
 
 def lowest_allowed(row: Tensor, params: SamplingParams) -> float:
-    """The logit below which nothing may be drawn."""
+    """Return the logit below which nothing may be drawn."""
     if params.temperature == 0.0:
         return float(row.max())
     least = float(row.min())
@@ -230,7 +230,7 @@ def test_sixty_four_streams_all_end_with_the_right_text(
 
 
 def test_every_stream_keeps_to_its_own_parameters(engine: Engine, truth: Truth) -> None:
-    """Penalties are greedy here: what another stream has said would show at once."""
+    """Penalties are used with greedy decoding: an effect of another stream's text would show at once."""
     forget(engine)
     changes: list[dict[str, Any]] = [
         {"temperature": 0.0},

@@ -1,4 +1,4 @@
-"""Weights that stay quantised on a GPU, in bf16: kernels against their dequantised twins in fp32, and whole engines."""
+"""Weights that stay quantised on a GPU, in bf16: kernels compared with dequantised weights in fp32; whole engines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ BF16 = torch.bfloat16
 def packed(
     kind: Kind, rows: int, columns: int, seed: int = 0, ordered: bool = False
 ) -> tuple[Weight, Tensor]:
-    """A matrix on the GPU, and its numbers in fp32 as the CPU unpacks them."""
+    """Return a matrix on the GPU, and its numbers in fp32 as unpacked by the CPU."""
     data = random_blocks(kind, rows, columns // kind.block, seed)
     near, far = (empty_planes(kind, tiles(rows, ROWS), columns, torch.device(on)) for on in ("cpu", "cuda"))
     pack(data, kind, near)
@@ -86,8 +86,8 @@ def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Pac
 
 
 def expected(numbers: Tensor, x: Tensor, norm: Tensor, residual: Tensor, part: str) -> Tensor:
-    """In fp64; the rows that are multiplied are rounded to the dtype of the numbers, as a product of that dtype has
-    them."""
+    """Compute the expected result in fp64; multiplied rows are rounded to the dtype of the numbers, as in a product of
+    that dtype."""
     x = x.double()
     if part != "residual":
         x = F.rms_norm(x, x.shape[1:], eps=1e-6) * norm.double()
@@ -104,7 +104,7 @@ def expected(numbers: Tensor, x: Tensor, norm: Tensor, residual: Tensor, part: s
     [("norm", 1000, 1024), ("gated", 3072, 1280), ("residual", 1029, 3072), ("residual", 512, 12288)],
 )
 def test_products_of_one_to_sixteen_rows(kind: Kind, part: str, rows: int, columns: int) -> None:
-    """No further from the truth than a bf16 product with the same numbers rounded to bf16, and every row alone."""
+    """No less exact than a bf16 product with the numbers rounded to bf16, and every row has the same bits as alone."""
     check_product(kind, part, rows, columns)
 
 
@@ -211,7 +211,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @contextmanager
 def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[GpuEngine]:
-    """An engine whose weights stay quantised, or are expanded to bf16."""
+    """Provide an engine whose weights stay quantised, or are expanded to bf16."""
     loop, tokenizer = Loop(), tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
 
@@ -233,7 +233,7 @@ def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[Gp
 
 
 def exact_logits(network: Network, text: list[int]) -> Tensor:
-    """[COUNT, vocab] of the last tokens of a text, by the reference."""
+    """Return the reference's logits [COUNT, vocab] of the last tokens of a text."""
     heads, blocks = network.spec.attention, len(text) // 32 + 2
     cache = KVCache(
         len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, network.dtype, network.device
@@ -247,7 +247,7 @@ def exact_logits(network: Network, text: list[int]) -> Tensor:
 
 @pytest.fixture(scope="module")
 def truth(path: Path) -> tuple[list[Tensor], float]:
-    """Of every text the logits of its last tokens with dequantised weights in fp32, and the largest error of bf16."""
+    """Return the fp32 logits of each text's last tokens with dequantised weights, and the largest error of bf16."""
     wide = load_model(files_of(path), dtype=torch.float32, device=DEVICE, quantize="none")
     found = [exact_logits(wide, text) for text in TEXTS]
     with engine_of(path, expanded=True) as engine:

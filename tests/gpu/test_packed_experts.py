@@ -1,4 +1,4 @@
-"""Packed experts on a GPU, in bf16: kernels against their dequantised twins in fp32, and whole engines."""
+"""Packed experts on a GPU, in bf16: kernels compared with dequantised weights in fp32; whole engines."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeights, ExpertWeights]:
-    """The experts of a layer in bf16, and their numbers in fp64."""
+    """Return the experts of a layer in bf16, and their numbers in fp64."""
     found: list[list[Linear]] = []
     exact: list[list[Linear]] = []
     count, size = spec.count, spec.expert.size
@@ -51,7 +51,7 @@ def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeight
         planes, each = empty_planes(kind, count * rows // ROWS, columns, DEVICE), rows // ROWS
         pack(data, kind, planes)
         lines = torch.arange(count * rows, device="cuda")
-        # Sums of about one, so that an activation is neither nothing nor all.
+        # Sums of about one, so that activations are neither off nor saturated.
         deviation = unpack(planes, kind, lines[:rows], columns).std() * columns**0.5
         (planes.scales if planes.supers is None else planes.supers).mul_(
             2.0 ** -round(float(deviation.log2()))
@@ -83,7 +83,7 @@ def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeight
 
 
 def truth_of(spec: Experts, exact: ExpertWeights, x: Tensor) -> Tensor:
-    """What they give for normed rows, in fp64."""
+    """Return the experts' result for normed rows, in fp64."""
     decoder = Decoder(a_network(spec, 64))
     return decoder._mix(0, spec, exact, x.double())
 
@@ -113,7 +113,7 @@ def test_rows_get_what_their_experts_give_and_their_own_bits(kind: Kind, shape: 
     wanted = x.double() + truth_of(spec, exact, normed)
     assert (
         float(errors(found, wanted).median()) < 6e-3
-    )  # where two experts are all but alike, rounding chooses
+    )  # if two experts are nearly equal, rounding chooses between them
     for row in range(8):
         assert torch.equal(step(slice(row, row + 1), active[:1])[0], found[row])
     none = active.clone()
@@ -170,7 +170,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def truth(path: Path) -> tuple[Tensor, Tensor]:
-    """The logits of the last tokens of every text with dequantised weights in fp32, and the errors of bf16."""
+    """Return the fp32 logits of every text's last tokens with dequantised weights, and the errors of bf16."""
     wide = load_model(files_of(path), dtype=torch.float32, device=DEVICE)
     if wide.spec.layers[0].attention.sinks:
         pytest.skip("the plain attention of this test knows no sinks; see the test of answers")
@@ -184,7 +184,7 @@ def truth(path: Path) -> tuple[Tensor, Tensor]:
 def test_no_error_is_larger_than_that_of_the_expanded_weights(
     path: Path, truth: tuple[Tensor, Tensor], rows: int
 ) -> None:
-    """The median and nine of ten: where two experts are all but alike, rounding chooses between them."""
+    """The median and nine of ten count: if two experts are nearly equal, rounding chooses between them."""
     wanted, theirs = truth
     with engine_of(path) as engine:
         assert not apart(engine.network)

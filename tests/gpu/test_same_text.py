@@ -1,8 +1,8 @@
-"""What holds on a GPU of "the same seed gives the same text", and how much of the rest agrees.
+"""How far "the same seed gives the same text" holds on a GPU, and how much of the rest agrees.
 
-The size of a piece of a prompt chooses kernels and tiles, so the last bits of its KV depend on where it was cut. What
-is claimed: the same work, done twice, gives the same text. The last test claims nothing and prints how many of N cases
-agree (`pytest -s tests/gpu/test_same_text.py`).
+The size of a piece of a prompt selects kernels and tiles, so the last bits of its KV depend on where it was cut. The
+claim is that the same work, done twice, gives the same text. The last test claims nothing and prints how many of N
+cases agree (`pytest -s tests/gpu/test_same_text.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ class Case:
         return cls(messages, SamplingParams(temperature=1.0, seed=number, max_tokens=40), random)
 
     def begin(self, engine: Engine) -> Chat:
-        """The conversation before the last message, computed anew."""
+        """Return the conversation before the last message, computed anew."""
         engine._loop.call(engine._blocks.evict_all)
         chat = engine.chat(think="off")
         list(chat.send(self.messages[0], self.params))

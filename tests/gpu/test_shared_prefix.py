@@ -1,4 +1,4 @@
-"""Shared prefixes at real sizes, in bf16; tests/engine/kernels/test_shared_prefix.py has the rules."""
+"""Shared prefixes at real sizes, in bf16; tests/engine/kernels/test_shared_prefix.py tests the rules."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ PDL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def outputs(rows: int, shared: int, heads: tuple[int, int], dim: int) -> list[Tensor]:
-    """Of the same step, without and with sharing."""
+    """Return the outputs of the same step, without and with sharing."""
     from benchmarks.shared_prefix import BLOCK, step
     from engine.execute.cuda.attend import AttentionShape
     from models.spec import Attention, Norm, Rope

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 pytest.importorskip("triton")
 
 WIDE = tiny_qwen3(**SIZES, hidden_size=512, head_dim=64, num_attention_heads=16, num_key_value_heads=2)
-"""Eight query heads to a KV head: tensor cores attend."""
+"""Eight query heads per KV head, so that attention uses tensor cores."""
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3": (CONFIGS["qwen3"], {}),
     "llama": (CONFIGS["llama"], {}),
@@ -38,9 +38,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if options.get("attention") == "flash":
         pytest.importorskip("flash_attn")
     folder = write_checkpoint(tmp_path_factory.mktemp("guesses"), config, dtype=torch.bfloat16)
-    # Deterministic: prompts that are beside others have the bits that they have alone.
+    # Deterministic: prompts have the same bits beside others as alone.
     with an_engine(folder, ends=True, streams=8, deterministic=True, **options) as engine:
-        engine._engine_step.jumps = False  # when an answer jumps depends on who else is there
+        engine._engine_step.jumps = False  # when an answer jumps depends on the other streams
         yield engine
 
 
@@ -108,7 +108,7 @@ def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
 
 
 def test_an_answer_that_has_to_match_something_is_the_same_whatever_is_guessed(engine: Engine) -> None:
-    """Where it jumps, too: alone, that is at the same places."""
+    """Also where it jumps: alone, it jumps at the same places."""
     accepted = 0
     engine._engine_step.jumps = True
     try:
@@ -138,7 +138,7 @@ def test_an_answer_that_has_to_match_something_is_the_same_whatever_is_guessed(e
 
 
 def test_an_answer_is_the_same_where_the_engine_knows_what_pays(engine: Engine) -> None:
-    """With the engine's own pace, which knows after some steps what they take."""
+    """With the engine's own pace, which after some steps knows what they cost."""
     params = SamplingParams(temperature=0.0, max_tokens=400, speculation="auto")
     forget(engine)
     assert engine._engine_step.speculating is not None

@@ -1,4 +1,4 @@
-"""Answers that have to match something, in slots of a GPU beside others that need not."""
+"""Constrained answers in slots of a GPU, beside unconstrained ones."""
 
 import json
 import re
@@ -27,7 +27,7 @@ CONSTRAINTS = [
     None,
 ]
 SOBER = {259: -100.0}
-"""The token that begins the thinking."""
+"""A bias against the token that begins the thinking."""
 
 
 def a_job(number: int) -> Job:
@@ -57,7 +57,7 @@ def matches(text: str, constraint: Constraint) -> object:
 def test_what_has_to_match_does_and_each_says_what_it_says_alone(
     tmp_path: Path, graphs: bool, jumps: bool
 ) -> None:
-    """Forced tokens that are computed together may have other bits in company; without them everything is the same."""
+    """Forced tokens that are computed together may have other bits beside others; otherwise everything is the same."""
     folder = write_checkpoint(tmp_path, CONFIGS["qwen3"], dtype=torch.bfloat16)
     with an_engine(folder, ends=True, streams=8, graphs=graphs) as engine:
         engine._engine_step.jumps = jumps

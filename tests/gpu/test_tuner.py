@@ -1,4 +1,4 @@
-"""Tuning on a GPU: every candidate keeps the bits of rows, what is measured is a step, and what is found is used."""
+"""Tuning on a GPU: every candidate keeps the bits of rows, a real step is measured, and the result is used."""
 
 import json
 from pathlib import Path

@@ -26,7 +26,7 @@ VOCAB_SIZE = 160
 
 
 def tiny_qwen3(**changes: Any) -> Qwen3Config:
-    """Three layers, GQA 4/2, a head size that is not hidden_size / heads."""
+    """Return a config with three layers, GQA 4/2, and a head size other than hidden_size / heads."""
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 48,
@@ -43,7 +43,7 @@ def tiny_qwen3(**changes: Any) -> Qwen3Config:
 
 
 def tiny_llama(**changes: Any) -> LlamaConfig:
-    """Three layers, GQA 6/2, untied."""
+    """Return a config with three layers, GQA 6/2, untied."""
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 96,
@@ -59,7 +59,7 @@ def tiny_llama(**changes: Any) -> LlamaConfig:
 
 
 def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
-    """A transformers model in fp32 whose weights are large enough for every part to matter.
+    """Return a transformers model in fp32 whose weights are large enough for every part to matter.
 
     `k_norm` plants this value in some k_norm weights of every layer (Qwen3).
     """
@@ -69,7 +69,7 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 parameter.uniform_(0.5, 1.5)
-                if config.model_type.startswith("gemma"):  # they keep how far it is from 1
+                if config.model_type.startswith("gemma"):  # Gemma stores the difference from 1
                     parameter -= 1.0
             elif config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
                 parameter.normal_(0.0, 0.5)  # so that the activation is clamped
@@ -93,26 +93,26 @@ def write_checkpoint(
     k_norm: float | None = None,
     max_shard_size: str = "5GB",
 ) -> Path:
-    """Write random weights with transformers, in Hugging Face layout (no tokenizer); returns the folder."""
+    """Write random weights with transformers, in Hugging Face layout (no tokenizer); return the folder."""
     model = random_model(config, seed=seed, k_norm=k_norm).to(dtype)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 
 def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The transformers model of a folder. (`.to(dtype)` instead would round its RoPE frequencies, too.)"""
+    """Load the transformers model of a folder. (`.to(dtype)` instead would round its RoPE frequencies, too.)"""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def files_of(path: Path) -> ModelFiles:
-    """ModelFiles of a folder or of a .gguf file."""
+    """Return the ModelFiles of a folder or of a .gguf file."""
     return ModelFiles(path.name, gguf=path) if path.suffix == ".gguf" else ModelFiles(path.name, folder=path)
 
 
 class PlainAttention:
-    """Causal attention of one sequence, as `network` has it, softmax in fp32; keeps k and v of every layer.
+    """Causal attention of one sequence, as `network` specifies it, with softmax in fp32; keeps k and v of every layer.
 
-    `seen` bool [rows, rows] says which rows a row may see beside that; a window counts those that it does see.
+    `seen` bool [rows, rows] further limits which rows a row may see; a window counts only those that it does see.
     """
 
     def __init__(self, network: Network | None = None, seen: Tensor | None = None) -> None:
@@ -153,7 +153,7 @@ class PlainAttention:
 def run(
     given: Network | Decoder, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0
 ) -> Tensor:
-    """Logits [T, vocab] of our network for one sequence, whose first `start` tokens the attention holds."""
+    """Return the logits [T, vocab] of our network for one sequence; the attention holds its first `start` tokens."""
     model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
@@ -162,7 +162,7 @@ def run(
 
 
 def tensors_in(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a network, or of a part of it, by where it is: "layers.0.attention.qkv.bias"."""
+    """Yield every tensor of a network, or of a part of it, by its path: "layers.0.attention.qkv.bias"."""
     if isinstance(part, Tensor):
         yield name, part
     elif isinstance(part, tuple):
@@ -174,7 +174,7 @@ def tensors_in(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def run_reference(model: Any, token_ids: list[int]) -> Tensor:
-    """Logits [T, vocab] of a transformers model for one sequence."""
+    """Return the logits [T, vocab] of a transformers model for one sequence."""
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0]
 
@@ -189,7 +189,7 @@ _GGUF_ARCHITECTURES = {
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
 }
-"""Where it is not the model_type."""
+"""GGUF architectures that differ from the model_type."""
 _INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe")
 _NAMES_OF_GRANITE = {
     "block_sparse_moe.experts": "mlp.experts",
@@ -199,14 +199,14 @@ _NAMES_OF_GRANITE = {
 
 
 def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Names by the gguf package's own tables, and numbers, as llama.cpp's converter writes them."""
+    """Yield names from the gguf package's own tables, and numbers, as llama.cpp's converter writes them."""
     config, number = model.config, {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
     table = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         weight = parameter.float()
-        if arch == "granitemoe":  # whose converter takes names of other families
+        if arch == "granitemoe":  # whose converter uses names of other families
             for own, other in _NAMES_OF_GRANITE.items():
                 name = name.replace(own, other)
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
@@ -229,7 +229,7 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _experts_of_gpt_oss(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
-    """The parts [experts, rows, columns], or biases [experts, rows], of what transformers keeps transposed."""
+    """Return the parts [experts, rows, columns], or biases [experts, rows], of weights that transformers transposes."""
     stem, field = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
     if weight.ndim == 3:
         weight = weight.transpose(1, 2)
@@ -242,7 +242,7 @@ def _experts_of_gpt_oss(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The order of q and k rows in GGUF files of Llama: the two halves of each head, interleaved."""
+    """Put q and k rows in the order of Llama's GGUF files: the two halves of each head, interleaved."""
     half = weight.shape[0] // heads // 2
     return weight.reshape(heads, 2, half, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
@@ -260,11 +260,11 @@ RANDOM = {
     Kind.IQ4_XS: {0: 1 / 12000},
     Kind.MXFP4: {},
 }
-"""Where the blocks of a type hold fp16 scales, and scales that make numbers of about 0.1."""
+"""Where the blocks of a type have fp16 scales, and values of these for numbers of about 0.1."""
 
 
 def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> Any:
-    """uint8 [rows, bytes a row]: random digits with sane scales."""
+    """Return blocks of random digits with sane scales, uint8 [rows, bytes per row]."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, columns // block, block_bytes), dtype=np.uint8)
@@ -286,10 +286,10 @@ def write_gguf(
     metadata: dict[str, Any] | None = None,
     most_tensors: int = 0,
 ) -> Path:
-    """Write a transformers model as GGUF, under the names of the gguf package's tables; returns the path.
+    """Write a transformers model as GGUF, under the names of the gguf package's tables; return the path.
 
-    Matrices are of the type `quantization`, or of the one it has for their GGUF name (`attn_q`). What the gguf
-    package cannot quantise becomes random blocks. With `most_tensors` it is written in parts of so many.
+    Matrices are of the type `quantization`, or of the one it gives for their GGUF name (`attn_q`). Types that the
+    gguf package cannot quantise become random blocks. With `most_tensors` it is written in parts of that many tensors.
     """
     config = model.config
     arch = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)

@@ -1,4 +1,4 @@
-"""Tiny configs of families with every quirk turned on; longer than their windows and their original positions."""
+"""Tiny configs of all families with every quirk turned on; texts exceed their windows and original positions."""
 
 import math
 from typing import Any
@@ -43,7 +43,7 @@ GRANITE: dict[str, Any] = {
 
 
 def tiny(config: type[Any], **changes: Any) -> Any:
-    """`tiny_llama` as another kind of config."""
+    """Return `tiny_llama` as another kind of config."""
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     more = ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rope_parameters")
     values = tiny_llama().to_dict()
@@ -51,7 +51,7 @@ def tiny(config: type[Any], **changes: Any) -> Any:
 
 
 def tiny_qwen3_moe(**changes: Any) -> Qwen3MoeConfig:
-    """Four layers, of which the second and the last have eight experts; weights of experts that do not add up to 1."""
+    """Return four layers; the second and the last have eight experts, whose weights do not add up to 1."""
     values: dict[str, Any] = tiny_qwen3(num_hidden_layers=4).to_dict() | {
         "model_type": "qwen3_moe",
         "moe_intermediate_size": 40,
@@ -65,7 +65,7 @@ def tiny_qwen3_moe(**changes: Any) -> Qwen3MoeConfig:
 
 
 def tiny_gemma2(**changes: Any) -> Gemma2Config:
-    """Four layers, two of them local; caps and a scale that matter."""
+    """Return four layers, two of them local, with caps and a scale that matter."""
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 48,
@@ -84,7 +84,7 @@ def tiny_gemma2(**changes: Any) -> Gemma2Config:
 
 
 def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
-    """Seven layers, of which the sixth sees all tokens with a RoPE of its own."""
+    """Return seven layers; the sixth sees all tokens and has a RoPE of its own."""
     values: dict[str, Any] = tiny_gemma2(num_hidden_layers=7).to_dict() | {
         "model_type": "gemma3_text",
         "layer_types": None,
@@ -99,7 +99,7 @@ def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
 
 
 def tiny_gpt2(**changes: Any) -> GPT2Config:
-    """Three layers of four heads."""
+    """Return three layers of four heads."""
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "n_embd": 48,
@@ -111,13 +111,13 @@ def tiny_gpt2(**changes: Any) -> GPT2Config:
 
 
 def tiny_ernie(**changes: Any) -> Ernie4_5Config:
-    """Three layers, tied."""
+    """Return three layers, tied."""
     values = tiny_qwen3().to_dict() | {"model_type": "ernie4_5", "layer_types": None}
     return Ernie4_5Config(**(values | changes))
 
 
 def tiny_ernie_moe(**changes: Any) -> Ernie4_5_MoeConfig:
-    """Five layers, of which the second and the fourth have eight experts and two shared ones."""
+    """Return five layers; the second and the fourth have eight experts and two shared ones."""
     values: dict[str, Any] = tiny_qwen3(num_hidden_layers=5).to_dict() | {
         "model_type": "ernie4_5_moe",
         "layer_types": None,
@@ -131,7 +131,7 @@ def tiny_ernie_moe(**changes: Any) -> Ernie4_5_MoeConfig:
 
 
 def tiny_gpt_oss(**changes: Any) -> GptOssConfig:
-    """Four layers, two of them local, of eight experts, square where the real ones are."""
+    """Return four layers of eight experts, two of them local; matrices are square where the real ones are."""
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -151,7 +151,7 @@ def tiny_gpt_oss(**changes: Any) -> GptOssConfig:
 
 
 def tiny_granite_moe(kind: type[Any] = GraniteMoeConfig, **changes: Any) -> Any:
-    """Eight experts in each layer."""
+    """Return layers with eight experts each."""
     values: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3} | changes
     return tiny(kind, **{"intermediate_size": 40} | values)
 
@@ -240,7 +240,7 @@ FUSED: dict[str, Any] = {
     "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
     "gpt-oss": tiny_gpt_oss(**_HEADS, head_dim=64),
 }
-"""With heads of sizes that the fused kernels know, and as many layers as differ from each other."""
+"""Configs with head sizes that the fused kernels know, and as many layers as differ from each other."""
 
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {
@@ -258,7 +258,7 @@ PLAINER: dict[str, Any] = {
     **{f"granite moe {part}": tiny_granite_moe(**{part: 1.0}) for part in MULTIPLIERS},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
 }
-"""The same weights without what is unusual: if it made no difference, nothing would test it."""
+"""The same weights without each quirk: if a quirk made no difference, nothing would test it."""
 
 GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -304,9 +304,9 @@ GGUF: dict[str, dict[str, Any]] = {
         "gpt-oss.rope.scaling.original_context_length": 32,
     },
 }
-"""Which of them are in GGUF files, too, and what their metadata tells besides the sizes."""
+"""The configs that also exist as GGUF files, and their metadata besides the sizes."""
 
 GGUF_FACTORS: dict[str, dict[str, Any]] = {
     "phi3 longrope": {"rope_factors": LONGROPE["short_factor"], "long_factors": LONGROPE["long_factor"]}
 }
-"""The same of the divisors of rotary frequencies, which are tensors."""
+"""The divisors of rotary frequencies for GGUF files, which are tensors."""

@@ -32,7 +32,7 @@ class Repo:
 
 @dataclass
 class Request:
-    """What a client asked, and how many bytes of the body it got."""
+    """A client's request, and how many bytes of the body it received."""
 
     method: str
     path: str
@@ -41,30 +41,30 @@ class Request:
 
 
 class HubServer:
-    """Serves repositories while it is entered as a context manager; keeps every request.
+    """Serves repositories while it is entered as a context manager; records every request.
 
-    LFS files (weights) are redirected to `cdn`, another server, when there is one.
+    LFS files (weights) are redirected to `cdn`, another server, if there is one.
     """
 
     def __init__(self, cdn: "HubServer | None" = None) -> None:
         self.repos: dict[str, Repo] = {}
         self.cdn = cdn
         self.stored: dict[str, bytes] = {}
-        """What this server hands out as a CDN, by SHA-256."""
+        """Contents that this server hands out as a CDN, by SHA-256."""
         self.token = "hf_good"
         """The one token that opens private and gated repositories."""
         self.requests: list[Request] = []
         self.cuts: dict[str, list[int]] = {}
-        """Bytes after which the next answers for a file break off, by file name; used up one by one."""
+        """Numbers of bytes after which the next responses for a file break off, by file name; used up one by one."""
         self.altered: set[str] = set()
-        """Names of files whose content is changed on the way."""
+        """Names of files whose content is altered in transit."""
         self.ranges = True
         self.moved: dict[str, str] = {}
-        """New names of repositories, by their old ones."""
+        """New names of repositories, by their old names."""
         self.sizes = True
-        """Whether the listing tells sizes and ids (some mirrors do not)."""
+        """Whether the listing has sizes and ids (some mirrors have none)."""
         self.answer: Callable[[str], int | None] = lambda path: None
-        """A status to answer with instead, by path."""
+        """Returns a status to answer with instead, by path."""
         self.before_file: Callable[[str], None] = lambda name: None
         """Called before the content of a file is sent; may block."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -93,7 +93,7 @@ class HubServer:
         return self.repos[name]
 
     def asked_for(self, name: str, method: str = "GET") -> list[Request]:
-        """The requests for the content of the file `name`."""
+        """Return the requests for the content of the file `name`."""
         return [
             r
             for r in self.requests
@@ -102,19 +102,19 @@ class HubServer:
 
 
 def is_lfs(path: str) -> bool:
-    """Whether the Hub would keep a file in large file storage."""
+    """Return whether the Hub would keep a file in large file storage."""
     return path.endswith((".safetensors", ".gguf", ".bin"))
 
 
 @lru_cache(256)
 def content_id(path: str, content: bytes) -> str:
-    """The id of a file's content: SHA-256 in large file storage, git's blob id elsewhere."""
+    """Return the id of a file's content: SHA-256 in large file storage, git's blob id elsewhere."""
     return hashlib.sha256(content).hexdigest() if is_lfs(path) else git_id(content)
 
 
 @lru_cache(256)
 def git_id(content: bytes) -> str:
-    """Git's id of a blob."""
+    """Return git's id of a blob."""
     return hashlib.sha1(b"blob %d\x00" % len(content) + content).hexdigest()
 
 
@@ -152,7 +152,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 self._reply(404, b"")
 
         def _commit(self, name: str, revision: str, listing: bool) -> str | None:
-            """The commit to serve, or None after an answer has been given."""
+            """Return the commit to serve, or None if an answer has been sent."""
             repo = hub.repos.get(name)
             token = self.headers.get("authorization") == f"Bearer {hub.token}"
             if repo is None or (repo.access == "private" and not token):
@@ -205,7 +205,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 self._content(path, content, headers)
 
         def _content(self, path: str, content: bytes, headers: dict[str, str]) -> None:
-            """Send a file, from where the client asks to continue, with the faults that were asked for."""
+            """Send a file from the byte at which the client resumes, with the requested faults."""
             name = path.rsplit("/", 1)[-1]
             status, start = 200, 0
             if hub.ranges and (match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", ""))):

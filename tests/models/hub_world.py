@@ -1,4 +1,4 @@
-"""A small model on a loopback Hub, and an empty cache: what the tests of the Hub share."""
+"""Common parts of the Hub tests: a small model on a loopback Hub, and an empty cache."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def contents(folder: Path | None) -> dict[str, bytes]:
 
 
 def run_python(program: str, **environment: str) -> str:
-    """What a program prints, run by a fresh interpreter with these environment variables added."""
+    """Return the output of a program run by a fresh interpreter with these environment variables added."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | environment,

@@ -1,4 +1,4 @@
-"""Configs of well-known checkpoints, as far as they matter to the network."""
+"""The parts of well-known checkpoints' configs that matter to the network."""
 
 # Qwen/Qwen3-30B-A3B
 QWEN3_MOE = {
@@ -74,7 +74,7 @@ GEMMA3 = {
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
 }
-# google/gemma-3-4b-it: what it leaves out is that of its size
+# google/gemma-3-4b-it: values that it leaves out are the defaults of its size
 GEMMA3_IMAGES = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "model_type": "gemma3",

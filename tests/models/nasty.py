@@ -1,4 +1,4 @@
-"""Texts that tokenizers get wrong: every script, emoji, runs of spaces, numbers, code, control characters, chance."""
+"""Texts that tokenizers get wrong: all scripts, emoji, runs of spaces, numbers, code, control characters, noise."""
 
 import os
 import random
@@ -8,7 +8,7 @@ import unicodedata
 from tests.models.tokenizer_data import golden
 
 RANDOM = int(os.environ.get("NASTY_TEXTS", "300"))
-"""How many random texts; 10,000 by hand."""
+"""The number of random texts; 10,000 for a manual run."""
 
 _BITS = [
     *"aZé漢😀 ٣½²Ⅷǅʰßſıİ'\"!?.,;:-_/\\#$%^&*+=<>|~`()[]{}@\u0301\u0338\u200d\u200b\ufeff\u00a0\u3000\u2028\u0085",
@@ -80,12 +80,12 @@ _BITS = [
 
 
 def nasty_texts(count: int = RANDOM) -> list[str]:
-    """llama.cpp's texts of data/, letters of every block, runs of every length, and `count` random ones."""
+    """Return llama.cpp's texts of data/, letters of every block, runs of every length, and `count` random texts."""
     return [*golden()["texts"], *_letters(), *_runs(), *_random(count)]
 
 
 def _letters() -> list[str]:
-    """Sixteen at a time: one assigned character in 61 of all of Unicode, and every one below U+0300."""
+    """Return texts of sixteen characters: every 61st code point of Unicode that is assigned, and all below U+0300."""
     some = [*range(0x300), *range(0x300, sys.maxunicode + 1, 61)]
     letters = [chr(code) for code in some if unicodedata.category(chr(code)) not in ("Cs", "Cn", "Co")]
     return ["".join(letters[at : at + 16]) for at in range(0, len(letters), 16)]

@@ -1,6 +1,6 @@
-"""Any `ModelSpec` in float64, row by row, over the tensors of a checkpoint: what executors are tested against.
+"""Compute any `ModelSpec` in float64, row by row, from a checkpoint's tensors: executors are tested against it.
 
-Nothing of models/ or engine/ is used but the descriptions.
+It uses nothing of models/ or engine/ except the descriptions.
 """
 
 import math
@@ -15,12 +15,12 @@ from models.spec import Activation, Attention, Experts, FeedForward, Layer, Mode
 
 @dataclass(slots=True)
 class PlainNetwork:
-    """One text at a time, without a cache. `tensors` are those of a checkpoint whose names are the parts of slots."""
+    """One text at a time, without a cache. `tensors` are those of a checkpoint, named by the parts of slots."""
 
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
     router_gap: float = field(default=math.inf)
-    """The smallest distance between the last expert that was chosen and the first that was not."""
+    """The smallest gap between the scores of the last expert that was chosen and the first that was not."""
 
     def logits(self, tokens: list[int]) -> Tensor:
         """[tokens, vocab]"""
@@ -124,7 +124,7 @@ class PlainNetwork:
 
 
 def activated(spec: FeedForward, x: Tensor) -> Tensor:
-    """The activations, as their papers write them."""
+    """Apply the activations as their papers write them."""
     kind: Activation = spec.activation
     if kind == "silu":
         return x / (1 + (-spec.gain * x).exp())
@@ -136,7 +136,7 @@ def activated(spec: FeedForward, x: Tensor) -> Tensor:
 
 
 def rotated(rope: Rope, x: Tensor) -> Tensor:
-    """Heads [rows, heads, head_dim] of the positions from 0 on; kinds: default and linear."""
+    """Rotate heads [rows, heads, head_dim] at the positions from 0 on; kinds: default and linear."""
     assert rope.kind in ("default", "linear")
     out, dims = x.clone(), rope.dims or x.shape[-1]
     for pair in range(dims // 2):

@@ -21,15 +21,15 @@ CONFIG = tiny_llama(
     num_hidden_layers=2,
     tie_word_embeddings=False,
 )
-"""Its matrices are neither square nor all alike: 256 and 384 columns, 128 to 384 rows."""
+"""Its matrices are not square and not all of the same shape: 256 and 384 columns, 128 to 384 rows."""
 
 
 @dataclass
 class Digits:
-    """A matrix [rows, columns] in groups, and what it stands for."""
+    """A matrix [rows, columns] in groups, and the numbers that it stands for."""
 
     digits: Tensor
-    """int64, from 0 on"""
+    """int64, not negative"""
     scales: Tensor
     """[rows, groups] in the dtype in which they are stored"""
     zeros: Tensor
@@ -134,7 +134,7 @@ def int_quantized(weight: Tensor, symmetric: bool = True) -> tuple[Tensors, Tens
 
 
 def fp8(weight: Tensor, high: int | None, wide: int | None, name: str) -> tuple[Tensors, Tensor]:
-    """A scale for every `high` rows and `wide` columns (None: all)."""
+    """Quantise with a scale for every `high` rows and `wide` columns (None: all)."""
     rows, columns = weight.shape
     high, wide = high or rows, wide or columns
     scales = torch.empty(-(-rows // high), -(-columns // wide))
@@ -150,7 +150,7 @@ def fp8(weight: Tensor, high: int | None, wide: int | None, name: str) -> tuple[
 
 
 def compressed(weights: Mapping[str, Any], stored: str, **more: Any) -> dict[str, Any]:
-    """The quantization_config of compressed-tensors."""
+    """Return a quantization_config of compressed-tensors."""
     group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": None} | more
     return {
         "quant_method": "compressed-tensors",
@@ -207,9 +207,9 @@ class Case:
     config: dict[str, Any]
     quantise: Callable[[Tensor], tuple[Tensors, Tensor]]
     held: str | None
-    """The blocks in which a CPU takes it."""
+    """The blocks in which a CPU holds it."""
     beside: Tensors = field(default_factory=dict)
-    """What else lies beside every matrix, and does not count."""
+    """Further tensors beside every matrix, which must be ignored."""
 
 
 _W8A8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
@@ -265,13 +265,13 @@ CASES: dict[str, Case] = {
         compressed(_FLOAT | {"strategy": "block", "block_structure": [128, 128]}, "float-quantized"),
     ),
 }
-"""Every layout that is read."""
+"""Every layout that is supported."""
 
 
 def write(
     folder: Path, case: Case, change: Mapping[str, Tensor | None] | None = None, config: Any = CONFIG
 ) -> Any:
-    """A quantised checkpoint in `folder`, and the transformers model with the numbers that it stands for.
+    """Write a quantised checkpoint to `folder`; return the transformers model with the numbers that it stands for.
 
     `change` replaces tensors, or leaves them out.
     """
@@ -299,7 +299,7 @@ def write(
 
 
 def _matrices(name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """What is quantised of a parameter: views of it by the names under which they are stored."""
+    """Return the parts of a parameter that are quantised: views of it by the names under which they are stored."""
     stem = name.removesuffix(".weight")
     if ".experts." in name:
         at, part = stem.rsplit(".", 1)

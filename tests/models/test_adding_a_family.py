@@ -1,4 +1,4 @@
-"""docs/adding-a-model-family.md: its family is one that works."""
+"""docs/adding-a-model-family.md: the family in its example works."""
 
 import re
 from pathlib import Path

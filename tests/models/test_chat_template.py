@@ -1,4 +1,4 @@
-"""Chat templates: what Hugging Face templates rely on works, what reaches out of the sandbox or runs away does not."""
+"""Chat templates: features that Hugging Face templates use work; escapes from the sandbox and runaways do not."""
 
 import gc
 import json
@@ -27,7 +27,7 @@ HELLO: list[Message] = [{"role": "user", "content": "hello"}]
 
 
 class Here(ChatTemplate):
-    """Renders in this process: the same code without limits, and without the time that it takes to start one."""
+    """Renders in this process, with the same code but without limits, to save the time of starting a process."""
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         return dict(answer(self._source, json.loads(request), {}))
@@ -185,20 +185,20 @@ def test_templates_that_are_not_valid(source: str) -> None:
     ],
 )
 def test_nothing_reaches_out_of_the_sandbox(source: str) -> None:
-    # Where Jinja gives an undefined value or plain text instead of an error, nothing of Python's may show.
+    # Where Jinja gives an undefined value or plain text instead of an error, no Python object may show.
     shown = rendered_or_refused(source)
     assert "<" not in shown
     assert "environment" not in shown
 
 
 def growing(start: str, step: str, end: str = "") -> str:
-    """A template that puts `step`, which may use ns.s, into ns.s sixty times, and then writes `end`."""
+    """Return a template that assigns `step`, which may use ns.s, to ns.s sixty times, and then writes `end`."""
     loop = "{% for i in range(60) %}{% set ns.s = " + step + " %}{% endfor %}"
     return "{% set ns = namespace(s=" + start + ") %}" + loop + end
 
 
 NESTED = growing("['x']", "[ns.s, ns.s]")
-"""ns.s is a list of the same two lists of the same two lists..."""
+"""ns.s is a list of the same two lists, each of the same two lists..."""
 TWICE = NESTED + "{% set one = ns.s %}" + NESTED
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}"
 TOO_LONG = {
@@ -244,7 +244,7 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("source", [*TOO_LONG.values(), *TOO_LARGE.values()], ids=[*TOO_LONG, *TOO_LARGE])
 @pytest.mark.usefixtures("low_limits")
 def test_runaway_templates_are_stopped(source: str) -> None:
-    """By the time limit or by the memory's, whichever comes first here; a test that hangs would have failed."""
+    """Either limit, time or memory, may act first on this machine; without them, the test would hang."""
     with pytest.raises(ModelError, match=r"it takes too long|it produces too much text|Exceeds the limit"):
         render(source, here=False)
 
@@ -302,14 +302,14 @@ def test_a_hostile_message_is_one_short_line() -> None:
 
 
 def goes_on(template: ChatTemplate) -> int:
-    """The id of the process that renders."""
+    """Return the id of the process that renders."""
     assert template.render(HELLO, add_generation_prompt=False) == "hello"
     assert template._process is not None
     return template._process.pid
 
 
 def is_gone(pid: int) -> bool:
-    """No process has this id, not even one that ended and was not waited for."""
+    """Return whether no process has this id, not even one that ended and was not waited for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -363,7 +363,7 @@ def test_it_ends_with_this_program_whatever_ends_that(number: int) -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pid, is_apart, has_jinja = done.stdout.split()
     assert (is_apart, has_jinja) == ("True", "False"), "Ctrl+C is not for it; Jinja runs only there"
-    state = Path(f"/proc/{pid}/stat")  # whoever adopts it may be slow to look after it
+    state = Path(f"/proc/{pid}/stat")  # the process that adopts it may be slow to reap it
     until(
         lambda: (
             is_gone(int(pid)) or (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")

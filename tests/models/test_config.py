@@ -1,4 +1,4 @@
-"""The description of a network from config.json and from GGUF metadata, and what is refused."""
+"""The description of a network from config.json and from GGUF metadata, and the configs that are refused."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def hf(raw: dict[str, Any]) -> ModelSpec:
 
 
 def gguf(metadata: dict[str, Any], tied: bool = True, factors: int = 0) -> ModelSpec:
-    """`factors` values of 1 in rope_freqs.weight."""
+    """Read GGUF metadata with `factors` values of 1 in rope_freqs.weight."""
 
     def tensor(name: str, count: int) -> GGUFTensor:
         data = np.ones((1, count), dtype="<f4").view(np.uint8)
@@ -261,7 +261,7 @@ def test_qwen3_moe() -> None:
         tied=False,
     )
     assert 30.5e9 < parameters(spec) < 30.6e9
-    # Its window, if it is used, is one of all layers.
+    # If its window is used, it applies to all layers.
     windowed = hf(QWEN3_MOE | {"use_sliding_window": True, "max_window_layers": 24, "sliding_window": 4096})
     assert {layer.attention.window for layer in windowed.layers} == {4096}
 
@@ -282,7 +282,7 @@ def test_without_architectures_the_model_type_counts() -> None:
 def test_mistral_without_a_window_is_llama_without_biases() -> None:
     config = hf(MISTRAL | {"attention_bias": True, "mlp_bias": True})
     assert not features(config)
-    # A window that the context cannot reach is none.
+    # A window that the context cannot reach has no effect.
     assert hf(MISTRAL | {"sliding_window": 131072}) == config
 
 

@@ -56,7 +56,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def refusal(path: Path) -> str:
-    """The one line that loading a file ends with."""
+    """Return the one-line error that loading a file ends with."""
     with pytest.raises(ModelError) as caught:
         load(path)
     assert "\n" not in str(caught.value)
@@ -95,7 +95,7 @@ CONFIGS = {
 
 
 def told(config: Any) -> dict[str, Any]:
-    """What a file of this config tells besides its sizes."""
+    """Return the metadata of a file of this config besides its sizes."""
     name = next((name for name, known in CONFIGS.items() if known is config), "")
     return {"metadata": GGUF.get(name), **GGUF_FACTORS.get(name, {})}
 
@@ -161,7 +161,7 @@ def test_rope_factors_of_llama3_are_honoured(tmp_path: Path) -> None:
 def test_values_are_those_of_the_gguf_package(kind: Kind) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(4)
-    # Random bytes may spell infinite scales: those must agree as well.
+    # Random bytes may encode infinite scales, which must agree as well.
     data = rng.integers(0, 256, (2500, 2 * size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = gguf.dequantize(data, kind)
@@ -342,7 +342,7 @@ def test_a_model_in_several_files_is_the_same_as_in_one(tmp_path: Path) -> None:
     parts = in_parts(tmp_path)
     assert [part.name for part in parts] == [f"tiny-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     expected = load_model(ModelFiles("one", gguf=whole), dtype=torch.float32, device=CPU)
-    for part in parts:  # any of them names the model
+    for part in parts:  # any part names the model
         found = load_model(ModelFiles("some", gguf=part), dtype=torch.float32, device=CPU)
         assert torch.equal(run(found, TOKENS), run(expected, TOKENS))
     described = describe(ModelFiles("some", gguf=parts[1]))

@@ -1,6 +1,6 @@
-"""Damaged GGUF files: whatever the bytes, one line that says so, with little work and memory.
+"""Damaged GGUF files: whatever the bytes, loading ends with one line, and with little work and memory.
 
-CHATTERM_FUZZ_FILES sets how many random ones there are, CHATTERM_FUZZ_SEED with which they start.
+CHATTERM_FUZZ_FILES sets the number of random files, CHATTERM_FUZZ_SEED the seed of the first one.
 """
 
 import os
@@ -34,12 +34,12 @@ class Header:
 
     data: bytes
     end: int
-    """Where the tensors' bytes begin."""
+    """The offset of the tensors' bytes."""
     numbers: list[tuple[int, int]]
 
 
 def walk(data: bytes) -> Header:
-    """Find every number of a header, by a reader of its own."""
+    """Find every number of a header, with a reader of its own."""
     sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
     numbers: list[tuple[int, int]] = []
     at = 4
@@ -87,7 +87,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Header:
 
 
 def outcome(path: Path, data: bytes) -> str | None:
-    """The one line that loading these bytes ends with; None where a model comes out, which then must run."""
+    """Return the one-line error for these bytes; None if a model comes out, which must then run."""
     path.write_bytes(data)
     try:
         model = load_model(files_of(path), dtype=torch.float32, device=torch.device("cpu"), context_length=64)
@@ -135,9 +135,9 @@ def test_every_number_of_the_header_at_its_extremes(header: Header, tmp_path: Pa
 
 
 def damage(data: bytes, header: Header, rng: np.random.Generator) -> bytes:
-    """Some random damage, mostly in the header."""
+    """Apply some random damage, mostly in the header."""
     changed = bytearray(data)
-    for _ in range(min(int(rng.geometric(0.6)), 4)):  # mostly one: the more, the sooner a file is refused
+    for _ in range(min(int(rng.geometric(0.6)), 4)):  # mostly one: with more, a file is refused earlier
         at = int(rng.integers(4, header.end if rng.random() < 0.9 else len(data)))
         match rng.integers(6):
             case 0:
@@ -177,7 +177,7 @@ def test_random_damage(header: Header, tmp_path: Path) -> None:
 
 
 def an_array(kind: int, count: int, nbytes: int) -> bytes:
-    """The key "a" with an array of `count` values of `kind`, of which `nbytes` bytes of zeros follow."""
+    """Return the key "a" with an array of `count` values of `kind`, followed by `nbytes` zero bytes."""
     return struct.pack("<Q1sIIQ", 1, b"a", 9, kind, count) + bytes(nbytes)
 
 

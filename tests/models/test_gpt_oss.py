@@ -1,4 +1,4 @@
-"""gpt-oss: experts in MXFP4, in safetensors as their makers store them, and in GGUF files."""
+"""gpt-oss: experts in MXFP4, in safetensors as the makers store them, and in GGUF files."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ QUANTISED = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 
 
 def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[experts, columns, rows], as transformers keeps it -> the digits and the scales that are stored of it."""
+    """[experts, columns, rows], as in transformers -> the digits and the scales as stored"""
     rows = weight.transpose(1, 2).contiguous()
     blocks = torch.from_numpy(gguf.quantize(rows.numpy(), Kind.MXFP4)).view(*rows.shape[:2], -1, 17)
     digits = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=-1)
@@ -49,7 +49,7 @@ def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write_quantised(folder: Path, change: Mapping[str, Tensor | None] | None = None, **config: Any) -> Path:
-    """A checkpoint whose experts are stored as those of gpt-oss are; `change` replaces tensors, or leaves them out."""
+    """Write a checkpoint with experts stored like those of gpt-oss; `change` replaces tensors, or leaves them out."""
     write_checkpoint(folder, tiny_gpt_oss(**config))
     tensors: dict[str, Any] = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
@@ -77,7 +77,7 @@ def test_the_blocks_of_a_checkpoint_are_those_that_transformers_reads() -> None:
 def test_logits_of_quantised_experts_are_those_of_transformers(tmp_path: Path) -> None:
     folder = write_quantised(tmp_path)
     plain = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="none")
-    whole = Mxfp4Config(dequantize=True)  # without accelerate transformers does nothing else on a CPU
+    whole = Mxfp4Config(dequantize=True)  # without accelerate, transformers does nothing else on a CPU
     theirs = GptOssForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", quantization_config=whole
     )
@@ -97,7 +97,7 @@ def test_logits_of_quantised_experts_are_those_of_transformers(tmp_path: Path) -
                 out = torch.empty(linear.rows, linear.columns)
                 dequantize(torch.cat([part.data for part in linear.parts]), BlockKind.MXFP4, out)
                 assert torch.equal(out, matrix)
-    # What was not quantised is held as Q8_0, which makes some tokens take other experts.
+    # Tensors that were not quantised are held as Q8_0, with which some tokens choose other experts.
     errors = (run(network, TOKENS) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert errors.median() < 0.05
 

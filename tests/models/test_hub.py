@@ -1,4 +1,4 @@
-"""Fetching from the Hub: what is asked for, what is continued, what is refused, and how that is said."""
+"""Fetching from the Hub: the requests, resumed downloads, refusals, and the messages for them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The Hub's cache: what counts as complete, versions side by side, other tools, removing."""
+"""The Hub's cache: when a model counts as complete, several versions, other tools, removal."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -99,7 +99,7 @@ def test_revisions_are_kept_apart(server: HubServer) -> None:
 
 
 def fetch_with_huggingface_hub(server: HubServer, repo: str, patterns: list[str]) -> Path:
-    """Fetch as other tools do, in a process of its own: HF_ENDPOINT is read at import."""
+    """Fetch as other tools do, in a separate process, because HF_ENDPOINT is read at import."""
     program = (
         f"import huggingface_hub as h; print(h.snapshot_download({repo!r}, allow_patterns={patterns!r}))"
     )
@@ -112,7 +112,7 @@ def test_a_model_fetched_by_another_tool_runs_offline(server: HubServer) -> None
     assert resolve(REPO, offline=True).folder == folder
     assert [model.name for model in local_models()] == [REPO]
     assert len(server.requests) == asked
-    # Once online, what the other tool left out is added.
+    # Once online, files that the other tool left out are added.
     assert (resolve(REPO).folder, (folder / "chat_template.jinja").exists()) == (folder, True)
     assert len(server.asked_for("model.safetensors")) == 1
 
@@ -142,7 +142,7 @@ def test_two_at_once_fetch_the_weights_once(server: HubServer) -> None:
             assert waiting.wait(10)
 
     def second(progress: Progress) -> None:
-        # Reported from the wait for the lock: everything but the weights is there.
+        # Reported while waiting for the lock: everything but the weights is there.
         if progress.total is not None:
             waiting.set()
 

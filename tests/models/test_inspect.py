@@ -1,4 +1,4 @@
-"""The facts of a model, from headers alone."""
+"""The facts about a model, from headers alone."""
 
 import json
 import struct
@@ -17,7 +17,7 @@ from tests.models.hub_world import CONFIG
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
-    """A safetensors file of zeros, written by hand."""
+    """Write a safetensors file of zeros by hand."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in tensors.items():

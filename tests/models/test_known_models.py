@@ -1,4 +1,4 @@
-"""The configs of well-known checkpoints, as far as they matter to the network: their description and their size."""
+"""Descriptions and sizes from the parts of well-known checkpoints' configs that matter to the network."""
 
 import math
 from typing import Any
@@ -198,7 +198,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
     assert parameters(hf(raw)) == 494_032_768
     windowed = hf(raw | {"use_sliding_window": True, "sliding_window": 4096})
     assert [layer.attention.window for layer in windowed.layers] == [None] * 21 + [4096] * 3
-    # As the model card tells to run it beyond what it was made for.
+    # As the model card recommends for texts beyond the trained length.
     rope = hf(
         raw | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
     )

@@ -1,4 +1,4 @@
-"""Weights streamed through staging buffers: the values of the plain copy, whatever the sizes; failures; memory."""
+"""Weights streamed through staging buffers: the same values as a plain copy, whatever the sizes; failures; memory."""
 
 import gc
 import threading
@@ -35,7 +35,7 @@ from tests.models.checkpoints import (
 
 CPU = torch.device("cpu")
 SMALL = Staging(piece_bytes=1000, pieces=3, readers=2)
-"""Cuts every matrix of the tiny models, and within a row."""
+"""Cuts every matrix of the tiny models, even within a row."""
 
 
 def streamed(
@@ -145,7 +145,7 @@ def test_a_file_that_shrinks_after_its_header_was_read(left: float, tmp_path: Pa
     folder = write_checkpoint(tmp_path, tiny_llama())
     tensors, path = read_safetensors(folder), folder / "model.safetensors"
     data = path.read_bytes()
-    path.unlink()  # the old file stays mapped: only what is read again has become shorter
+    path.unlink()  # the old file stays mapped: only new reads see the shorter one
     path.write_bytes(data[: int(len(data) * left)])
     with pytest.raises(ModelError, match=r"model\.safetensors ended too early.*download it again") as caught:
         streamed(folder, tensors=tensors)
@@ -192,7 +192,7 @@ def test_a_cancelled_load_leaves_nothing(folder: Path, monkeypatch: pytest.Monke
     gc.collect()
     assert len(buffers) == SMALL.pieces
     assert weights
-    # Even while the error is still held, as a person who reads it does.
+    # Even while the error is still held, as it is while a user reads it.
     assert caught.value.__traceback__ is not None
     assert [ref() for ref in weights + buffers if ref() is not None] == []
     assert not reading_threads()

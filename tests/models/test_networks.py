@@ -119,7 +119,7 @@ CONFIGS = {
 
 
 def assert_logits_close(ours: Tensor, expected: Tensor) -> None:
-    """Within 1e-4 of the largest logit of each position."""
+    """Assert that logits agree within 1e-4 of the largest logit of each position."""
     assert ours.shape == expected.shape
     scale = expected.abs().amax(dim=-1, keepdim=True)
     assert ((ours - expected).abs() / scale).max().item() < 1e-4
@@ -133,7 +133,7 @@ def test_fp32_logits_are_those_of_transformers(config: Any, tmp_path: Path) -> N
 
 
 def without(folder: Path, change: Any) -> Tensor:
-    """Logits of a checkpoint whose description is changed."""
+    """Return the logits of a checkpoint with a changed description."""
     network = load_model(files_of(folder), dtype=torch.float32, device=CPU)
     spec = change(network.spec)
     if not spec.learned_positions:
@@ -142,7 +142,7 @@ def without(folder: Path, change: Any) -> Tensor:
 
 
 def mixed(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """Every mixture of experts of `spec` changed."""
+    """Return `spec` with every mixture of experts changed."""
     return replace(
         spec,
         layers=tuple(
@@ -155,7 +155,7 @@ def mixed(spec: ModelSpec, **changes: Any) -> ModelSpec:
 
 
 def attending(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """The attention of every layer changed."""
+    """Return `spec` with the attention of every layer changed."""
     return replace(
         spec,
         layers=tuple(replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers),
@@ -292,7 +292,7 @@ def test_the_text_part_of_a_mistral_that_sees_images(tmp_path: Path) -> None:
     assert network.spec.architecture == "Mistral3ForConditionalGeneration"
     assert_logits_close(run(network, TOKENS), run_reference(model, TOKENS))
     tensors = load_file(tmp_path / "model.safetensors")
-    for name in list(tensors):  # as transformers 5 itself calls them
+    for name in list(tensors):  # the names that transformers 5 itself uses
         new = name.replace("language_model.model.", "model.language_model.")
         tensors[new.replace("language_model.lm_head", "lm_head")] = tensors.pop(name)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -301,7 +301,7 @@ def test_the_text_part_of_a_mistral_that_sees_images(tmp_path: Path) -> None:
 
 
 def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> None:
-    # Guards the test above: with the same weights, each of these must change the result.
+    # Validates the test above: with the same weights, each of these must change the result.
     plain = run_reference(random_model(tiny_llama()), TOKENS)
     ropes = [{"rope_parameters": rope} for rope in (LLAMA3, LINEAR, YARN)]
     for change in (*ropes, {"rms_norm_eps": 0.1}):
@@ -352,13 +352,13 @@ def test_bf16_is_no_further_from_fp32_than_transformers(
         ours, theirs = ((x.float() - truth).norm(dim=-1) / truth.norm(dim=-1) for x in logits)
         return ours, theirs
 
-    # Prompts so short that every machine takes the same products as transformers: the rounding must match.
-    # (Transformers takes experts in another order, and GPT-2's products are others than those of linear layers.)
+    # Prompts so short that every machine uses the same products as transformers, so that rounding must match.
+    # (Transformers computes experts in another order, and GPT-2's products are not those of linear layers.)
     for start in range(0, 60, 12) if config.model_type not in SUMMED_OTHERWISE else ():
         ours, theirs = errors(TOKENS[start : start + 12])
         assert ours.median() <= theirs.median()
         assert ours.max() <= theirs.max()
-    # Longer ones may take more exact products, whose errors scatter about those of transformers.
+    # Longer prompts may use more exact products, whose errors scatter around those of transformers.
     ours, theirs = errors(TOKENS)
     assert ours.median() <= 1.2 * theirs.median()
     assert ours.max() <= 1.5 * theirs.max()
@@ -403,7 +403,7 @@ def test_positions_need_not_start_at_zero_or_be_in_order(tmp_path: Path) -> None
     with torch.inference_mode():
         decoder = Decoder(model)
         ours = decoder.logits(decoder.forward(torch.tensor([1, 2, 3, 4]), positions, PlainAttention()))
-        # The mask is given, for transformers takes positions out of order for several packed sequences.
+        # The mask is given, because transformers takes positions out of order for several packed sequences.
         hidden = torch.full((4, 4), float("-inf")).triu(1)[None, None]
         theirs = reference(torch.tensor([[1, 2, 3, 4]]), attention_mask=hidden, position_ids=positions[None])
     assert_logits_close(ours, theirs.logits[0])
@@ -411,7 +411,7 @@ def test_positions_need_not_start_at_zero_or_be_in_order(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("length", [64, 128, 200, 256])
 def test_dynamic_rope_beyond_the_trained_length(length: int, tmp_path: Path) -> None:
-    # A fixed table has theta scaled for its own length: there it must agree with transformers.
+    # A fixed table has theta scaled for its own length, at which it must agree with transformers.
     folder = write_checkpoint(tmp_path, tiny_llama(rope_parameters=DYNAMIC, max_position_embeddings=128))
     tokens = torch.randint(VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(2)).tolist()
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=length)
@@ -423,12 +423,12 @@ def test_dynamic_rope_beyond_the_trained_length(length: int, tmp_path: Path) -> 
 def test_longrope_is_chosen_by_the_context_a_network_is_made_for(
     context: int, count: int, tmp_path: Path
 ) -> None:
-    # transformers chooses by the length of the text: they agree where both are short or both are long.
+    # transformers decides by the length of the text: both agree if both are short or both are long.
     folder = write_checkpoint(tmp_path, FAMILIES["phi3 longrope"])
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=context)
     reference = reference_model(folder)
     assert_logits_close(run(model, TOKENS[:count]), run_reference(reference, TOKENS[:count]))
-    # What a person asks for decides, too, and leaves the positions.
+    # The requested text length decides, too, and leaves the number of positions unchanged.
     asked = load_model(files_of(folder), dtype=torch.float32, device=CPU, longest=context)
     assert asked.positions == 256
     assert torch.equal(run(asked, TOKENS[:20]), run(model, TOKENS[:20]))
@@ -455,7 +455,7 @@ ROPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("length", [64, 65, 5000])
 @pytest.mark.parametrize("rope", ROPES)
 def test_the_rotary_table_is_computed_in_fp32_and_then_rounded(rope: dict[str, Any], length: int) -> None:
-    # Below, just beyond and far beyond the original positions: cos and sin are those of transformers to the bit.
+    # Below, just beyond and far beyond the original positions, cos and sin equal those of transformers to the bit.
     rope = {key: value for key, value in rope.items() if key != "original_max_position_embeddings"}
     if rope["rope_type"] in ("llama3", "yarn", "longrope"):
         rope["original_max_position_embeddings"] = 64
@@ -510,7 +510,7 @@ class CountedOps(TorchDispatchMode):
 
 @pytest.mark.parametrize(("config", "limit"), [(tiny_llama, 42), (tiny_qwen3, 50)], ids=["llama", "qwen3"])
 def test_a_layer_costs_few_operations(config: Any, limit: int, tmp_path: Path) -> None:
-    # Decoding on a CPU pays some microseconds for each; a stray cast or copy in every layer shows here.
+    # Decoding on a CPU pays some microseconds per operation; a stray cast or copy in every layer shows here.
     counts = []
     for layers in (1, 2):
         folder = write_checkpoint(tmp_path / str(layers), config(num_hidden_layers=layers))

@@ -1,4 +1,4 @@
-"""Files whose quantised weights are packed for a GPU while they are loaded, here on a CPU."""
+"""Files whose quantised weights are packed for a GPU during loading, here on a CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def numbers(weight: Weight) -> torch.Tensor:
 
 
 def matrices(network: Network) -> list[torch.Tensor]:
-    """The numbers of the embedding, the head and every layer."""
+    """Return the numbers of the embedding, the head and every layer."""
     linears: list[Any] = [network.head]
     for layer in network.layers:
         feed: Any = layer.feed_forward
@@ -111,7 +111,7 @@ MOE = tiny_ernie_moe(hidden_size=64, moe_intermediate_size=64, intermediate_size
 
 
 def expert_numbers(network: Network) -> list[torch.Tensor]:
-    """Of every expert gate above up, and down; and of the shared ones."""
+    """Return the numbers of gate and up together, and of down, of every expert, shared ones included."""
     feeds = [layer.feed_forward for layer in network.layers]
     each = [e for f in feeds if isinstance(f, ExpertWeights) for e in (*f.experts, f.shared)]
     return [
@@ -160,7 +160,7 @@ def test_experts_whose_types_differ_are_expanded_and_named(kinds: dict[str, GGUF
 def test_experts_beyond_the_room_lie_in_host_memory_in_blocks_and_the_rest_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.weights.placement.fetch_bytes", lambda layers: 0)  # more than all of these
+    monkeypatch.setattr("models.weights.placement.fetch_bytes", lambda layers: 0)  # it exceeds these experts
     path = write_gguf(tmp_path / "model.gguf", random_model(MOE), GGUF.Q4_0)
 
     def load(room: int | None) -> Network:

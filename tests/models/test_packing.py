@@ -1,4 +1,4 @@
-"""Weights packed for a GPU: the numbers of the GGUF blocks, to the bit."""
+"""Weights packed for a GPU: bit-identical to the numbers of the GGUF blocks."""
 
 import gguf
 import numpy as np
@@ -18,18 +18,18 @@ _SCALES = {
     Kind.Q3_K: (108, 110),
     Kind.Q6_K: (208, 210),
 }
-"""Where the halves of a block are; else its first two bytes."""
+"""Where a block has its halves, if not in its first two bytes."""
 
 
 def random_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> torch.Tensor:
-    """uint8 [rows, bytes a row]: any digits, and scales that are finite."""
+    """Return blocks of random digits with finite scales, uint8 [rows, bytes per row]."""
     random = np.random.default_rng(seed)
     data = random.integers(0, 256, (rows, blocks, kind.block_bytes), dtype=np.uint8)
     if kind == Kind.MXFP4:
         data[..., 0] = random.integers(119, 127, (rows, blocks))
         return torch.from_numpy(data.reshape(rows, -1))
     if kind == Kind.FP8_128:
-        data[data & 127 == 127] = 0  # no number
+        data[data & 127 == 127] = 0  # NaN
         data[..., :4] = random.normal(0, 0.1, (rows, blocks, 1)).astype(np.float32).view(np.uint8)
         return torch.from_numpy(data.reshape(rows, -1))
     start, stop = _SCALES.get(kind, (0, 2))
@@ -39,7 +39,7 @@ def random_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> torch.Tensor
 
 
 def stands_for(data: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """The numbers of blocks, fp32 [rows, columns]: by the gguf package, but for blocks of our own."""
+    """Return the numbers of blocks, fp32 [rows, columns], by the gguf package except for our own block types."""
     if not kind.is_own:
         return torch.from_numpy(gguf.dequantize(data.numpy(), gguf.GGMLQuantizationType(kind)))
     blocks = data.reshape(len(data), -1, kind.block_bytes)

@@ -1,4 +1,4 @@
-"""What a person types is text: no spelling, no merge and no hole in a vocabulary makes a control token of it."""
+"""Typed text is text: no spelling, no merge and no gap in a vocabulary makes a control token of it."""
 
 import pytest
 from hypothesis import given
@@ -17,13 +17,13 @@ ADDED = {
     "<|im_end|>": True, "<think>": False, "</think>": False, "<｜tool▁call｜>": False, "[TOOL]": False, "User:": False,
     "\n\n": False, "▁▁": False, "zz": False, "<table>": False, "|||": False, "assistant": False,
 }  # fmt: skip
-"""Added tokens, and whether they are special. The last six are words like others."""
+"""Added tokens, and whether they are special. The last six are ordinary words."""
 CONTROL = list(ADDED)[:6]
 TEMPLATE = "{% for m in messages %}{{ 'User: assistant\n\n' + m['content'] }}{% endfor %}"
 
 
 def made(added: dict[str, bool], vocabulary: dict[str, int] | None = None) -> Tokenizer:
-    """A byte-level tokenizer without merges; `vocabulary` has tokens besides the bytes."""
+    """Return a byte-level tokenizer without merges; `vocabulary` has tokens besides the bytes."""
     alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [(word[:1], word[1:]) for word in vocabulary or {} if len(word) == 2]
     backend = Backend(models.BPE({**alphabet, **(vocabulary or {})}, merges))

@@ -1,4 +1,4 @@
-"""Where experts go when a device has no room for all of them."""
+"""The placement of experts when a device has no room for all of them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Quantised safetensors checkpoints: the logits of what they stand for, the blocks that hold them, what is refused."""
+"""Quantised safetensors checkpoints: their logits, the blocks that hold them, and those that are refused."""
 
 from collections.abc import Callable
 from functools import cache
@@ -39,7 +39,7 @@ Written = Callable[[str], tuple[Path, Any]]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The folder of a case, and the transformers model of what it stands for; written once. Not to be changed."""
+    """Return a function from a case's name to its folder and transformers model, written once and not to be changed."""
 
     @cache
     def one(name: str) -> tuple[Path, Any]:
@@ -65,7 +65,7 @@ def test_logits_are_those_of_what_the_weights_stand_for(name: str, written: Writ
         assert [note for note in notes if "are expanded" in note]
     else:
         assert {part.format for part in linears} == {Kind[case.held]}
-        # What was not quantised is held as Q8_0, which costs most of this.
+        # Tensors that were not quantised are held as Q8_0, which causes most of this error.
         assert error(run(network, TOKENS), expected) < 0.05
         assert not [note for note in notes if "are expanded" in note]
     assert bool([note for note in notes if "activations" in note]) == (
@@ -75,7 +75,7 @@ def test_logits_are_those_of_what_the_weights_stand_for(name: str, written: Writ
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.held])
 def test_blocks_hold_the_numbers(name: str, written: Written) -> None:
-    """To the bit where a row of scales is all there is, and else within what bf16 would round."""
+    """Bit-identical if there is only one scale per row, otherwise within the rounding of bf16."""
     folder, _ = written(name)
     whole, blocks = load(folder), load(folder, "auto")
     for layer, own in zip(whole.layers, blocks.layers, strict=True):
@@ -95,7 +95,7 @@ def test_blocks_hold_the_numbers(name: str, written: Written) -> None:
 
 
 def test_packed_rows_of_a_layer_are_cut(tmp_path: Path) -> None:
-    """Phi-3 keeps q, k and v in one matrix, gate and up in another."""
+    """Phi-3 stores q, k and v in one matrix, gate and up in another."""
     config = Phi3Config(
         vocab_size=160,
         hidden_size=128,
@@ -198,7 +198,7 @@ def test_quantising_again_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bias_of_zeros_that_no_layer_has_is_left_out(tmp_path: Path) -> None:
-    """As older GPTQ checkpoints have it."""
+    """Older GPTQ checkpoints have such biases."""
     case = CASES["gptq1, 4 bits"]
     expected = run_reference(write(tmp_path, case, {f"{Q}.bias": torch.zeros(256)}), TOKENS)
     assert error(run(load(tmp_path), TOKENS), expected) < 1e-4
@@ -243,13 +243,13 @@ OF_COMPRESSED = [
     name
     for name, case in CASES.items()
     if case.config["quant_method"] == "compressed-tensors"
-    and "act-order" not in name  # it no longer has that
+    and "act-order" not in name  # it no longer supports that
 ]
 
 
 @pytest.mark.parametrize("name", OF_COMPRESSED)
 def test_the_numbers_are_those_of_compressed_tensors(name: str) -> None:
-    """Of the package itself, where it is installed."""
+    """Compare with the package itself, if it is installed."""
     theirs = pytest.importorskip("compressed_tensors.compressors")
     from compressed_tensors.quantization import QuantizationScheme
 

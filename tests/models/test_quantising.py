@@ -1,4 +1,4 @@
-"""Calibrated quantisation: less error, files that load as what was measured, and nothing half-written that stays."""
+"""Calibrated quantisation: a smaller error, files that load as measured, and no half-written files."""
 
 import errno
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outliers(model: Any) -> Any:
-    """Some channels of the residual stream are much larger than others, as in trained networks."""
+    """Make some channels of the residual stream much larger than others, as in trained networks."""
     with torch.no_grad():
         model.model.embed_tokens.weight[:, ::16] *= 12
     return model
@@ -90,7 +90,7 @@ def test_blocks_of_one_number_are_that_number() -> None:
 
 
 def test_gradients_tell_what_a_small_error_changes() -> None:
-    """The predicted divergence is the one that noise on a matrix makes."""
+    """The predicted divergence equals the one caused by noise on a matrix."""
     network = load_network(SMALL)
     texts = [[(7 * i * i + j) % 150 for i in range(1, 129)] for j in range(3)]
     found = measure(network, texts)

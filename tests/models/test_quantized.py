@@ -1,4 +1,4 @@
-"""Weights that stay quantised: in place, in order, and the product against dequantising the whole."""
+"""Weights that stay quantised: in place, in order, and their product compared with dequantising all of them."""
 
 import gc
 import weakref
@@ -61,7 +61,7 @@ MIXED = {
     "ffn_down": Kind.Q6_K,
     "output": Kind.Q8_0,
 }
-"""Every type, and different ones side by side in a packed layer."""
+"""Every type, with different ones side by side in a packed layer."""
 
 
 def load(path: Path, quantize: str = "auto", dtype: torch.dtype = torch.float32) -> Any:
@@ -74,7 +74,7 @@ def random_weight(kind: Kind, rows: int, columns: int, seed: int = 0) -> Weight:
 
 
 def numbers(weight: Weight) -> Tensor:
-    """By the gguf package."""
+    """Dequantise with the gguf package."""
     return torch.from_numpy(gguf.dequantize(weight.data.numpy(), Kind(weight.format)))
 
 
@@ -119,7 +119,7 @@ def test_weights_of_several_types_lie_side_by_side(tile: int) -> None:
     bias = torch.randn(sum(weight.rows for weight in weights), generator=generator)
     product = TiledProduct(torch.float32, tile)
     expected = F.linear(x, torch.cat([numbers(weight) for weight in weights]), bias)
-    for _ in range(2):  # the buffer is used again
+    for _ in range(2):  # the second call reuses the buffer
         assert_close(product(x, weights, bias), expected)
 
 
@@ -187,7 +187,7 @@ def test_blocks_are_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             copied.append(id(weight))
         else:
             assert weight.data.shape == tensor.data.shape
-    # Only what Llama files hold in another order.
+    # Only tensors whose order differs in Llama files are copied.
     assert copied == [id(part) for layer in model.layers for part in layer.attention.qkv.parts[:2]]
 
 
@@ -259,7 +259,7 @@ def test_what_a_model_weighs(tmp_path: Path) -> None:
     model = load(path)
     stored = read_gguf(path).tensors.values()
     matrices = sum(tensor.data.nbytes for tensor in stored if len(tensor.shape) == 2)
-    # Norms and the table in fp32; the norm of a head is kept once a head.
+    # Norms and the table in fp32; the norm of a head is stored once per head.
     rest = sum(t.nbytes for name, t in tensors_in(model) if "norm" in name)
     assert model.nbytes == matrices + rest
     spec, tensors, names, _ = read_tensors(files_of(path))
@@ -345,7 +345,7 @@ def test_safetensors_become_blocks(name: str, most: float, folder: Path) -> None
     assert model.embedding.format == model.head.parts[0].format == Kind.Q8_0
     assert in_blocks(plain) == []
     assert 0 < relative_error(run(model, TOKENS), run(plain, TOKENS)) < most
-    # The parts of a packed layer lie where they belong, and the bias is the packed one.
+    # The parts of a packed layer are in their places, and the bias is that of all parts.
     whole = plain.layers[1].attention.qkv
     ours = model.layers[1].attention.qkv
     assert ours.parts[2].format == Kind.Q8_0  # the values
@@ -413,7 +413,7 @@ def test_a_load_that_failed_leaves_nothing_and_can_be_tried_again(
         fill_network(spec, tensors, torch.float32, CPU, on_progress=fail, kinds=kinds, names=names)
     gc.collect()
     assert len(held) > 10
-    # Even while the error is still held, as a person who reads it does.
+    # Even while the error is still held, as it is while a user reads it.
     assert caught.value.__traceback__ is not None
     assert [ref() for ref in held if ref() is not None] == []
     model = fill_network(spec, tensors, torch.float32, CPU, kinds=kinds, names=names)

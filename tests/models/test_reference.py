@@ -1,4 +1,4 @@
-"""The reference network and its attention, over random descriptions with whatever a spec may ask for, against float64.
+"""The reference network and its attention against float64, on random descriptions with every feature of a spec.
 
 `CHATTERM_MODELS=2000 pytest tests/models/test_reference.py` draws many more.
 """
@@ -49,7 +49,7 @@ maybe_norms = st.none() | norms
 
 
 def feeds_of(*sizes: int) -> st.SearchStrategy[FeedForward]:
-    """Any feed-forward of these sizes."""
+    """Return any feed-forward of these sizes."""
     return st.builds(
         FeedForward,
         size=st.sampled_from(sizes),
@@ -68,7 +68,7 @@ windows = st.none() | st.integers(1, 8)
 
 @st.composite
 def experts(draw: st.DrawFn) -> Experts:
-    """A mixture of up to four experts, perhaps with one for all."""
+    """Draw a mixture of up to four experts, perhaps with a shared one."""
     count = draw(st.integers(1, 4))
     shared = draw(st.none() | feeds)
     return Experts(
@@ -92,7 +92,7 @@ any_feeds = feeds | experts()
 def attentions(
     draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int, windows: st.SearchStrategy[int | None]
 ) -> Attention:
-    """Attention with any features, over heads of this shape."""
+    """Draw attention with any features, over heads of this shape."""
     dims = draw(st.sampled_from([None, *range(2, head_dim + 1, 2)]))
     factors = st.lists(
         st.sampled_from([1.0, 3.0]), min_size=(dims or head_dim) // 2, max_size=(dims or head_dim) // 2
@@ -131,7 +131,7 @@ def specs(
     windows: st.SearchStrategy[int | None] = windows,
     positions: int = POSITIONS,
 ) -> ModelSpec:
-    """A network of up to three layers, each different from the others."""
+    """Draw a network of up to three layers, each of them different."""
     kv_heads, head_dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from(head_dims))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3]))
     layers = st.builds(
@@ -165,7 +165,7 @@ texts = st.lists(
 
 
 def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
-    """Random tensors for every part of a network, by the names of the parts, and these names."""
+    """Return random tensors for every part of a network, named by the parts, and these names."""
     torch.manual_seed(seed)
     parts = {slot.part: slot.part + ("" if slot.expert is None else ".{}") for slot in slots(spec)}
     names = {"head": "head", **parts, "layers": "layers.{}."}
@@ -181,7 +181,7 @@ def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
 
 
 def stored(tensors: dict[str, Tensor]) -> list[StoredTensor]:
-    """The same as a checkpoint has them."""
+    """Return the tensors as those of a checkpoint."""
     return [
         StoredTensor(
             name,
@@ -195,14 +195,14 @@ def stored(tensors: dict[str, Tensor]) -> list[StoredTensor]:
 
 
 def network_of(spec: ModelSpec, tensors: dict[str, Tensor], names: Names, quantize: str = "none") -> Network:
-    """The network, loaded as from a file."""
+    """Load the network as from a file."""
     found = stored(tensors)
     kinds = choose_kinds(found, match(spec, found, names), quantize, CPU)
     return fill_network(spec, found, torch.float32, CPU, kinds=kinds, names=names)
 
 
 class Engine:
-    """The reference with the engine's plain attention, over blocks that lie anywhere."""
+    """The reference with the engine's plain attention, over blocks in arbitrary places."""
 
     def __init__(self, network: Network) -> None:
         heads = network.spec.attention
@@ -220,7 +220,7 @@ class Engine:
         self._backend = SdpaBackend(cache, heads.groups, unusual_layers(network))
 
     def step(self, pieces: dict[int, tuple[int, list[int]]]) -> dict[int, Tensor]:
-        """The logits of the tokens of some texts, each from a row on."""
+        """Return the logits of the tokens of some texts, each beginning at its given row."""
         spans = tuple(Span(_blocks(text), start, len(tokens)) for text, (start, tokens) in pieces.items())
         ids = [token for _, tokens in pieces.values() for token in tokens]
         positions = [row for span in spans for row in range(span.start, span.stop)]
@@ -233,12 +233,12 @@ class Engine:
 
 
 def _blocks(text: int) -> tuple[int, ...]:
-    """Of each text every third block, from last to first."""
+    """Return every third block for each text, from the last to the first."""
     return tuple(reversed(range(text, 3 * POSITIONS // BLOCK, 3)))
 
 
 def in_pieces(engine: Engine, given_texts: list[list[int]], size: int) -> list[Tensor]:
-    """The logits of every text, `size` tokens of each in a step, side by side."""
+    """Return the logits of every text, computed side by side with `size` tokens of each per step."""
     found: dict[int, list[Tensor]] = defaultdict(list)
     for start in range(0, max(map(len, given_texts)), size):
         pieces = {
@@ -252,14 +252,14 @@ def in_pieces(engine: Engine, given_texts: list[list[int]], size: int) -> list[T
 
 
 def assert_close(ours: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
-    """Within `tolerance` of the largest logit of each position."""
+    """Assert that logits agree within `tolerance` of the largest logit of each position."""
     assert ours.shape == expected.shape
     scale = expected.abs().amax(dim=-1, keepdim=True)
     assert ((ours - expected).abs() / scale).max().item() < tolerance
 
 
 def weight_bytes(network: Network) -> int:
-    """Bytes of all tensors but the rotary tables, each memory once."""
+    """Return the bytes of all tensors except the rotary tables, each memory counted once."""
     found = {t.data_ptr(): t for name, t in tensors_in(network) if not name.endswith("rotary")}
     return sum(tensor.nbytes for tensor in found.values())
 
@@ -272,7 +272,7 @@ def test_any_network_computes_what_its_description_says(
     tensors, names = checkpoint(spec, seed)
     plain = PlainNetwork(spec, tensors)
     expected = [plain.logits(tokens) for tokens in given_texts]
-    assume(plain.router_gap > 1e-4)  # nearer than that fp32 may choose another expert
+    assume(plain.router_gap > 1e-4)  # with a smaller gap, fp32 may choose another expert
     network = network_of(spec, tensors, names)
     for count in (POSITIONS, size):
         for ours, truth in zip(in_pieces(Engine(network), given_texts, count), expected, strict=True):
@@ -289,7 +289,7 @@ def test_every_tensor_counts_once_in_what_a_network_takes(spec: ModelSpec) -> No
 
 
 def small(**changes: object) -> ModelSpec:
-    """A plain network of two layers whose matrices can be quantised."""
+    """Return a plain network of two layers whose matrices can be quantised."""
     layer = Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(64))
     return replace(ModelSpec("Small", VOCAB, 64, POSITIONS, (layer, layer)), **changes)
 

@@ -1,7 +1,7 @@
 """The reference network against transformers, both in fp32, over random models of every family.
 
-Whatever a config may say (sizes, groups, biases, tied heads, kinds of RoPE), whole prompts, prompts in chunks and
-several sequences of different lengths side by side give the logits that transformers gives each text alone.
+Whatever the config (sizes, groups, biases, tied heads, kinds of RoPE), whole prompts, prompts in chunks and several
+sequences of different lengths side by side have the logits that transformers computes for each text alone.
 `CHATTERM_MODELS=2000 pytest tests/models/test_reference_random.py` draws many more.
 """
 
@@ -38,7 +38,7 @@ EXAMPLES = settings(max_examples=int(os.environ.get("CHATTERM_MODELS", "25")), d
 
 @dataclass(slots=True)
 class Piece:
-    """Tokens of one text that are computed in a step, from its row `start` on."""
+    """Tokens of one text that are computed in a step, beginning at its row `start`."""
 
     text: int
     tokens: list[int]
@@ -46,7 +46,7 @@ class Piece:
 
 
 class Reference:
-    """Our network on a CPU in fp32. What it is made of is known here and nowhere else in this file."""
+    """Our network on a CPU in fp32. Only this class knows its parts."""
 
     def __init__(self, folder: Path) -> None:
         network = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
@@ -54,7 +54,7 @@ class Reference:
         self._held: dict[int, PlainAttention] = {}
 
     def step(self, pieces: Items[Piece]) -> list[Tensor]:
-        """Logits [tokens, vocab] of every piece, computed side by side; what came before is of earlier steps."""
+        """Return the logits [tokens, vocab] of every piece, computed side by side after those of earlier steps."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = [piece.start + i for piece in pieces for i in range(len(piece.tokens))]
         with torch.inference_mode():
@@ -77,7 +77,7 @@ class Reference:
 
 
 def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
-    """Every kind of RoPE that a config of these families may name."""
+    """Return every kind of RoPE that a config of these families may have."""
     theta = st.sampled_from([100.0, 10_000.0, 1e6])
     factor = st.sampled_from([1.0, 1.5, 4.0, 8.0])
     scaled = {"rope_theta": theta, "factor": factor}
@@ -97,19 +97,19 @@ def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
     original = st.sampled_from([8, 32])
     yarn = {"truncate": st.booleans(), "original_max_position_embeddings": original}
     kinds.append(st.fixed_dictionaries({"rope_type": st.just("yarn"), **scaled, **yarn}))
-    if head_dim > 2:  # what NTK scaling does to theta is not defined for one pair
+    if head_dim > 2:  # NTK scaling of theta is not defined for a single pair
         kinds.append(st.fixed_dictionaries({"rope_type": st.just("dynamic"), **scaled}))
     return st.one_of(kinds)
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> PretrainedConfig:
-    """A tiny model of one of the families."""
+    """Draw a tiny model of one of the families."""
     family = draw(st.sampled_from([Qwen3Config, Qwen2Config, LlamaConfig, MistralConfig]))
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3, 4, 8]))
     head_dim = draw(st.sampled_from([2, 6, 8, 16, 24, 32, 64]))
-    # Independent of the size of the heads: nothing may take one for the other. Llama wants a multiple of their number.
+    # Independent of the head size, so that neither is mistaken for the other. Llama needs a multiple of the heads.
     hidden = (
         heads * draw(st.sampled_from([1, 2, 5]))
         if family is LlamaConfig
@@ -139,7 +139,7 @@ def configs(draw: st.DrawFn) -> PretrainedConfig:
 
 @st.composite
 def gemmas(draw: st.DrawFn) -> PretrainedConfig:
-    """A tiny Gemma 2 or 3: windows, caps, scales, a RoPE for each kind of layer."""
+    """Draw a tiny Gemma 2 or 3: windows, caps, scales, a RoPE for each kind of layer."""
     cap = st.sampled_from([None, 1.0, 5.0])
     kv_heads, caps = draw(st.sampled_from([1, 2])), draw(st.booleans())
     fields: dict[str, Any] = {
@@ -172,7 +172,7 @@ def gemmas(draw: st.DrawFn) -> PretrainedConfig:
 
 @st.composite
 def texts_and_steps(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
-    """Up to four texts of mixed lengths, and the rows at which each is cut."""
+    """Draw up to four texts of mixed lengths, and the rows at which each is cut."""
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     texts = [draw(st.lists(st.integers(0, VOCAB - 1), min_size=n, max_size=n)) for n in lengths]
     cuts = [sorted(draw(st.sets(st.integers(1, n), max_size=4)) | {n}) for n in lengths]
@@ -180,14 +180,14 @@ def texts_and_steps(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def assert_close(ours: Tensor, expected: Tensor) -> None:
-    """Within 1e-4 of the largest logit of each position."""
+    """Assert that logits agree within 1e-4 of the largest logit of each position."""
     assert ours.shape == expected.shape
     scale = expected.abs().amax(dim=-1, keepdim=True)
     assert ((ours - expected).abs() / scale).max().item() < 1e-4
 
 
 def side_by_side(reference: Reference, texts: list[list[int]], cuts: list[list[int]]) -> list[Tensor]:
-    """Logits of every text. Step n computes the n-th piece of every text that has one."""
+    """Return the logits of every text. Step n computes the n-th piece of every text that has one."""
     found: list[list[Tensor]] = [[] for _ in texts]
     for n in range(max(map(len, cuts))):
         pieces = []

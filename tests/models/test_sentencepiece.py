@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies from `tokenizer.model` and GGUF: the ids and the text of the sentencepiece library."""
+"""SentencePiece vocabularies from `tokenizer.model` and GGUF: the same ids and text as the sentencepiece library."""
 
 import functools
 import inspect
@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def trained(kind: str) -> bytes:
-    """A small model; the test is skipped where the sentencepiece library is not installed."""
+    """Train a small model; skip the test if the sentencepiece library is not installed."""
     library = pytest.importorskip("sentencepiece")
     lines = [
         *golden()["texts"],
@@ -66,7 +66,7 @@ def folder_of(path: Path, model: bytes, **config: Any) -> Path:
 
 
 def as_gguf(model: Path) -> dict[str, Any]:
-    """GGUF metadata as llama.cpp's converter writes it."""
+    """Return GGUF metadata as llama.cpp's converter writes it."""
     vocabulary, _ = read_sentencepiece(model)
     return {
         "tokenizer.ggml.model": "t5" if vocabulary.unigram else "llama",
@@ -101,14 +101,14 @@ def test_ids_and_text_are_those_of_sentencepiece(tmp_path: Path, kind: str, sour
     for text in texts:
         expected, ids = theirs.encode(text), ours.encode_plain(text)
         if ids != expected and "unigram" in kind:
-            # Two ways with the same sum of scores, which the library adds up in float32.
+            # Two segmentations with the same sum of scores, which the library adds up in float32.
             sums = [sum(map(theirs.get_score, found)) for found in (ids, expected)]
             assert sums[0] == pytest.approx(sums[1], rel=1e-6), text
             assert theirs.decode(ids) == theirs.decode(expected), text
         else:
             assert ids == expected, text
-        squeezed = "no bytes" in kind and "\u2581" in text  # a space that was written as one is left
-        if theirs.unk_id() not in ids and not squeezed:  # the library shows U+2047 for it
+        squeezed = "no bytes" in kind and "\u2581" in text  # a literal one means a space to the vocabulary
+        if theirs.unk_id() not in ids and not squeezed:  # the library shows unknown tokens as U+2047
             assert ours.decode(ids) == theirs.decode(ids), text
             stream = ours.stream()
             assert "".join([*map(stream.push, ids), stream.flush()]) == theirs.decode(ids), text
@@ -130,7 +130,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: int | float | bytes | str) -> bytes:
-    """One field of a protobuf message."""
+    """Encode one field of a protobuf message."""
     if isinstance(value, float):
         return varint(number << 3 | 5) + struct.pack("<f", value)
     if isinstance(value, int):
@@ -140,7 +140,7 @@ def field(number: int, value: int | float | bytes | str) -> bytes:
 
 
 def model_file(metadata: dict[str, Any], trainer: bytes = b"", normalizer: bytes = b"") -> bytes:
-    """A `tokenizer.model` with the vocabulary of GGUF metadata, laid out like Llama 2's."""
+    """Return a `tokenizer.model` with the vocabulary of GGUF metadata, laid out like Llama 2's."""
     rows = zip(
         *(metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type")), strict=True
     )

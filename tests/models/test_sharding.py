@@ -1,4 +1,4 @@
-"""A network that several ranks compute together gives the logits that it gives alone."""
+"""A network divided among several ranks gives the same logits as alone."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +61,7 @@ class Threads:
 
 
 def logits_of(network: Network, peers: Threads | None = None) -> Tensor:
-    """[tokens, vocab], the second half after the first as an engine computes them."""
+    """Return [tokens, vocab], with the second half computed after the first, as an engine does."""
     with torch.inference_mode():
         model, attention = Decoder(network, peers=peers), PlainAttention(network)
         found = []
@@ -72,7 +72,7 @@ def logits_of(network: Network, peers: Threads | None = None) -> Tensor:
 
 
 def together(load: Callable[[tuple[int, int]], Network], ranks: int) -> list[Tensor]:
-    """The logits that each of `ranks` ranks has."""
+    """Return the logits on each of `ranks` ranks."""
     barrier, given_by = Barrier(ranks), [torch.empty(0)] * ranks
 
     def run(rank: int) -> Tensor:

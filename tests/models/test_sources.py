@@ -1,4 +1,4 @@
-"""What a person may write for a model, and what a wrong name gets."""
+"""The names that a user may give for a model, and the errors for wrong ones."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Each pre-tokenizer of GGUF cuts text as the published tokenizer.json of its family does."""
+"""Each GGUF pre-tokenizer splits text as the published tokenizer.json of its family does."""
 
 from typing import Any
 
@@ -47,11 +47,11 @@ DEEPSEEK = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-"""What GPT-2, OLMo and the others of its kind say: the pattern is inside of ByteLevel."""
+"""The setting of GPT-2, OLMo and similar tokenizers: the pattern is that of ByteLevel itself."""
 
 
 def split(*patterns: str, behavior: str = "isolated", invert: bool = False) -> list[Any]:
-    """As a tokenizer.json has it."""
+    """Return the pre-tokenizers as a tokenizer.json has them."""
     return [
         *(pre_tokenizers.Split(Regex(pattern), behavior=behavior, invert=invert) for pattern in patterns),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -107,7 +107,7 @@ def test_text_is_cut_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ids_are_those_of_the_published_tokenizer(name: str) -> None:
-    """With a vocabulary that merges words, digits, spaces and line breaks, so that every cut is seen in the ids."""
+    """The vocabulary merges words, digits, spaces and line breaks, so that every split shows in the ids."""
     metadata = tiny("tiny_bpe") | {"tokenizer.ggml.pre": name}
     ours = OurTokenizer(parts_from_gguf(metadata))
     types = metadata["tokenizer.ggml.token_type"]

@@ -1,4 +1,4 @@
-"""Mistral's `tekken.json`: the ids of a byte pair encoding by rank, as tiktoken does it."""
+"""Mistral's `tekken.json`: the ids of a byte pair encoding by rank, as in tiktoken."""
 
 import base64
 import functools
@@ -28,7 +28,7 @@ SPLIT = pre_tokenizers.Split(Regex(TEKKEN), behavior="isolated")
 
 @functools.cache
 def ranked() -> tuple[bytes, ...]:
-    """Words of bytes, best first: the 256 bytes, then what a trainer merges."""
+    """Return words of bytes, best first: the 256 bytes, then a trainer's merges."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(split(TEKKEN))
     trainer = trainers.BpeTrainer(
@@ -43,7 +43,7 @@ def ranked() -> tuple[bytes, ...]:
 
 
 def by_rank(word: bytes, ranks: dict[bytes, int]) -> list[int]:
-    """The parts of a word: whole if it is known; else neighbours are joined, always those of the best rank."""
+    """Split a word: a known word is whole; otherwise neighbours are joined, always the pair of the best rank."""
     parts = [word] if word in ranks else [bytes([byte]) for byte in word]
     while True:
         joined = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
@@ -55,7 +55,7 @@ def by_rank(word: bytes, ranks: dict[bytes, int]) -> list[int]:
 
 
 def tekken_file(folder: Path, words: tuple[bytes, ...], **changes: Any) -> Path:
-    """A folder with a tekken.json that lists twenty words more than it uses."""
+    """Write a tekken.json that lists twenty more words than it uses; return its folder."""
     vocab = [
         {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
         for rank, word in enumerate([*words, *(b"more%d" % i for i in range(20))])
@@ -69,7 +69,7 @@ def tekken_file(folder: Path, words: tuple[bytes, ...], **changes: Any) -> Path:
 def test_ids_are_those_of_the_ranks(tmp_path: Path) -> None:
     ours = OurTokenizer(parts_from_folder(tekken_file(tmp_path, ranked())))
     ranks = {word: rank for rank, word in enumerate(ranked())}
-    # The same as a GGUF file would have it.
+    # The same vocabulary as a GGUF file.
     backend = ours._backend
     tokens = [backend.id_to_token(token_id) for token_id in range(ours.vocab_size)]
     metadata = {
@@ -110,7 +110,7 @@ def test_special_tokens_come_first_and_cannot_be_typed(tmp_path: Path) -> None:
 def test_a_file_may_list_its_special_tokens(tmp_path: Path) -> None:
     names = ["<unk>", "<s>", "</s>", "[THINK]", "[/THINK]", "<word>"]
     listed = [{"rank": rank, "token_str": name, "is_control": True} for rank, name in enumerate(names)]
-    words = (*ranked(), b"<word>")  # a word that reads as a special token
+    words = (*ranked(), b"<word>")  # a word with the text of a special token
     ours = OurTokenizer(parts_from_folder(tekken_file(tmp_path, words, special_tokens=listed)))
     assert ours.encode("".join(names)) == [0, 1, 2, 3, 4, 5]
     assert ours.encode("[INST]") == ours.encode_plain("[INST]")

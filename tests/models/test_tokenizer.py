@@ -1,4 +1,4 @@
-"""Token ids: those of llama.cpp for GGUF metadata, special tokens, bad input, many threads, long texts."""
+"""Token ids: the same as llama.cpp's for GGUF metadata; special tokens, bad input, many threads, long texts."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def metadata_of(vocabulary: str) -> dict[str, Any]:
 
 SCORED = {"tokenizer.ggml.scores": [0.0] * len(tiny("tiny_bpe")["tokenizer.ggml.tokens"])}
 WHOLE = re.compile(r"</?think>|<tool  call>|\[/?INST\]")
-"""Tokens of the small vocabularies that are not special and steer a model all the same."""
+"""Tokens of the small vocabularies that are not special, but still control a model."""
 
 
 @pytest.mark.parametrize("vocabulary", golden()["golden"])
@@ -48,7 +48,7 @@ def test_ids_are_those_of_llama_cpp(vocabulary: str) -> None:
     for text, (special, plain) in zip(golden()["texts"], rows, strict=True):
         assert tokenizer.encode(text) == special, text
         typed = tokenizer.encode_plain(text)
-        if WHOLE.search(text):  # llama.cpp takes these for tokens when a person types them
+        if WHOLE.search(text):  # llama.cpp takes these as tokens even when they are typed
             assert all(map(tokenizer.is_text, typed)), text
         else:
             assert typed == (special if plain is None else plain), text
@@ -59,7 +59,7 @@ def test_text_survives_the_round_trip(vocabulary: str) -> None:
     tokenizer = Tokenizer(parts_from_gguf(metadata_of(vocabulary)))
     for text in golden()["texts"]:
         if vocabulary == "tiny_spm" and re.search(r"\u2581|\[/?INST\]|<tool  call>", text):
-            continue  # SentencePiece writes U+2581 for a space, and one more after an added token
+            continue  # SentencePiece writes U+2581 for a space, and adds one after an added token
         assert tokenizer.decode(tokenizer.encode_plain(text), skip_special=False) == text
 
 
@@ -159,7 +159,7 @@ def test_smollm2_is_built_with_little_work() -> None:
 @pytest.mark.parametrize("add", [None, True, False])
 @pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
 def test_a_bos_is_what_the_template_writes(tmp_path: Path, add: bool | None, written: str) -> None:
-    """What a file says of bos and eos is for text without a template, of which there is none here."""
+    """A file's settings for bos and eos apply to text without a template, which does not occur here."""
     template = written + "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
     metadata = tiny("tiny_spm") | {"tokenizer.chat_template": template}
     rules = {} if add is None else {"add_bos_token": add, "add_eos_token": add}
@@ -252,7 +252,7 @@ def test_parsing_and_plain_do_not_mix_across_threads() -> None:
 @pytest.mark.parametrize("vocabulary", ["tiny_bpe", "tiny_spm"])
 @pytest.mark.parametrize("unit", ["Some words, 12 of them.\n", "a", " ", "\n ", "!?", "漢", "<|im_end|>"])
 def test_long_texts_come_to_an_end(vocabulary: str, unit: str) -> None:
-    """A tenth of a second's work, of which nothing may be quadratic: that would be hours."""
+    """This takes a tenth of a second; anything quadratic would take hours."""
     tokenizer, ids = tiny_tokenizer(vocabulary), []
     text = unit * (300_000 // len(unit))
     Thread(target=lambda: ids.extend(tokenizer.encode_plain(text)), daemon=True).start()
@@ -261,7 +261,7 @@ def test_long_texts_come_to_an_end(vocabulary: str, unit: str) -> None:
 
 
 def write_folder(folder: Path, **files: Any) -> Path:
-    """A model folder with the small byte-level tokenizer; `files` by stem are written as JSON, or as they are."""
+    """Write a model folder with the small byte-level tokenizer; `files` are written by stem, as JSON or as text."""
     backend = parts_from_gguf(tiny("tiny_bpe")).backend
     (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
     for stem, content in files.items():

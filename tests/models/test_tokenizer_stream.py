@@ -1,4 +1,4 @@
-"""Decoding token by token: never half a character, and joined the same text as decoding at once."""
+"""Decoding token by token: never part of a character, and joined the same text as decoding at once."""
 
 import sys
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def test_what_was_shown_is_never_taken_back(vocabulary: str, text: str, cut: int
 
 
 def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """One token a byte."""
+    """Return one token for each byte."""
     spelling = {byte: letter for letter, byte in byte_alphabet().items()}
     backend = tokenizer._backend
     names = [(spelling[byte], f"<0x{byte:02X}>") for byte in data]

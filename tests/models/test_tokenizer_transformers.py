@@ -96,7 +96,7 @@ def test_qwen3_through_gguf_metadata_is_qwen3(qwen3: tuple[Tokenizer, Any]) -> N
     folder = qwen3[0]
     ours = Tokenizer(parts_from_gguf(qwen3_metadata()))
     nfc = [text for text in nasty_texts() if "\u0301" not in text]
-    # llama.cpp does not normalise: what is not NFC has other ids in a GGUF file.
+    # llama.cpp does not normalise: text that is not NFC has different ids in a GGUF file.
     nfc = [text for text in nfc if folder.decode(folder.encode(text), skip_special=False) == text]
     assert len(nfc) > 150
     for text in nfc:
@@ -113,7 +113,7 @@ def test_smollm2_gguf_gives_the_ids_of_transformers(tmp_path: Path) -> None:
     path = smollm2_file()
     theirs = reference(path.parent, gguf_file=path.name)
     ours = Tokenizer(parts_from_gguf(smollm2_metadata()))
-    # From a GGUF file transformers forgets that this vocabulary has one token a digit; SmolLM2's own files say so.
+    # For a GGUF file, transformers loses the rule that each digit is a token; SmolLM2's own files have it.
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -157,7 +157,7 @@ def test_sentencepiece_folders_as_transformers_reads_them(tmp_path: Path, config
 )
 def test_byte_level_folders_as_transformers_reads_them(tmp_path: Path, tokenizer_class: str) -> None:
     backend = json.loads(parts_from_metadata("tiny_bpe"))
-    # What these classes stand for: GPT-2's own splitting.
+    # These classes imply GPT-2's own splitting.
     backend["pre_tokenizer"] = {
         "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
     }  # fmt: skip

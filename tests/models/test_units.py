@@ -1,4 +1,4 @@
-"""Amounts for people; and that nobody writes a plural by hand, which says "1 tokens" some day."""
+"""Amounts as displayed; no code writes a plural by hand, because it would one day say "1 tokens"."""
 
 import re
 from pathlib import Path

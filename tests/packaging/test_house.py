@@ -1,4 +1,4 @@
-"""How the packages are laid out, as far as the contracts in pyproject.toml cannot say it."""
+"""The layout of the packages, where the contracts in pyproject.toml cannot express it."""
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -14,7 +14,7 @@ MOST_LINES = 500
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_is_made_of_rooms(package: str) -> None:
-    """A module goes into the room of its job; only what is of no room stands directly in the package."""
+    """Each module belongs in the folder for its job; only modules that fit in none are directly in the package."""
     files = sorted(path.name for path in (ROOT / package).glob("*.py"))
     assert "__init__.py" in files
     assert len(files) <= MOST_FILES, files
@@ -22,14 +22,14 @@ def test_a_package_is_made_of_rooms(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_file_is_long(package: str) -> None:
-    """One idea a file: a longer one is two."""
+    """One idea per file: a longer file has two."""
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in (ROOT / package).rglob("*.py")}
     assert len(lines) > 10
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports inside functions and for type checkers count: they hide a circle, they do not open it."""
+    """Imports inside functions and for type checkers count: they hide a cycle, but do not break it."""
     graph = grimp.build_graph(*PACKAGES, include_external_packages=False, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert "chatterm.backends.backend" in imports["chatterm.app"]

@@ -1,4 +1,4 @@
-"""The manual page says what the commands' own help says, and the shell completes what it should."""
+"""The manual page matches the commands' own help, and shell completion offers what it should."""
 
 import runpy
 import shutil
@@ -35,7 +35,7 @@ def test_it_is_typeset_without_a_warning() -> None:
         "-P-cbou",
         "-ww",
         str(PAGE),
-    ]  # plain text: nothing bold, no colours
+    ]  # plain text: no bold, no colours
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "qwen3:0.6b" in done.stdout

@@ -1,4 +1,4 @@
-"""README.md and the pages in docs/: what they point to is there."""
+"""README.md and the pages in docs/: everything they refer to exists."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 
 
 def text_of(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
@@ -25,7 +25,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     seen: Counter[str] = Counter()
     found = set()
     for heading in re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE):
@@ -57,7 +57,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @every_page
 def test_files_that_a_page_names_are_there(page: Path) -> None:
-    """Whole paths, and sources by the end of their path: `disk.py`, `remote/address.py`, `*_avx2.h`."""
+    """Check full paths, and sources named by the end of their path: `disk.py`, `remote/address.py`, `*_avx2.h`."""
     whole = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]+)`", text_of(page))
     assert [name for name in whole if not (ROOT / name).exists()] == []
     files = [

@@ -1,4 +1,4 @@
-"""What `pip install`, `pipx install` and `python -m build` make of a clean folder: an sdist, and a wheel from it."""
+"""The results of `pip install`, `pipx install` and `python -m build` from a clean folder: an sdist, then a wheel."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ MAN = "share/man/man1/chatterm.1"
 
 
 def built(target: str, folder: Path, out: Path, **environment: str) -> Path:
-    """What the build backend makes in `folder`, as every installer calls it."""
+    """Return the file that the build backend makes in `folder`, called as every installer calls it."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
     done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def built(target: str, folder: Path, out: Path, **environment: str) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing in it but what the sdist has."""
+    """Return a folder that contains only the contents of the sdist."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(built("sdist", ROOT, folder / "out")) as archive:
         archive.extractall(folder, filter="data")
@@ -43,7 +43,7 @@ def wheel(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     except compiling.CompileError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("wheel")
-    hurried = folder / "c++"  # how fast the kernels are is not asked here: optimising them takes a minute
+    hurried = folder / "c++"  # the speed of the kernels does not matter here: optimising them takes a minute
     hurried.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
     hurried.chmod(0o755)
     return built("wheel", clean, folder / "out", CXX=str(hurried))
