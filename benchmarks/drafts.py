@@ -1,8 +1,9 @@
-"""A draft model: the rate that the cost model expects beside the measured one. Part of `benchmarks.speculation`.
+"""A draft model: the rate that the cost model predicts and the measured one. Part of `benchmarks.speculation`.
 
-Models have the shapes of Qwen3 and random weights, so nothing that one says is expected of the other: acceptance is
-**simulated**. The draft model computes all that it would, then says what comes next with the given chance, and else
-something wrong. All else is as it is: the steps, their costs, and how many tokens are guessed.
+The models have the shapes of Qwen3 and random weights, so one cannot predict the other; acceptance is **simulated**.
+The draft model computes everything as usual, but its guess is then replaced by the right token with the given
+probability, and by a wrong one otherwise. Everything else is real: the steps, their costs, and the number of guessed
+tokens.
 """
 
 import sys
@@ -34,7 +35,7 @@ CONTEXT = 2048
 
 @dataclass(slots=True)
 class Simulated(Drafting):
-    """Right with a given chance, wherever all before it was right."""
+    """A draft model that is right with a given probability, as long as all earlier guesses were right."""
 
     truth: list[int] = field(default_factory=list)
     """The text as it will be."""
@@ -42,7 +43,7 @@ class Simulated(Drafting):
     random: Random = field(default_factory=lambda: Random(0))
 
     def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
-        found = Drafting._longer(self, asked, guess, logits)  # for what it takes
+        found = Drafting._longer(self, asked, guess, logits)  # called for its cost
         at = len(asked.tokens) + len(guess.tokens)
         right = self.truth[at] if at < len(self.truth) else found.tokens[-1]
         if self.random.random() >= self.acceptance:
@@ -51,7 +52,7 @@ class Simulated(Drafting):
 
 
 class Cycling(Pace):
-    """0 to 7 tokens in turn, whatever they gain: so the costs of all steps are measured."""
+    """A pace of 0 to 7 tokens in turn, whatever they gain, to measure the costs of all kinds of steps."""
 
     wanted = 0
 
@@ -79,10 +80,10 @@ class Cycling(Pace):
 
 @dataclass(slots=True)
 class Watched(Speculating):
-    """Remembers what steps took."""
+    """A speculation that records the duration of its steps."""
 
     steps: list[tuple[str, float]] = field(default_factory=list)
-    """Of what kind each was, and its seconds."""
+    """Kind and seconds of each step."""
 
     def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
         self.steps.append((f"{sum(1 + guesses for _, guesses, _ in checked)} rows", seconds))
@@ -99,7 +100,7 @@ class Said:
 
     tokens: list[int]
     token_s: float
-    """Seconds a token after the first."""
+    """Seconds per token after the first."""
     guessed: int
     accepted: int
     steps: list[tuple[str, float]]
@@ -110,7 +111,7 @@ class Said:
 
 
 def usual(answers: Iterable[Said]) -> dict[str, float]:
-    """The median seconds of each kind of step: what else the machine does for a while counts little."""
+    """Return the median seconds of each kind of step: brief disturbances by other programs hardly affect it."""
     kinds = dict[str, list[float]]()
     for kind, seconds in (step for said in answers for step in said.steps):
         kinds.setdefault(kind, []).append(seconds)
@@ -118,8 +119,8 @@ def usual(answers: Iterable[Said]) -> dict[str, float]:
 
 
 def expected_gain(costs: dict[str, float], acceptance: float) -> float:
-    """So many times as many tokens/s by the cost model, with as many guesses as give the most; one step in so many has
-    none. A chain reads what was said since the one before: two tokens where all of that held, else one."""
+    """Return the speed-up that the cost model predicts with the best number of guesses, where one step in AGAIN + 1 has
+    none. A draft first reads what came since the previous one: two tokens if all guesses held, otherwise one."""
     best, tokens, chance = 1.0, 1.0, 1.0
     one, two = costs[_draft(1)], costs[_draft(2)]
     for count in range(1, MOST_ROWS):
@@ -132,7 +133,7 @@ def expected_gain(costs: dict[str, float], acceptance: float) -> float:
 
 
 def _draft(rows: int) -> str:
-    """The kind of a draft model's step."""
+    """Name the kind of a draft model's step."""
     return f"draft of {rows}"
 
 
@@ -146,7 +147,7 @@ def measure_pair(
     tokens: int,
     turns: int,
 ) -> list[dict[str, float]]:
-    """One pair of shapes at each acceptance; prints and returns the figures."""
+    """Measure one pair of shapes at each acceptance; print and return the figures."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{what}.gguf" for what in ("large", "small")]
         for path, shape, kind in zip(paths, (large, small), kinds, strict=True):
@@ -159,7 +160,7 @@ def measure_pair(
             if not isinstance(drafts, Drafting):
                 sys.exit(f"{large}, {small}: {' '.join(engine.figures().notes)}")
             while engine._loop.call(lambda: engine._engine_step.while_idle()):
-                pass  # weights are copied
+                pass  # the weights are being copied
             simulated = Simulated(**{part.name: getattr(drafts, part.name) for part in fields(Drafting)})
             prompt = Random(1).choices(range(SHAPES[large].vocab_size), k=64)
             known = Cycling(draft=drafts.cost)
@@ -192,22 +193,22 @@ def at(
     rate: float,
     turns: int,
 ) -> dict[str, float]:
-    """Answers without guesses and with them, in turns, where drafts hold with the chance `rate`.
+    """Compare answers without and with guesses, in turns, where drafts hold with probability `rate`.
 
-    By steps: each is taken to be as long as the median of its kind. What else the machine does then counts little. The
-    rate is expected by costs that were measured before; what these answers' own costs would have had expected stands
-    beside it (later): what the machine did meanwhile.
+    Each step counts as the median of its kind, so that brief disturbances by other programs hardly affect the result.
+    The rate is predicted from costs that were measured before. Beside it is the prediction from the costs of these
+    answers' own steps ("later"), which shows what the machine did meanwhile.
     """
     simulated.acceptance = rate
     off, on = list[Said](), list[Said]()
     for turn in range(turns):
         simulated.random = Random(turn)
         pace = Pace()
-        pace._known, pace.drafts.credit = known._known, 1e9  # how much they may cost is not the question here
+        pace._known, pace.drafts.credit = known._known, 1e9  # the budget for drafts is not in question here
         pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
         how: Literal["off", "draft"]
         for how, said in (("off", off), ("draft", on)):
-            # Steps without guesses would have what others cost forgotten.
+            # A shared pace would forget the costs of the other steps during those without guesses.
             watched = Watched(engine._scheduler, pace if how == "draft" else Pace(), drafts=simulated)
             said.append(answer(engine, prompt, len(plain), how, watched))
         if on[-1].tokens != plain:
@@ -245,7 +246,7 @@ def at(
 def answer(
     engine: Engine, prompt: list[int], tokens: int, how: Literal["off", "draft"], watched: Watched
 ) -> Said:
-    """A greedy answer, drafted as `watched` does."""
+    """Get a greedy answer, drafted as `watched` does."""
 
     def job() -> None:
         engine._engine_step.speculating = watched

@@ -1,4 +1,4 @@
-"""Networks with random quantised weights, made on the device, with the types that llama.cpp's recipes give matrices."""
+"""Networks with random quantised weights, made on the device, with the types of llama.cpp's recipes for each matrix."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -26,7 +26,7 @@ _HALVES: dict[Kind, tuple[int, tuple[float, ...]]] = {
     Kind.Q6_K: (208, (_STD / 1360,)),
     Kind.MXFP4: (0, ()),
 }
-"""Where a block has its halves, and what they must be for random digits to have the deviation of a fresh layer."""
+"""Where a block has its halves, and their values with which random digits have the deviation of a fresh layer."""
 
 
 def _q4_k_m(slot: Slot, layers: int) -> Kind:
@@ -48,20 +48,20 @@ FORMATS: dict[str, Callable[[Slot, int], Kind] | None] = {
     "q4_k_m": _q4_k_m,
     "mxfp4": lambda slot, layers: Kind.Q8_0 if slot.expert is None else Kind.MXFP4,
 }
-"""The type of each matrix, by its place and the number of layers; None: plain numbers."""
+"""The type of each matrix, by its slot and the number of layers; None: plain numbers."""
 
 
 def random_blocks(
     kind: Kind, rows: int, columns: int, device: torch.device, generator: torch.Generator
 ) -> Tensor:
-    """uint8 [rows, bytes a row]: random digits."""
+    """Return blocks of random digits, uint8 [rows, bytes per row]."""
     shape = rows, columns // kind.block, kind.block_bytes
     data = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
     start, values = _HALVES[kind]
     scales = torch.tensor(values, dtype=torch.float16).view(torch.uint8)
     data[..., start : start + len(scales)] = scales.to(device)
     if kind == Kind.MXFP4:
-        data[..., 0] = 119  # 2 ** -9, and what it multiplies has a deviation of 6
+        data[..., 0] = 119  # 2 ** -9; the values that it multiplies have a deviation of 6
     return data.view(rows, -1)
 
 
@@ -74,10 +74,10 @@ def random_quantized(
     seed: int = 0,
     rank: tuple[int, int] = (0, 1),
 ) -> Network:
-    """A network whose matrices are quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1. `rank` is
-    that of `random_model`.
+    """Return a network with matrices quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1.
+    `rank` is as in `random_model`.
 
-    Experts of one shape and type have the same numbers: there are thousands.
+    Experts of one shape and type have the same numbers, because there are thousands.
     """
     choose = FORMATS[name]
     assert choose is not None
@@ -113,7 +113,7 @@ def stored_bytes(spec: ModelSpec, name: str) -> float:
 
 
 def read_bytes(network: Network) -> int:
-    """Weights that one decoded token reads: all, but of experts the chosen ones, of an untied embedding only a row."""
+    """Return the bytes of weights that a decoded token reads, without unchosen experts and an untied embedding."""
     unread = 0 if network.spec.tied else network.embedding.nbytes
     for layer, weights in zip(network.spec.layers, network.layers, strict=True):
         feed = layer.feed_forward

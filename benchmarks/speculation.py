@@ -1,4 +1,4 @@
-"""Speculation off beside on, in turns: tokens/s on a CPU of answers that repeat what was said, and of free chat.
+"""Speculation off and on, in turns: tokens/s on a CPU of answers that repeat earlier text, and of free chat.
 
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
@@ -7,13 +7,13 @@
     python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
     python -m benchmarks.speculation --pairs 1.7B:0.6B 4B:0.6B   a draft model, at simulated acceptances
 
-Before every answer all that is known of other texts is forgotten: no round finds the answer of another. Beside the
-rates stands their ratio by steps, each taken as long as the median of those with as many rows, and by what finding
-guesses took: what else the machine does then counts little. The cost of a step of 8 rows is in steps of one row.
-A small model often does not do as it is asked. With `--as-asked` the answer is given: all is computed and drawn as
-ever, then replaced; the time of a step is real, and guesses hold as often as they do in such an answer.
-`--identity` plays random conversations (`benchmarks.conversations`) with a small model whose text repeats itself, or
-the one that is named; it ends with seed and step where a token differs.
+Before every answer, the text of other answers is forgotten, so that no round finds the answer of another. Beside the
+rates is their ratio by steps, in which each step counts as the median of the steps with as many rows, plus the time
+spent finding guesses; brief disturbances by other programs hardly affect it. The cost of a step of 8 rows is given in
+steps of one row. A small model often does not do as it is asked. With `--as-asked` the answer is given: everything is
+computed and drawn as usual, then replaced, so that the time of a step is real, and guesses hold as often as they do in
+such an answer. `--identity` plays random conversations (`benchmarks.conversations`) with a small model whose text
+repeats itself, or with the given model; it exits with seed and step if a token differs.
 """
 
 import argparse
@@ -64,9 +64,9 @@ TALE = (
     "height of the waves, and looked for ships until midnight. In the winter of that year a whale came into the bay. "
 ) * 3
 SMOLLM2_TOKEN = 2 * 30 * 3 * 64 * 2
-"""Bytes of KV: keys and values of 30 layers, 3 heads of 64 numbers of 2 bytes."""
+"""Bytes of KV per token: keys and values of 30 layers, 3 heads of 64 numbers of 2 bytes."""
 TOLD = 10
-"""After so many conversations it is told what was compared."""
+"""Number of conversations between two reports."""
 CHAT = "What makes a good morning? Tell me at length."
 TASKS = {
     "editing": f"Write this file again, with state renamed to known:\n```python\n{FILE}\n```",
@@ -87,7 +87,7 @@ AS_ASKED = {
 
 @contextmanager
 def given(answer: list[int]) -> Iterator[None]:
-    """Whatever is drawn, the answer is this one as far as it goes."""
+    """Patch sampling to draw as usual, but to return the tokens of `answer` as far as it goes."""
 
     def says(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> int:
         at, drawn = state.step, sample(logits, state, mask)
@@ -99,14 +99,14 @@ def given(answer: list[int]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Watched(Speculating):
-    """Remembers what steps took."""
+    """A speculation that records the duration of its steps."""
 
     steps: list[tuple[int, float]] = field(default_factory=list)
-    """Rows and seconds of those of this answer."""
+    """Rows and seconds of the steps of this answer."""
     looking: list[float] = field(default_factory=list)
-    """Seconds that finding guesses took before each."""
+    """Seconds spent finding guesses before each step."""
     text: list[int] = field(default_factory=list)
-    """All tokens of this answer and of what came before it."""
+    """All tokens of this answer and of the text before it."""
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
         began = perf_counter()
@@ -125,7 +125,7 @@ class Watched(Speculating):
 
 
 def forget(engine: Engine, rows: bool) -> None:
-    """Have no text to guess from, and with `rows` nothing cached; what steps cost is kept."""
+    """Clear the text to guess from, and with `rows` also the cache; the known costs of steps are kept."""
 
     def job() -> None:
         if rows:
@@ -139,8 +139,8 @@ def forget(engine: Engine, rows: bool) -> None:
 
 
 def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows: bool) -> dict[str, Any]:
-    """One answer, sampled as `how` says: its tokens, tokens/s and what was guessed. With `rows` its prompt is computed,
-    too."""
+    """Return the tokens of one answer, sampled as `how` says, with tokens/s and counts of guesses. With `rows` the
+    prompt is computed, too."""
     forget(engine, rows)
     chat = engine.chat()
     params = engine.default_params(**{"repetition_penalty": 1.0, "max_tokens": tokens, **how})
@@ -165,7 +165,7 @@ def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows
 def compare(
     engine: Engine, names: list[str], tokens: int, rounds: int, temperature: float, as_asked: bool
 ) -> dict[str, Any]:
-    """Off and on in turns; prints and returns the medians."""
+    """Compare off and on in turns; print and return the medians."""
     found: dict[str, Any] = {}
     print(
         f"{'':12}{'off':>9}{'on':>9}{'ratio':>8}{'by steps':>10}{'right':>8}{'a step':>8}{'8 rows':>8}"
@@ -215,7 +215,7 @@ def compare(
 
 
 def compare_first(engine: Engine, names: list[str], rounds: int) -> None:
-    """The time to the first token, off and on in turns, with nothing cached."""
+    """Compare the time to the first token, off and on in turns, with nothing cached."""
     print(f"{'':12}{'off':>10}{'on':>10}{'on - off':>10}   medians in ms; the middle half of the differences")
     for name in names:
         found = {"off": list[float](), "auto": list[float]()}
@@ -229,7 +229,7 @@ def compare_first(engine: Engine, names: list[str], rounds: int) -> None:
 
 
 def costs_of(steps: list[tuple[int, float]]) -> dict[int, float]:
-    """The median seconds of steps of so many rows: what else the machine does for a while counts little."""
+    """Return the median seconds of steps by rows: brief disturbances by other programs hardly affect it."""
     return {
         rows: statistics.median(seconds for count, seconds in steps if count == rows)
         for rows in {rows for rows, _ in steps}
@@ -237,7 +237,7 @@ def costs_of(steps: list[tuple[int, float]]) -> dict[int, float]:
 
 
 def weigh(count: int) -> None:
-    """What a text of so many tokens takes: memory, and time for a token and for a guess. No model is loaded."""
+    """Print what an index of `count` tokens takes: memory, and time per token and per guess. No model is loaded."""
     random = Random(0)
     parts = [random.choices(range(49_152), k=random.randint(5, 60)) for _ in range(count // 100)]
     words = list(chain.from_iterable(random.choice(parts) for _ in range(count // 20)))[:count]
@@ -261,7 +261,7 @@ def weigh(count: int) -> None:
 
 
 def compare_tokens(engine: Engine, count: int, first: int, words: list[str], seconds: float) -> None:
-    """Play so many random conversations, or as many as there is time for, and tell now and then what was compared."""
+    """Play `count` random conversations, or as many as there is time for, and report the comparison now and then."""
     print(f"{engine.figures().decode}; {engine.figures().speculation}", flush=True)
     began, checked = perf_counter(), Checked()
     for start in range(0, count, TOLD):

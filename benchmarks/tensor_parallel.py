@@ -1,16 +1,16 @@
-"""Several GPUs that compute one model together, beside one GPU in the same run; random weights.
+"""Several GPUs that compute one model together, compared with one GPU in the same run; random weights.
 
     CHATTERM_FUSED_PARTS=1 python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json
         [--ranks auto] [--shapes 0.6B,8B,32B,70B,30B-A3B,235B-A22B] [--formats bf16,q4_0] [--rows 1,64]
         [--context 512] [--prompt 4096] [--budget-s 1500] [--merge]
 
-Steps of decoding are timed as they follow each other, `--rows` streams of `--context` tokens each, and a prompt of
-`--prompt` tokens as it is cut for one person; medians of `--repeats`. All ranks are told of the same steps beforehand,
-so what messages cost the host is not part of it. "Of copy" is what a token must move, over its time and the number of
-GPUs, of what a large copy on one of them reads and writes. What has no room is left out with a line: on one GPU, or on
-all. A sum is one all-reduce: by the library, as prompts have it, and in a decode step by our kernels. With
-`--ranks auto` there are as many ranks as powers of two up to the number of GPUs. Without CHATTERM_FUSED_PARTS plain
-modules compute what is divided, as chatterm does.
+Consecutive decode steps are timed with `--rows` streams of `--context` tokens each, and a prompt of `--prompt` tokens
+is timed as it is cut for a single user; medians of `--repeats` are reported. All ranks know the same steps
+beforehand, so the host's cost of messages is not included. "Of copy" is the bytes that a token must move, divided by
+its time and the number of GPUs, as a share of what a large copy on one of them reads and writes. Models that do not
+fit, on one GPU or on all, are left out with a line. A sum is one all-reduce: by the library, as in prompts, and by
+our kernels, as in a decode step. With `--ranks auto`, the numbers of ranks are the powers of two up to the number of
+GPUs. Without CHATTERM_FUSED_PARTS, plain modules compute a divided model, as in chatterm.
 """
 
 import os
@@ -38,18 +38,18 @@ from models.spec import ModelSpec
 from models.weights.share import UNIT, Share
 
 _STEPS = 32
-"""Of decoding, between two looks at the clock."""
+"""Decode steps between two looks at the clock."""
 _LAYERS = 16
-"""Twice as many sums of ours are timed together."""
+"""Half the number of our sums that are timed together."""
 _BESIDE = 4 << 30
-"""Bytes that a GPU needs beside the weights and the KV cache."""
+"""Bytes that a GPU needs besides the weights and the KV cache."""
 _START_S = 30.0
-"""What processes take to start, at most."""
+"""The longest time that processes take to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What each rank is to measure."""
+    """What each rank has to measure."""
 
     shape: str
     form: str
@@ -62,17 +62,17 @@ class Asked:
 
     @property
     def spec(self) -> ModelSpec:
-        """Of the whole network."""
+        """The description of the whole network."""
         return SHAPES[self.shape]
 
     @property
     def positions(self) -> int:
-        """Rows that a stream may have."""
+        """The number of rows that a stream may have."""
         return max(self.context + _STEPS * (self.repeats + 2) + 64, self.prompt + 64)
 
     @property
     def has_room(self) -> bool:
-        """Whether a part has room on a GPU."""
+        """Whether a part fits on a GPU."""
         if self.device != "cuda":
             return True
         unit = UNIT if self.form == "bf16" else BLOCK
@@ -84,21 +84,21 @@ class Asked:
 
 @dataclass(slots=True)
 class Figures:
-    """Seconds."""
+    """Times in seconds."""
 
     ranks: int
     decode: dict[int, float] = field(default_factory=dict)
-    """A step, by its rows."""
+    """A decode step, by its rows."""
     prompt: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    """One sum, by who adds up and its rows."""
+    """One sum, by method and rows."""
     program: str = ""
     moved: float = 0.0
     """Bytes that a token moves on all GPUs: weights and KV."""
 
 
 def measure(asked: Asked, meeting: str, rank: int) -> Figures:
-    """What `rank` finds; all do the same."""
+    """Return the figures of `rank`; all ranks do the same."""
     device, ranks = torch.device("cpu"), asked.ranks
     if asked.device == "cuda":
         device = torch.device("cuda", rank)
@@ -128,7 +128,7 @@ def measure(asked: Asked, meeting: str, rank: int) -> Figures:
 
 
 def make(asked: Asked, rank: int, device: torch.device) -> Network:
-    """The part of a rank."""
+    """Return a rank's part of the network."""
     place = rank, asked.ranks
     if asked.form == "bf16":
         return random_model(asked.spec, torch.bfloat16, device, asked.positions, rank=place)
@@ -136,12 +136,12 @@ def make(asked: Asked, rank: int, device: torch.device) -> Network:
 
 
 def moved(network: Network, context: int) -> float:
-    """Bytes that a decoded token moves on one GPU."""
+    """Return the bytes that a decoded token moves on one GPU."""
     return read_bytes(network) + kv_bytes(network.spec, torch.bfloat16) * (context + _STEPS / 2)
 
 
 def prompt_s(pieces: Pieces, asked: Asked, device: torch.device) -> float:
-    """Seconds of a prompt, cut as the scheduler cuts it."""
+    """Return the seconds of a prompt, cut as the scheduler cuts it."""
     most, tokens = pieces.scheduler.max_chunk, tuple(range(1, asked.prompt + 1))
     blocks = tuple(range(-(-asked.prompt // pieces.blocks.block_size)))
     vocab = asked.spec.vocab_size
@@ -159,7 +159,7 @@ def prompt_s(pieces: Pieces, asked: Asked, device: torch.device) -> float:
 
 
 def decode_s(pieces: Pieces, rows: int, asked: Asked, device: torch.device) -> float:
-    """Seconds of a step of so many rows, each with a context of its own."""
+    """Return the seconds of a step of `rows` rows, each with a context of its own."""
     size, each = pieces.blocks.block_size, pieces.context_length
     blocks = [
         [(row * (each // size) + at) % pieces.blocks.num_blocks for at in range(-(-each // size))]
@@ -186,13 +186,13 @@ def decode_s(pieces: Pieces, rows: int, asked: Asked, device: torch.device) -> f
 
 
 def library_s(group: Group, rows: int, size: int, device: torch.device) -> float:
-    """Seconds of a sum over the ranks, as prompts have it."""
+    """Return the seconds of a sum over the ranks by the library, as in prompts."""
     x = torch.ones(rows, size, dtype=torch.bfloat16, device=device)
     return median_s(lambda: group.sum(x), 20, device)
 
 
 def ours_s(group: Group, rows: int, size: int, device: torch.device) -> float:
-    """The same by our kernels, as a recorded decode step has it: residual and rounding included."""
+    """Return the seconds of a sum by our kernels, as in a captured decode step: residual and rounding included."""
     from engine.execute.cuda.exchange import Exchange, Plan
     from engine.execute.cuda.peer_memory import share_memory
     from engine.execute.cuda.slots import StepInput
@@ -225,13 +225,13 @@ def ours_s(group: Group, rows: int, size: int, device: torch.device) -> float:
     taken = median_s(graph.replay, 20, device) / (plan.sums + 2)
     if peers.is_lost:
         raise RuntimeError("the GPUs did not hear of each other")
-    group.least(0)  # nobody lets go of the memory before all are done
+    group.least(0)  # no rank may release the memory before all are done
     peers.close()
     return taken
 
 
 def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median seconds of `run`, after two that do not count."""
+    """Return the median seconds of `run`, after two discarded calls."""
     times = []
     for number in range(repeats + 2):
         synchronize(device)
@@ -244,7 +244,7 @@ def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> f
 
 
 def together(asked: Asked) -> Figures:
-    """The figures of rank 0; a process for each rank, all ended afterwards."""
+    """Measure with a process for each rank; end them all, and return the figures of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         pool = ProcessPoolExecutor(asked.ranks, get_context("spawn"))
         try:
@@ -261,7 +261,7 @@ def together(asked: Asked) -> Figures:
 
 
 def compare(asked: Asked, counts: list[int], budget: Budget, record: Record, copied: float) -> None:
-    """Measure a shape in a format on one GPU, where it has room, and on each number of them."""
+    """Measure a shape in a format on one GPU, if it fits, and on each number of GPUs."""
     one, name = None, f"{asked.shape:>9} {asked.form:6}"
     for ranks in [1, *counts]:
         here = replace(asked, ranks=ranks)
@@ -284,7 +284,7 @@ def compare(asked: Asked, counts: list[int], budget: Budget, record: Record, cop
 
 
 def show(found: Figures, one: Figures | None, name: str, asked: Asked, copied: float) -> None:
-    """A line for each figure."""
+    """Print a line for each figure."""
     for rows, taken in found.decode.items():
         beside = f"  {one.decode[rows] / taken:5.2f}x of one" if one else ""
         told = f"  {found.moved / taken / found.ranks / copied:.0%} of copy" if rows == 1 else ""
@@ -297,14 +297,14 @@ def show(found: Figures, one: Figures | None, name: str, asked: Asked, copied: f
 
 
 def counts_of(text: str) -> list[int]:
-    """What `--ranks` says."""
+    """Parse `--ranks`."""
     if text != "auto":
         return [count for count in numbers(text) if count > 1]
     return [1 << power for power in range(1, torch.cuda.device_count().bit_length())]
 
 
 def main() -> None:
-    """Compare the shapes and formats that are asked for."""
+    """Compare the requested shapes and formats."""
     parser = parser_of(__doc__)
     parser.add_argument(
         "--ranks", default="auto", help="numbers of GPUs; auto: 2, 4, 8, as many as there are"

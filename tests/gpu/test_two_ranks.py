@@ -1,4 +1,4 @@
-"""A model that two processes and more compute together with fused kernels and graphs. Two may share one GPU: slow.
+"""A model that two or more processes compute together with fused kernels and graphs. Two may share one GPU: slow.
 
 Kernels of two processes on one GPU take turns, so each exchange waits for the other's turn.
 """
@@ -44,7 +44,7 @@ def numbers(rank: int, place: int, *shape: int) -> torch.Tensor:
 
 
 def exchanged(rank: int, ranks: int, meeting: str) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """Of each step the sums and the logits; the last steps are replayed from a graph."""
+    """Return the sums and the logits of each step; the last steps are replayed from a graph."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     store = dist.FileStore(meeting, ranks)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
-    """One that never ends an answer by itself; as many ranks as asked for, however few GPUs there are."""
+    """Load an engine that never ends an answer by itself, with the requested ranks however few GPUs there are."""
     import engine.engine as module
     from engine.execute import compatibility
 
@@ -212,7 +212,7 @@ def test_a_lost_rank_is_one_line_soon(
 
 
 def test_streams_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a step get what they get alone, and more of them than the few go another way."""
+    """Rows of a step get the same bits as alone; with more rows than the limit for few, a different path is used."""
     from concurrent.futures import ThreadPoolExecutor
 
     with loaded(folder, 2, monkeypatch, streams=20) as engine:
