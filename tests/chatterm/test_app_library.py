@@ -424,7 +424,7 @@ async def test_a_library_that_cannot_be_read_is_one_line(
         await driver.shows("The disk says no.")
         await driver.pilot.press("enter", "tab", "down", "ctrl+d")
         monkeypatch.setattr(Library, "entries", entries)
-        await driver.until(lambda: not screen.query_one("#library-note").display)
+        await driver.until(lambda: not screen.query_one("#picker-note").display)
         await driver.pilot.press("escape")
         await driver.until(lambda: driver.app.screen is not screen)
 

@@ -300,7 +300,7 @@ def test_the_command_on_this_machine() -> None:
 
 def test_several_gpus_and_what_dividing_a_model_may_give() -> None:
     report = doctor.plain(doctor.sections(TWO))
-    assert "NV18 between 2 GPUs; each can access the memory of the others" in report
+    assert "NV18 between 2 GPUs; each can access the others' memory" in report
     assert "Divided among 2 GPUs (--tensor-parallel 2)" in report
     assert "1.66x" in report
     apart = replace(TWO, links=Links(2, ("SYS",), False), splits=())

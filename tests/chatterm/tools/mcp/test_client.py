@@ -175,7 +175,10 @@ def test_a_server_over_http() -> None:
 def test_all_tools_of_a_server_are_named_in_a_word_and_a_stopped_call_is_no_failure(servers: Servers) -> None:
     box = Box(planners(servers, "test"))
     count = len(box.names)
-    assert box.switch("test") == f"The model may ask to use: test ({count} tools). Each call asks you first."
+    assert (
+        box.switch("test")
+        == f"The model may ask to use: test ({count} tools). You are asked before each call."
+    )
     assert "test__add" in box.switch("off test__die")
     running = Running()
     threading.Timer(0.3, running.stopped.set).start()
