@@ -1,1 +1,1 @@
-"""What screens and commands chat with: the protocol, the local engine, the thread that talks to it."""
+"""The backends that screens and commands talk to: the protocol, the local engine, and the thread that calls it."""

@@ -1,4 +1,4 @@
-"""The model that is asked for, wherever it runs: one backend after the other, with what was chosen so far."""
+"""The model that is asked for, wherever it runs: one backend after another, with the settings carried over."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,26 +24,27 @@ from chatterm.backends.remote.address import Remote, found
 from chatterm.terminal.sanitize import one_line
 
 Here = Callable[[str, ChatOptions], Backend]
-"""A backend for a model of this machine."""
+"""Makes a backend for a model on this machine."""
 
 
 class Anywhere:
-    """Implements Backend. Nothing of a server is imported before one is asked for, and nothing of the engine."""
+    """Implements Backend. No code of the remote backend is imported before a server is asked for, and none of the
+    engine."""
 
     def __init__(self, model: str, options: ChatOptions, remotes: Mapping[str, Remote], here: Here) -> None:
-        """Raises EngineError for an address that cannot be one."""
+        """Raises EngineError for an invalid address."""
         self.remotes = remotes
         self._here = here
         self._other: Backend | None = None
-        """What a comparison asks, while it does."""
+        """The other backend of a running comparison."""
         self._opening = ""
-        """How far that is with its model, until it is there."""
+        """The loading progress of the other backend, until it is ready."""
         self._is_unwanted = False
-        """The comparison was stopped before that."""
+        """Whether the comparison was stopped before the other backend was ready."""
         self._now = self._made(model, options)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not said here is done by the backend of now."""
+        """Delegate everything else to the current backend."""
         return getattr(self._now, name)
 
     def _made(self, model: str, options: ChatOptions) -> Backend:
@@ -130,12 +131,12 @@ class Anywhere:
         self._now.close()
 
     def _chosen(self) -> ChatOptions:
-        """The options as they are by now."""
+        """The options as first given, with all changes since."""
         return cast("ChatOptions", cast("Any", self._now).options)
 
 
 def _opening(progress: Progress) -> str:
-    """How far a model is that is not there yet, in a few words."""
+    """Say in a few words how far a model has been loaded."""
     verb = "downloading" if progress.stage == "download" else "loading"
     share = f" · {min(100 * progress.done // progress.total, 100)}%" if progress.total else ""
     return f"{verb} {one_line(progress.what, 40)}{share}"
@@ -151,8 +152,11 @@ class _Failed:
 def _at_once(
     sources: Sequence[Callable[[], Iterator[tuple[int, Part]]]], stop: Callable[[], None]
 ) -> Generator[tuple[int, Part], None, None]:
-    """What comes of several, each followed in a thread of its own. An error a person can cause is the last part of
-    its own. Closing it stops all of them, and waits for their ends."""
+    """Yield the items of several sources, each followed in a thread of its own.
+
+    An EngineError or ModelError is the last item of its source. Closing the generator stops all sources and waits for
+    them to end.
+    """
     came: SimpleQueue[tuple[int, Part | _Failed | None]] = SimpleQueue()
 
     def follow(index: int, source: Callable[[], Iterator[tuple[int, Part]]]) -> None:
@@ -163,7 +167,7 @@ def _at_once(
         except (EngineError, ModelError) as error:
             came.put((index, error))
             came.put((index, None))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # raised where it is waited for
             came.put((index, _Failed(error)))
 
     threads = [

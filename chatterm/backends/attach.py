@@ -1,4 +1,4 @@
-"""A server as the backend of a chat, where one runs or is started, and an engine in this process once it has ended."""
+"""The backend of a chat: a server if one runs or can be started, and an engine in this process once it has ended."""
 
 import os
 import time
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from chatterm.backends.process import ProcessBackend
 
 Start = Callable[[], Callable[[], None]]
-"""Starts a server, and returns what lets go of it: from then on it lives as long as somebody needs it.
+"""Starts a server; returns a function that releases it: from then on it lives as long as it is needed.
 
-Raises ServerRunsError where there is one already, and EngineError.
+Raises ServerRunsError if one already runs, and EngineError.
 """
 _PATIENCE = 5.0
-"""Seconds in which a server has to answer, and in which one that ends has ended."""
+"""Seconds for a server to answer, or to finish ending."""
 _AGAIN = 0.1
-"""Seconds between two attempts to start one."""
+"""Seconds between two attempts to start a server."""
 _HERE = "The model is loaded in this process."
 _ENDED = "The chatterm server has ended; the model runs in this process now."
 
 
 def greeted(kind: str) -> tuple[Link, Welcome] | None:
-    """A connection to the server of this user; None where there is none. Raises EngineError where it is of no use."""
+    """Connect to this user's server; return None if there is none. Raises EngineError if it cannot be used."""
     peer = connected()
     if peer is None:
         return None
@@ -49,7 +49,7 @@ def greeted(kind: str) -> tuple[Link, Welcome] | None:
         return link, link.ask("hello", Hello(agreed(), kind, os.getpid()), Welcome, _PATIENCE)
     except ServerGoneError:
         link.close()
-        return None  # it ended in this moment
+        return None  # it ended at this moment
     except EngineError:
         link.close()
         raise
@@ -58,10 +58,10 @@ def greeted(kind: str) -> tuple[Link, Welcome] | None:
 def attached(
     model: str, options: ChatOptions, start: Start | None = None, keep_alive_s: float | None = None
 ) -> tuple["Attached | None", str]:
-    """A backend on the server, where one runs that computes as `options` say; else None, and in a line why not.
+    """Return a backend on a running server whose options match `options`; otherwise None and a line that says why.
 
-    With `start`, one is started where none runs, once the model is opened; a server that was left behind keeps the
-    model for `keep_alive_s` then (below 0: for ever).
+    With `start`, a server is started if none runs, once the model is opened; a server that was left behind then keeps
+    the model for `keep_alive_s` (below 0: forever).
     """
     peer, why = _found(options)
     if peer is None and (why or start is None):
@@ -75,14 +75,15 @@ class Stays:
 
     bytes: int
     keep_alive_s: float
-    """Seconds until it is freed, where nobody uses it; below 0: it is not."""
+    """Seconds until an unused model is freed; below 0: never."""
 
 
 _Peer = tuple[Link, Welcome]
 
 
 def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
-    """The server that runs here, where it is of use; else in a line why it is not, "" where none runs."""
+    """Connect to the running server if its options match; otherwise return a line that says why not, "" if none
+    runs."""
     try:
         peer = greeted("terminal")
     except EngineError as error:
@@ -100,7 +101,7 @@ def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
 
 
 def _started(options: ChatOptions, start: Start) -> tuple[_Peer | None, str]:
-    """The same, of one that is started where none runs. Raises EngineError where none can be."""
+    """As `_found`, but start a server if none runs. Raises EngineError if none can be started."""
     until = time.monotonic() + _PATIENCE
     while True:
         peer, why = _found(options)
@@ -108,7 +109,7 @@ def _started(options: ChatOptions, start: Start) -> tuple[_Peer | None, str]:
             return peer, why
         try:
             let_go = start()
-        except ServerRunsError:  # another terminal was faster, or one is about to end
+        except ServerRunsError:  # another terminal was faster, or a server is about to end
             if time.monotonic() > until:
                 raise
             time.sleep(_AGAIN)
@@ -123,7 +124,7 @@ _OPTION = {"graphs": "no-graph", "tune": "no-tune"}
 
 
 def _differs(name: str, asked: ChatOptions, given: ChatOptions) -> bool:
-    """Whether an option was asked for that the server was not started with."""
+    """Return whether an option was asked for that the server was not started with."""
     wanted = getattr(asked, name)
     return bool(wanted != getattr(ChatOptions(), name) and wanted != getattr(given, name))
 
@@ -134,15 +135,15 @@ _WORK = frozenset(
         *("models", "catalogue", "keep_as", "know", "set_documents", "read"),
     }
 )
-"""Calls of the worker that change nothing of the path."""
+"""Worker calls that do not change the path."""
 _IDLE: dict[str, Any] = {"settle": None, "prepare": None, "count": None, "begin_title": True}
-"""Calls for which no model is loaded, and what they return then."""
+"""Calls for which no model is loaded, and their return values then."""
 
 
 class Attached:
-    """Implements Backend: that of a server while it lives, and a local one with the same history from then on.
+    """Implements Backend: on a server while that lives, and with a local engine and the same history from then on.
 
-    Until it is opened, what it is to begin with is kept by a local one that loads nothing.
+    Before it is opened, a local backend that loads nothing holds the settings and the path.
     """
 
     def __init__(
@@ -161,11 +162,11 @@ class Attached:
         self._process: ProcessBackend | None = None
         self._welcome: Welcome | None = None
         self.stays: Stays | None = None
-        """What is left behind, once this is closed."""
+        """The model that is left loaded, once this is closed."""
         self._now: Backend = self._on(peer, model, options) if peer is not None else _local(model, options)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not said here is done by the backend of now."""
+        """Delegate everything else to the current backend."""
         if self._has_ended and name in _IDLE:
             return lambda *arguments: _IDLE[name]
         return getattr(self._here() if name in _WORK else self._now, name)
@@ -201,17 +202,17 @@ class Attached:
         self._now.close()
 
     def _on(self, peer: _Peer, model: str, options: ChatOptions) -> Backend:
-        """A backend on this server."""
+        """Return a backend on this server."""
         from chatterm.backends.process import ProcessBackend
 
         link, self._welcome = peer
-        if not self._welcome.ends_unused:  # whoever started it says how long models stay
+        if not self._welcome.ends_unused:  # whoever started it decides how long models stay
             self._keep_alive_s = None
         self._process = ProcessBackend(link, model, options, self._keep_alive_s)
         return cast("Backend", self._process)
 
     def _begin(self) -> None:
-        """Before the first model: have the server that there is to be."""
+        """Before the first model: connect to the server, or start it."""
         start, self._start = self._start, None
         if start is None or self._process is not None:
             return
@@ -247,7 +248,7 @@ class Attached:
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         self._path = list(exchanges)
-        if not self._has_ended:  # else it is loaded with the model
+        if not self._has_ended:  # otherwise it is loaded with the model
             self._now.load_path(exchanges)
 
     def undo(self) -> bool:
@@ -261,7 +262,7 @@ class Attached:
             self._now.reset()
 
     def _again(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
-        """Another answer to the last message, or more of it."""
+        """Yield another answer to the last message, or its continuation."""
         last = self._path[-1] if self._path else None
         text, results = (last.user, last.results) if last is not None else ("", [])
         return self._follow(events, text, self._path[:-1], results)
@@ -273,7 +274,7 @@ class Attached:
         before: Sequence[Exchange],
         results: Sequence[ToolResult] = (),
     ) -> Iterator[TokenEvent]:
-        """Keep what comes of an answer, so that another engine can go on with it."""
+        """Keep what arrives of an answer, so that another engine can continue it."""
         began = is_cut = False
         try:
             for event in events:
@@ -290,7 +291,7 @@ class Attached:
             if began and last is not None:
                 made = _exchange(text, last, self._now)
                 made.results = list(results)
-                # As after a crash: nobody knows what was said after these tokens.
+                # As after a crash: what followed these tokens is unknown.
                 made.finish_reason = None if is_cut else made.finish_reason
                 self._path = [*before, made]
 
@@ -299,7 +300,7 @@ class Attached:
         return self._process is not None and self._now is self._process and self._process.is_lost
 
     def _here(self, on_progress: OnProgress | None = None) -> Backend:
-        """The backend that answers: once the server has ended one with an engine of its own."""
+        """Return the backend that answers: once the server has ended, one with an engine of its own."""
         if self._has_ended:
             backend = self._moved(_local(self._now.model, self._chosen()))
             backend.open(on_progress)
@@ -307,11 +308,11 @@ class Attached:
         return self._now
 
     def _chosen(self) -> ChatOptions:
-        """The options as they are by now."""
+        """The options as first given, with all changes since."""
         return cast("LocalBackend | ProcessBackend", self._now).options
 
     def _moved(self, backend: Backend) -> Backend:
-        """`backend`, which is to go on with the conversation."""
+        """Hand the conversation over to `backend` and return it."""
         backend.load_path(self._path)
         return backend
 

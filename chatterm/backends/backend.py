@@ -1,8 +1,8 @@
-"""What screens and commands chat with: an engine here (local.py), one in another process (process.py), or a server
-anywhere (remote/).
+"""The interface between the front ends and a model: an engine in this process (local.py), an engine in another process
+(process.py), or a server (remote/).
 
-Two kinds of calls: those of the *worker* (they may block, and all come from one thread) and those of *anyone*
-(they return at once). A screen therefore never waits for a model.
+Methods are of two kinds. Methods of the *worker* may block and are all called from one thread; methods of *anyone*
+return at once. A screen therefore never waits for a model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,46 +72,46 @@ ThinkCache = Literal["exact", "mask"]
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a person chose for a chat; every default leaves the choice to the model or to the machine."""
+    """The settings of a chat. Each default leaves the choice to the model or the machine."""
 
     device: str = "auto"
     dtype: str = "auto"
     quantize: Quantize = "auto"
     kv_dtype: KVDtype = "auto"
     context: int | None = None
-    """Tokens that the conversation may hold."""
+    """Size of the context, in tokens."""
     draft: str | None = None
-    """The model that guesses what comes next; "auto": the catalogue's, where it is on this machine."""
+    """The draft model; "auto" takes the one in the catalogue if it is on this machine."""
     threads: int | None = None
-    """Of a CPU; None: the physical cores, less one for the screen where there are more than two."""
+    """CPU threads; None: one per physical core, minus one for the screen if there are more than two cores."""
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""
     tune: bool = True
-    """Whether a GPU's kernels run as was measured on it, and that is measured where it never was."""
+    """Whether a GPU uses tuned kernel settings, and measures them first if it has none."""
     tensor_parallel: int = 1
-    """GPUs that compute every layer together; 0: as few as have room for the model."""
+    """GPUs that compute every layer together; 0: as few as can hold the model."""
     deterministic: bool = False
-    """Whether a GPU, too, gives the same text whatever is cached or computed beside it."""
+    """Whether a GPU also gives the same text regardless of what is cached or computed beside it."""
     streams: int = 1
-    """Answers at once that the KV cache is made for, where the memory has room for them."""
+    """Simultaneous answers that the KV cache is sized for, memory permitting."""
     offload_gb: float | None = None
-    """Host memory for what the KV cache of a GPU evicts."""
+    """Gigabytes of host memory for blocks evicted from the KV cache of a GPU."""
     disk_gb: float | None = None
-    """Of disk for what conversations have cached; 0: none, None: a share of what is free."""
+    """Gigabytes of disk for the caches of conversations; 0: none, None: a share of the free space."""
     kept_as: str | None = None
-    """The name under which the cache of this conversation is kept on disk; None: it is not."""
+    """The name under which the cache of this conversation is kept on disk; None: it is not kept."""
     system: str | None = None
     documents: tuple[Document, ...] = ()
-    """What the conversation begins with, behind the system prompt."""
+    """Documents placed behind the system prompt at the start of the conversation."""
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams that override the model's own defaults."""
     constraint: Constraint | None = None
-    """What every answer has to match."""
+    """A constraint that every answer must match."""
     tools: tuple[Tool, ...] = ()
-    """What the model may ask for."""
+    """Tools that the model may call."""
 
 
 ENGINE_OPTIONS = (
@@ -130,8 +130,8 @@ ENGINE_OPTIONS = (
     "offload_gb",
     "disk_gb",
 )
-"""Fields of ChatOptions that an engine is loaded with: all conversations with it have the same. So they have `streams`,
-which changes no answer. All other fields are of one conversation."""
+"""Fields of ChatOptions that an engine is loaded with, so that all of its conversations share them. They also share
+`streams`, which changes no answer. All other fields belong to one conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,33 +142,33 @@ class ModelInfo:
     device: str
     dtype: str
     context_length: int
-    """Tokens that the conversation may hold."""
+    """Size of the context, in tokens."""
     thinks: bool
-    """Whether the model's chat template knows thinking."""
+    """Whether the model's chat template supports thinking."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of SamplingParams that the model's authors recommend."""
     calls_tools: bool = False
-    """Whether it knows tools."""
+    """Whether the model can call tools."""
     is_remote: bool = False
-    """It runs on a server: its cache and its tokens cannot be looked at. `device` is the server then, `dtype` is "",
-    and `context_length` is 0 where the server does not tell."""
+    """Whether the model runs on a server, so that its cache and tokens cannot be inspected. `device` is then the
+    server, `dtype` is "", and `context_length` is 0 if the server does not report it."""
     resumes: frozenset[str] = frozenset({"nothing", "thinking", "text"})
-    """What an answer may have come to for /continue to go on with it."""
+    """What an answer may end in for /continue to be able to resume it."""
 
     @property
     def label(self) -> str:
-        """Its name without the address of its server, for places that show `where`, too."""
+        """The model's name without the server address, for places that also show `where`."""
         return self.name.split("/", 3)[-1] if self.is_remote and "://" in self.name else self.name
 
     @property
     def where(self) -> str:
-        """What it runs on, and in which numbers."""
+        """The device and the dtype."""
         return " · ".join(part for part in (self.device, self.dtype) if part)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What somebody said."""
+    """A message of a prompt."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -176,55 +176,55 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt that is no part of the conversation."""
+    """A prompt that is not part of the conversation."""
 
     messages: Sequence[Message]
-    """A system message or none, then messages of the user and the assistant by turns; the first and the last are the
-    user's."""
+    """An optional system message, then alternating user and assistant messages; the first and the last are the user's.
+    """
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams that override those of the backend."""
     think: ThinkMode | None = None
-    """None: as the backend does."""
+    """None: the backend's own mode."""
 
 
 Part = TokenEvent | Outcome | EngineError | ModelError
-"""What comes of one of several prompts: an Outcome without a finish reason as it begins, its tokens, an Outcome with
-one; an error in its place is the last, too."""
+"""An item of one of several answers: first an Outcome without a finish reason, then its tokens, then an Outcome with a
+finish reason. An error takes the place of the last Outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model that a person can choose."""
+    """A model that can be chosen."""
 
     name: str
-    """What `switch` takes."""
+    """The name to pass to `switch`."""
     bytes: int | None
-    """On disk, or to download; None: unknown."""
+    """Size on disk, or of the download; None: unknown."""
     on_disk: bool
     fits: bool | None
-    """Whether its weights and a short conversation fit in memory; None: unknown."""
+    """Whether the weights and a short conversation fit in memory; None: unknown."""
     memory_bytes: int | None = None
-    """What its weights and a conversation of 4,096 tokens take."""
+    """Memory for the weights and a conversation of 4,096 tokens."""
     tokens_per_s: float | None = None
-    """The decode speed to expect here; None: unknown."""
+    """The expected decode speed on this machine; None: unknown."""
     int4_tokens_per_s: float | None = None
-    """The same with `--quantize int4`, where that is possible."""
+    """The expected decode speed with `--quantize int4`, if the model can be quantised so."""
     crawls: bool = False
-    """Whether it fits and is too slow to chat with."""
+    """Whether the model fits but is too slow to chat with."""
     server: str = ""
-    """Where it runs, for people; "": here."""
+    """The server it runs on, as shown to people; "": this machine."""
     label: str = ""
-    """Its name there, without the server; "": `name`."""
+    """The name of the model on its server, without the server; "": `name`."""
     context: int = 0
-    """Tokens that a conversation with it may hold, where a server tells; else 0."""
+    """Size of the context in tokens, if a server reports it; otherwise 0."""
 
 
 class Backend(Protocol):
-    """One conversation with one model. Errors a person can cause are ModelError and EngineError."""
+    """A conversation with a model. Errors that the user can cause are ModelError and EngineError."""
 
     @property
     def model(self) -> str:
-        """What the person asked for; `info.name` once it is loaded."""
+        """The name the user asked for; `info.name` once the model is loaded."""
 
     # --- anyone: these return at once ---
 
@@ -234,19 +234,19 @@ class Backend(Protocol):
 
     @property
     def last(self) -> Outcome | None:
-        """The latest answer; None before the first. Of the running one once its first token is out."""
+        """The latest answer; None before the first. It is the running answer once that has its first token."""
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of the context that the history takes."""
+        """Context tokens taken by the history."""
 
     @property
     def system(self) -> str | None:
-        """As the person wrote it, without the documents."""
+        """The system prompt as the user wrote it, without the documents."""
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """What the conversation begins with, behind the system prompt."""
+        """Documents placed behind the system prompt at the start of the conversation."""
 
     @property
     def think(self) -> ThinkMode: ...
@@ -255,156 +255,158 @@ class Backend(Protocol):
     def think_cache(self) -> ThinkCache: ...
 
     def figures(self) -> Figures | None:
-        """What the engine holds and does right now; None when there is nothing to tell."""
+        """Return what the engine holds and does right now; None if there is nothing to report."""
 
     def notes(self) -> Sequence[str]:
-        """What the person should be told once."""
+        """Return notes that the user should see once."""
 
     def waiting(self, index: int = 0) -> str:
-        """What a running answer waits for, in a few words, where that is not the model itself; else "". Of several
-        answers at once it is the one with this number."""
+        """Say in a few words what a running answer waits for, if it is not the model itself; otherwise return "".
+        `index` selects one of several simultaneous answers."""
 
     def blocks(self) -> "BlockMap | None":
-        """The KV blocks as this conversation sees them, at most a moment old; None when there is nothing to tell."""
+        """Return the KV blocks as this conversation sees them, at most a moment old; None if there is nothing to
+        show."""
 
     def token_text(self, token_id: int) -> str | None:
-        """What one token of the model stands for; None when there is no such token or no model."""
+        """Return the text of a token of the model; None if there is no such token or no model."""
 
     def made_title(self) -> str | None:
-        """What the model said when it was asked for a title, as it came; None while it has not."""
+        """Return the title that the model was asked for, unedited; None until there is one."""
 
     def stop(self, but: int | None = None) -> None:
-        """End the running answer; what was produced is kept. Nothing happens when none is running.
+        """End the running answer and keep what was produced; do nothing if no answer is running.
 
-        Of candidates all end, or all `but` one.
+        Of several candidates, end all, or all `but` one.
         """
 
     def answer_now(self) -> None:
-        """End the thinking of the running answer: the same iterator goes on with the answer itself.
+        """End the thinking of the running answer; the same iterator goes on with the answer itself.
 
-        Nothing happens when it is not thinking.
+        Do nothing if the model is not thinking.
         """
 
     # --- the worker: these may block ---
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        """Fetch and load the model. Raises ModelError or EngineError; then another `switch` may succeed."""
+        """Fetch and load the model. Raises ModelError or EngineError; a later `switch` may still succeed."""
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
-        """Go on with another model and an empty history. If it cannot be found the present one stays."""
+        """Continue with another model and an empty history. If the model cannot be found, the present one stays."""
 
     def send(self, text: str) -> Iterator[TokenEvent]:
-        """Ask. Raises on the first `next()` when it cannot be served; then the history is unchanged."""
+        """Send a message. If it cannot be served, the first `next()` raises and the history is unchanged."""
 
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
-        """Go on with what came of the calls of the last answer, one result each in their order. Raises as `send`."""
+        """Continue with the results of the last answer's tool calls, one per call, in order. Raises as `send` does."""
 
     def retry(self) -> Iterator[TokenEvent]:
-        """Answer the last message once more."""
+        """Answer the last message again."""
 
     def resume(self) -> Iterator[TokenEvent]:
-        """Go on from exactly where the last answer ended, with the same tokens; the events are only what is new.
+        """Continue the last answer from exactly where it ended, with the same tokens; yield only the new events.
 
-        Raises on the first `next()` when there is nothing to go on with (the answer is complete, the context is
-        full); then the answer is unchanged. A stop string or half a character that had been shown may turn out
-        differently: `last.text` is what counts in the end.
+        Raises on the first `next()` if the answer cannot be continued (it is complete, or the context is full); the
+        answer is then unchanged. A stop string or half a character that was already shown may turn out differently: in
+        the end, `last.text` is authoritative.
         """
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
-        """Answer `text` `count` times at once: what comes of each, with its number from 0.
+        """Answer `text` `count` times at once; yield the items of each answer with its number, from 0.
 
-        The history does not change; `load_path` makes one of them part of it. Raises as `send` does.
+        The history does not change; `load_path` makes one of the answers part of it. Raises as `send` does.
         """
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
-        """Answer `text`, which follows `path` (the history), and have `model` answer it at the same time: what comes
-        of each, this one's as number 0. Otherwise as `candidates`."""
+        """Answer `text`, which follows `path` (the history), while `model` answers it too; yield the items of both.
+        This backend's own answer is number 0. Otherwise as `candidates`."""
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
-        """Answer requests, many at once: what comes of each as it comes, with its number from 0.
+        """Answer many requests at once; yield the items of each answer as they arrive, with its number, from 0.
 
-        They are taken as they are needed. What is wrong with one is the last part of that one; what is raised ended
-        them all. Closing the iterator ends them.
+        Requests are taken from the iterable as needed. An error of one request is the last item of that request; a
+        raised error has ended all of them. Closing the iterator ends them too.
         """
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
-        """The history becomes this path; [] empties it. It is warmed in idle time, which this does not wait for.
+        """Replace the history with this path; [] empties it. The cache is warmed in idle time, without blocking.
 
-        Token ids are kept where `exchange.model` is `info.name`; what another model said is tokenised from its text.
+        Token ids are kept if `exchange.model` is `info.name`; the text of another model is tokenised again.
         """
 
     def count(self, draft: str) -> DraftCost | None:
-        """What sending `draft` would take; None when no model is loaded."""
+        """Return the cost of sending `draft`; None if no model is loaded."""
 
     def undo(self) -> bool:
-        """Drop the last exchange; False when there is none."""
+        """Drop the last exchange; return False if there is none."""
 
     def reset(self) -> None:
-        """Forget the whole conversation but for the system prompt."""
+        """Forget the whole conversation except the system prompt."""
 
     def set_system(self, system: str | None) -> None:
         """Change the system prompt; the history stays."""
 
     def set_documents(self, documents: Sequence[Document]) -> None:
-        """Change what the conversation begins with; the history stays. An engine of ours reads it in idle time.
+        """Change the documents at the start of the conversation; the history stays. A local engine reads them in idle
+        time.
 
-        Raises ContextFullError where no message would have room behind it, and changes nothing then.
+        Raises ContextFullError, and changes nothing, if they leave no room for a message.
         """
 
     def read(self, document: Document) -> int | None:
-        """Have a document read in idle time, for conversations to come; how many tokens it has. None where nothing is
-        kept that could be read before. Raises ContextFullError where it has no room in the context."""
+        """Read a document in idle time for later conversations; return its number of tokens, or None if there is no
+        cache to read it into. Raises ContextFullError if it does not fit in the context."""
 
     def set_think(self, think: ThinkMode) -> None: ...
 
     def set_think_cache(self, think_cache: ThinkCache) -> None:
-        """What becomes of the thinking in the history, from the next message on."""
+        """Set what happens to the thinking in the history, from the next message on."""
 
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        """Fields of SamplingParams that override the model's own defaults, instead of those that did until now.
+        """Replace the fields of SamplingParams that override the model's own defaults.
 
-        Raises EngineError for a value out of range, and changes nothing then.
+        Raises EngineError, and changes nothing, for a value out of range.
         """
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        """What the model may ask for from the next message on; () for nothing. An answer's calls are in its Outcome;
-        while they are written their tokens are of the kind "call".
+        """Set the tools that the model may call from the next message on; () for none. The calls of an answer are in
+        its Outcome; tokens of a call have the kind "call" while it is written.
 
-        Raises EngineError where the model knows no tools, and changes nothing then.
+        Raises EngineError, and changes nothing, if the model does not support tools.
         """
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
-        """What was said elsewhere, latest first: an answer may repeat it, and where tokens are guessed these are looked
-        at, too, instead of those of before. Nothing else comes of it."""
+        """Give the backend exchanges of other conversations, latest first, in place of earlier ones. An answer may
+        repeat them, so speculation draws on them, too. They have no other effect."""
 
     def keep_as(self, name: str | None) -> None:
-        """What the conversation has cached is kept on disk under this name from now on; None: it is not."""
+        """Keep the cache of the conversation on disk under this name from now on; None: do not keep it."""
 
     def settle(self) -> None:
-        """The person reads: warm the history in idle time. Returns at once."""
+        """Warm the history in idle time, while the user reads. Returns at once."""
 
     def prepare(self, draft: str) -> None:
-        """The person types `draft`: warm it in idle time. Returns at once."""
+        """Warm `draft`, which the user is typing, in idle time. Returns at once."""
 
     def begin_title(self, question: str, answer: str) -> bool:
-        """Have the model make a title for what was said, where nothing else is to be done now; `made_title` has it.
+        """Have the model generate a title for the exchange if it is idle; `made_title` returns it.
 
-        Returns at once. It ends as soon as anything else is asked for: then begin again. False where the model is too
-        small to be asked.
+        Returns at once. Generation ends as soon as anything else is asked for: call this again then. Returns False if
+        the model is too small for titles.
         """
 
     def models(self) -> list[str]:
-        """Names that `switch` takes without a download."""
+        """Return the names that `switch` takes without a download."""
 
     def catalogue(self) -> list[ModelChoice]:
-        """What can be chosen: the models on this machine, then those of the catalogue. Raises ModelError."""
+        """Return the models that can be chosen: those on this machine, then the catalogue. Raises ModelError."""
 
     def close(self) -> None:
-        """Free everything. The backend is of no use afterwards; closing twice is fine."""
+        """Free everything. The backend is unusable afterwards; closing twice is fine."""
 
 
 def reading_text(figures: Figures | None) -> str:
-    """That the prompt is read, and how far it is, for a narrow place."""
+    """Say in few characters that the prompt is being read, and how far."""
     if figures is None or not figures.prefill_total:
         return "reading"
     return f"reading · {100 * figures.prefill_done // figures.prefill_total}%"

@@ -1,4 +1,4 @@
-"""How the model of an engine calls tools: what it is offered, and its calls in what it says."""
+"""Tool calls of a local model: the tools it is offered, and the calls found in its answers."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """What one model knows of tools."""
+    """The tool format of one model, with the tools on offer."""
 
     tokenizer: "Tokenizer"
     format: ToolFormat
@@ -29,22 +29,23 @@ class Calling:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", tools: Sequence[Tool] = ()) -> "Calling | None":
-        """None where the model knows none."""
+        """Return None if the model does not support tools."""
         format = tool_format(tokenizer)
         return cls(tokenizer, format, tuple(tools)) if format is not None else None
 
     @property
     def use(self) -> "ToolUse":
-        """The same for the engine."""
+        """The same, as the engine needs it."""
         from engine.conversation.tools import ToolUse
 
         marks = marks_of(self.tokenizer)
         return ToolUse(tuple(_functions(self.tools)), marks if self.tools else frozenset(), self._read)
 
     def constraint(self, engine: "Engine", given: Constraint | None) -> Constraint | None:
-        """What an answer has to match so that no call is malformed; `given`: what one has to match that calls nothing.
+        """Return a constraint under which no call is malformed; `given` constrains answers that call nothing.
 
-        Arguments fit their schemas where a grammar can say these. Raises EngineError where `given` cannot be kept to.
+        Arguments match their schemas if a grammar can express those. Raises EngineError if `given` cannot be enforced
+        along with calls.
         """
         if not self.tools:
             return given
@@ -75,17 +76,17 @@ class Calling:
 
 
 class Said:
-    """An answer without its calls, while it comes."""
+    """The text of an answer without its calls, while it streams."""
 
     def __init__(self, calling: Calling, before: str = "") -> None:
-        """`before`: what was said of it already, calls and all."""
+        """`before` is the part of the answer that was already produced, calls included."""
         self._parser = Parser(calling.format, [tool.name for tool in calling.tools])
         self.text = ""
         self._in_call = False
         self._take(before)
 
     def taken(self, event: TokenEvent) -> TokenEvent:
-        """The token, with that text which is certain now."""
+        """Return the event with only the text that is certain by now not to be part of a call."""
         if event.kind == "reasoning":
             return event
         was_in_call = self._in_call
@@ -110,7 +111,7 @@ class Said:
 
 
 def calls_of(calls: Sequence[tuple[str, Any]]) -> list[ToolCall]:
-    """Calls as a backend tells them."""
+    """Convert the engine's calls to ToolCalls."""
     return [
         ToolCall(name, given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
         for name, given in calls
@@ -118,7 +119,7 @@ def calls_of(calls: Sequence[tuple[str, Any]]) -> list[ToolCall]:
 
 
 def engine_calls(calls: Sequence[ToolCall]) -> list[tuple[str, Any]]:
-    """Calls as the engine knows them."""
+    """Convert ToolCalls to the engine's calls."""
     return [(call.name, json_value(call.arguments)) for call in calls]
 
 
@@ -142,5 +143,5 @@ def _lenient(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lenient_any() -> dict[str, Any]:
-    """Some function: calls are found whatever it is called."""
+    """Return an arbitrary function: calls are found whatever their function is called."""
     return {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}

@@ -1,4 +1,5 @@
-"""The models that can be chosen: those on this machine, then the catalogue, each with what it needs and does here."""
+"""The models that can be chosen: those on this machine, then the catalogue, each with its memory needs and speed
+here."""
 
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = None) -> list[ModelChoice]:
-    """What a person can choose. `device` and `dtype` are those to compute with, as in ChatOptions.
+    """Return the models that can be chosen. `device` and `dtype` are as in ChatOptions.
 
-    `given_back`: bytes that the present model holds and that the next one may take; `bandwidth` in bytes/s where it is
-    known. Raises ModelError when a cache cannot be read. Imports torch, and reads the headers of models.
+    `given_back` is the memory in bytes that the present model would free for the next; `bandwidth` is in bytes/s, None
+    if unknown. Raises ModelError if a model cache cannot be read. Imports torch and reads the headers of models.
     """
     from engine.machine.expected import catalogue_speed
     from engine.machine.report import look_here
@@ -33,7 +34,7 @@ def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = 
 
 
 def plain_choices() -> list[ModelChoice]:
-    """The same by name and size alone: nothing is imported for it, and nothing is measured. Raises ModelError."""
+    """Return the same models with name and size only, without heavy imports or measurements. Raises ModelError."""
     from models.hub.catalogue import HUB_NAMES, names
     from models.hub.sources import local_models
 

@@ -1,4 +1,4 @@
-"""What a person has chosen for a conversation, and what is known of its model: the same in every Backend."""
+"""The state common to every Backend: the settings of the conversation and what is known of the model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from chatterm.backends.documents import with_documents
 from engine.params import SamplingParams
 
 OURS: Mapping[str, Any] = {"speculation": "auto"}
-"""How an engine of our own samples where nobody says anything else."""
+"""Sampling defaults of a local engine."""
 
 
 class Chosen:
@@ -37,7 +37,7 @@ class Chosen:
         self._tools: tuple[Tool, ...] = options.tools
         self._kept_as = options.kept_as
         self._path: tuple[Exchange, ...] = ()
-        """The history to begin with once a model is loaded."""
+        """The history to start with once a model is loaded."""
         self._info: ModelInfo | None = None
         self._used = 0
 
@@ -63,7 +63,7 @@ class Chosen:
 
     @property
     def _begins(self) -> str | None:
-        """The system prompt as the model gets it."""
+        """The system prompt as the model receives it."""
         return with_documents(self._system, self._documents)
 
     @property
@@ -89,7 +89,7 @@ class Chosen:
 
     @property
     def options(self) -> ChatOptions:
-        """What it was made with, and what was chosen since."""
+        """The options as first given, with all changes since."""
         return replace(
             self._options,
             system=self._system,
@@ -102,7 +102,7 @@ class Chosen:
         )
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
-        """Nobody guesses from it here."""
+        """Do nothing: this backend has no suffix speculation."""
 
     def keep_as(self, name: str | None) -> None:
         self._kept_as = name
@@ -114,7 +114,7 @@ class Chosen:
 
 
 def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """`sampling`, where it can be used. Raises EngineError."""
+    """Return a copy of `sampling`. Raises EngineError if it has an unknown field or a value out of range."""
     try:
         SamplingParams(**sampling)
     except TypeError:
@@ -123,18 +123,18 @@ def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_tools(info: ModelInfo | None) -> EngineError:
-    """A model is to use tools that knows none."""
+    """Return the error for using tools with a model that does not support them."""
     name = info.name if info is not None else "This model"
     return EngineError(f"{name} does not support tools; /model chooses another model.")
 
 
 def no_model() -> EngineError:
-    """Somebody asks before a model is loaded."""
+    """Return the error for asking before a model is loaded."""
     return EngineError("No model is loaded; load one with /model NAME.")
 
 
 def no_guesses(sampling: Mapping[str, Any], figures: Figures) -> list[str]:
-    """What to tell a person who asked for guesses where there are none."""
+    """Return notes for a user who asked for speculation that is unavailable."""
     asked = sampling.get("speculation")
     if asked in ("suffix", "draft") and figures.speculation.startswith("off: "):
         return [f"Speculation is {figures.speculation}; answers are made without it."]

@@ -1,4 +1,4 @@
-"""Documents that a conversation begins with: they stand in the system prompt, behind what a person wrote there."""
+"""Documents at the start of a conversation: they follow the user's text in the system prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ class Document:
 
     name: str
     text: str
-    """As the model sees it: each file as its name and a fenced block. It is never written in another way, so that all
-    conversations on it begin with the same tokens."""
+    """The text as the model sees it: each file as its name and a fenced block. The form never varies, so that all
+    conversations on the document begin with the same tokens."""
 
     @property
     def sha256(self) -> str:
-        """Of the text; hexadecimal."""
+        """The SHA-256 of the text, in hexadecimal."""
         return sha256(self.text.encode("utf-8", "replace")).hexdigest()
 
 
 def with_documents(system: str | None, documents: Sequence[Document]) -> str | None:
-    """The system prompt that a model gets."""
+    """Return the system prompt that the model receives."""
     parts = [*([system] if system else []), *(document.text for document in documents)]
     return "\n\n".join(parts) or None
 
 
 def names_of(documents: Sequence[Document]) -> str:
-    """ "paper, notes"."""
+    """Return the names as a list in words: "paper, notes"."""
     return ", ".join(document.name for document in documents)

@@ -1,4 +1,5 @@
-"""A message and its answer: the answer as a backend gives it, and the exchange that is shown, kept and sent again."""
+"""A message and its answer: the answer as a backend returns it, and the exchange that is shown, saved and sent
+again."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,32 +8,32 @@ from typing import Any, Literal
 from engine.events import FinishReason, TokenEvent, TurnStats
 
 NO_TOKEN = -1
-"""The id of an event of a model that runs elsewhere: some text, of nobody knows which tokens."""
+"""The token id of an event from a remote model, whose tokens are unknown."""
 ResultState = Literal["done", "failed", "refused", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may ask for."""
+    """A function that a model may call."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """A JSON schema of its arguments, an object."""
+    """The JSON schema of its arguments, an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What a model asks for."""
+    """A tool call of a model."""
 
     name: str
     arguments: str
-    """JSON text as the model wrote it, whatever that is."""
+    """The JSON text as the model wrote it, valid or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a call, and what the model is told of it."""
+    """The result of a call, as the model receives it."""
 
     name: str
     arguments: str
@@ -43,31 +44,31 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The latest answer, whole or as far as it has come."""
+    """The latest answer, complete or so far."""
 
     text: str
     reasoning: str
     finish_reason: FinishReason | None
     """None while the answer is running."""
     stats: TurnStats
-    """Of the latest run: an answer that was continued has the figures of what was added."""
+    """Statistics of the latest run: for a continued answer, those of the added part."""
     token_ids: Sequence[int] = ()
-    """Every token of the answer. While it runs this is the list that grows: copy what you keep."""
+    """Every token of the answer. While it runs, this is the list that grows: copy what you keep."""
     shown: tuple[int, int] = (0, 0)
-    """Which of `token_ids` the history shows; (0, 0) while it runs."""
+    """The range of `token_ids` that the history shows; (0, 0) while the answer runs."""
     opening: Sequence[int] = ()
     """What the generation prompt put before the answer and the history leaves out."""
     seed: int | None = None
-    """Of the random numbers: with the number of tokens it is the state of sampling. None: there is none to know."""
+    """The seed of the random numbers: together with the number of tokens it is the state of sampling. None: unknown."""
     ends_at: int | None = None
-    """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+    """While the answer runs: the number of tokens at which `max_tokens` ends it; None if it does not."""
     model: str = ""
-    """Who gave it, where that is not the model of the conversation."""
+    """The model that gave the answer, if it is not the model of the conversation."""
     calls: Sequence[ToolCall] = ()
-    """What it asks for, once it is over; `text` is without them."""
+    """The tool calls of a finished answer; `text` does not contain them."""
 
     def before(self, event: TokenEvent) -> "Outcome":
-        """The answer as it was before `event`, its latest token."""
+        """Return the answer as it was before `event`, its latest token."""
         text, reasoning = self.text, self.reasoning
         if event.kind == "reasoning":
             reasoning = reasoning[: len(reasoning) - len(event.text)]
@@ -78,34 +79,34 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What the model sees of everything up to an exchange, where that is not what was said."""
+    """A change to what the model sees of all exchanges up to a certain one."""
 
     summary: str | None = None
-    """Stands for all of it but what is pinned; "": nothing does. None: it is all there."""
+    """A summary that stands for everything not pinned; "": nothing stands for it. None: everything is kept."""
     without_files: bool = False
-    """The attached files are left out."""
+    """Whether attached files are left out."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A message of the person and the answer to it: one node of a session's tree."""
+    """A user message and the answer to it: one node of a session's tree."""
 
     id: int
-    """Numbers of the session's own, from 1."""
+    """The number of the exchange in its session, from 1."""
     parent: int | None
-    """The exchange it follows; None at the start of the conversation."""
+    """The exchange that this one follows; None at the start of the conversation."""
     user: str
     text: str = ""
-    """The answer, without its thinking."""
+    """The answer without its thinking."""
     reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
-    """Every token sampled, markers and end of turn included; ids of `model`."""
+    """Every sampled token, including markers and end of turn; ids of `model`."""
     shown: tuple[int, int] = (0, 0)
-    """Which of `token_ids` the history shows."""
+    """The range of `token_ids` that the history shows."""
     opening: list[int] = field(default_factory=list)
     """What the generation prompt put before the answer and the history leaves out."""
     finish_reason: str | None = None
-    """None while it runs; read back from the disk: it was cut off by a crash."""
+    """None while the answer runs. In an exchange read from disk, None means that a crash cut the answer off."""
     stats: dict[str, float] = field(default_factory=dict)
     """Fields of TurnStats."""
     model: str = ""
@@ -113,20 +114,20 @@ class Exchange:
     """Seconds since the epoch."""
     thinking_s: float = 0.0
     seed: int | None = None
-    """Of the random numbers: with the number of tokens it is the state of sampling."""
+    """The seed of the random numbers: together with the number of tokens it is the state of sampling."""
     ends_at: int | None = None
-    """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+    """While the answer runs: the number of tokens at which `max_tokens` ends it; None if it does not."""
     calls: list[ToolCall] = field(default_factory=list)
-    """What the answer asks for."""
+    """The tool calls of the answer."""
     results: list[ToolResult] = field(default_factory=list)
-    """Where nobody wrote the message: what came of the calls of the exchange before. `user` says it in words."""
+    """If the message is not the user's: the results of the previous exchange's calls. `user` states them in words."""
     is_pinned: bool = False
-    """No compaction changes it."""
+    """Whether compaction leaves the exchange unchanged."""
     compaction: Compaction | None = None
-    """Of everything up to this exchange, on each branch that it is on; what was said stays."""
+    """The compaction of everything up to this exchange, on each branch that contains it; the original text is kept."""
 
     def take(self, answer: Outcome) -> None:
-        """The answer is this one, whole or as far as it has come."""
+        """Take over an answer, complete or so far."""
         self.text, self.reasoning = answer.text, answer.reasoning
         self.token_ids = [id for id in answer.token_ids if id != NO_TOKEN]
         self.shown, self.opening = answer.shown, list(answer.opening)
@@ -137,7 +138,7 @@ class Exchange:
         self.calls = list(answer.calls)
 
     def add(self, events: Iterable[TokenEvent]) -> None:
-        """The next tokens of the answer."""
+        """Append the next tokens of the answer."""
         text, reasoning = [self.text], [self.reasoning]
         for event in events:
             if event.token_id != NO_TOKEN:

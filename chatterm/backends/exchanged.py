@@ -1,4 +1,4 @@
-"""Exchanges as the engine knows them, and what it answers as an exchange has it."""
+"""Conversion of exchanges to the engine's turns, and of the engine's answers to outcomes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 _LONGEST = 100_000
-"""Characters of a message that guesses may come from."""
+"""Characters of a message that suffix speculation may draw on."""
 
 
 def turn_of(exchange: Exchange, same_model: bool) -> "Turn":
-    """An exchange as the engine knows it; tokens of another model mean nothing here."""
+    """Convert an exchange to a turn of the engine; token ids of another model are dropped."""
     from engine.conversation.turns import Answer, Turn
 
     answer = Answer(
@@ -36,7 +36,7 @@ def turn_of(exchange: Exchange, same_model: bool) -> "Turn":
 
 
 def tokens_of(engine: "Engine", exchange: Exchange) -> list[int]:
-    """A message and its answer, about as they are in a prompt; tokens that the model has not are left out."""
+    """Return the tokens of a message and its answer, roughly as in a prompt; ids outside the vocabulary are dropped."""
     try:
         said = engine.tokenizer.encode_plain(exchange.user[:_LONGEST])
     except ModelError:
@@ -45,7 +45,7 @@ def tokens_of(engine: "Engine", exchange: Exchange) -> list[int]:
 
 
 def outcome_of(answer: "Answer", opening: Sequence[int]) -> Outcome:
-    """An answer of the engine, after this opening."""
+    """Convert an answer of the engine that followed this opening."""
     return Outcome(
         answer.text,
         answer.reasoning,
@@ -61,7 +61,7 @@ def outcome_of(answer: "Answer", opening: Sequence[int]) -> Outcome:
 
 
 def part_of(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
-    """What came of one of several answers."""
+    """Convert an item of one of several answers."""
     if isinstance(part, TokenEvent | EngineError | ModelError):
         return part
     from engine.conversation.several import Ended  # brings torch, which is there by now
@@ -70,6 +70,6 @@ def part_of(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
 
 
 def _reason(name: str | None) -> FinishReason | None:
-    """Sessions come from files, too: a reason that nobody knows says that the answer is over."""
+    """Sessions may come from other files: an unknown reason means that the answer is over."""
     known = FinishReason(name) if name in set(FinishReason) else FinishReason.CANCELLED
     return None if name is None else known

@@ -1,4 +1,4 @@
-"""What the screen asks of the thread that talks to the backend (`worker.py`)."""
+"""The jobs that the screen gives to the thread that talks to the backend (`worker.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from chatterm.backends.backend import Document, Exchange, Request, ThinkCache, T
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Load the model the backend was made for."""
+    """Load the model that the backend was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Go on with what came of the last answer's calls."""
+    """Continue with the results of the last answer's calls."""
 
     results: tuple[ToolResult, ...]
 
@@ -41,12 +41,12 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with the last answer."""
+    """Continue the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Answer a message several times at once. The history stays as it is."""
+    """Answer a message several times at once. The history does not change."""
 
     text: str
     count: int
@@ -54,7 +54,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Answer a message, and have another model answer it at the same time. The history stays as it is."""
+    """Answer a message while another model answers it too. The history does not change."""
 
     text: str
     model: str
@@ -64,7 +64,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class LoadPath:
-    """The history becomes these exchanges."""
+    """Replace the history with these exchanges."""
 
     exchanges: tuple[Exchange, ...]
 
@@ -91,14 +91,14 @@ class SetDocuments:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Have a document read in idle time. Done with its tokens, or None where nobody can."""
+    """Read a document in idle time. The result is its number of tokens, or None if the backend cannot do that."""
 
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
 class Know:
-    """What was said elsewhere may be guessed from."""
+    """Let speculation draw on exchanges of other conversations."""
 
     exchanges: tuple[Exchange, ...]
 
@@ -130,14 +130,14 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Done with a DraftCost, or with None where a later Count waits already."""
+    """The result is a DraftCost, or None if a later Count is already waiting."""
 
     draft: str
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Done with a list of ModelChoice."""
+    """The result is a list of ModelChoice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class ListModels:
 
 @dataclass(frozen=True, slots=True)
 class MakeTitle:
-    """Begin with a title, where there is nothing else to do. Done with whether the model can."""
+    """Start to generate a title if nothing else is to be done. The result is whether the model can."""
 
     question: str
     answer: str
@@ -155,7 +155,7 @@ class MakeTitle:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Answer something that is no part of the conversation; whatever is asked for next ends it."""
+    """Answer a request outside the conversation; the next job ends it."""
 
     request: Request
 

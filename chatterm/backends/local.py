@@ -1,4 +1,4 @@
-"""The engine in this process as a Backend: one of its own, or one that is shared with others."""
+"""An engine in this process as a Backend; the engine belongs to one conversation or is shared."""
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 
 _LEAST_FOR_TITLES = 500_000_000
-"""Parameters of the smallest model whose titles are better than the first words."""
+"""Parameters of the smallest model whose titles are better than the first words of the message."""
 
 _COMPLETION = 256
-"""Tokens of a completion at most, where nobody says how many."""
+"""Default limit of a text completion, in tokens."""
 
 
 class Engines(Protocol):
-    """Where the engine of a conversation comes from. Raises ModelError and EngineError."""
+    """The source of a conversation's engine. Raises ModelError and EngineError."""
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
-        """The files of a model that can run, fetched where they are not here."""
+        """Return the files of a model that can run here; download them if necessary."""
 
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
     ) -> "Engine": ...
 
     def close(self, engine: "Engine") -> None:
-        """The conversation does not use it any more. Closing twice is fine."""
+        """Release the engine: the conversation no longer uses it. Closing twice is fine."""
 
 
 class OwnEngines:
@@ -92,7 +92,7 @@ class OwnEngines:
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
     ) -> "Engine":
-        from engine.engine import Engine  # brings torch: not before the first frame stands
+        from engine.engine import Engine  # brings torch: not before the first frame is drawn
 
         alike: dict[str, Any] = {name: getattr(options, name) for name in ENGINE_OPTIONS if name != "tune"}
         engine = Engine.load(
@@ -114,12 +114,12 @@ class OwnEngines:
 
     @property
     def _mapped_bytes(self) -> int:
-        """Weights of all engines that count as free memory and are not."""
+        """Mapped weights of all engines: the system counts them as free memory, but they are in use."""
         return sum(engine.mapped_bytes for engine in list(self._engines))
 
 
 class LocalBackend(Chosen):
-    """Implements Backend. Nothing is read or fetched before `open`, and what is slow to import waits for it."""
+    """Implements Backend. `open` is the first call that reads, downloads or imports anything slow."""
 
     def __init__(self, model: str, options: ChatOptions, engines: Engines | None = None) -> None:
         super().__init__(model, options)
@@ -134,11 +134,11 @@ class LocalBackend(Chosen):
         self._map: BlockMap | None = None
         self._looking = False
         self._calling: Calling | None = None
-        """What the model knows of tools; None: nothing."""
+        """The tool support of the model; None: it has none."""
         self._said: Said | None = None
-        """The running answer, where tools are on."""
+        """The running answer without its calls, if tools are on."""
         self._several: Several | None = None
-        """What answers requests, while it does."""
+        """The answers to requests, while they run."""
 
     @property
     def last(self) -> Outcome | None:
@@ -170,7 +170,7 @@ class LocalBackend(Chosen):
             self._looking = True
             try:
                 engine.look_at_blocks(self._keys, self._seen)
-            except EngineError:  # it was closed in this moment
+            except EngineError:  # it was closed at this moment
                 self._looking = False
         return self._map
 
@@ -197,7 +197,7 @@ class LocalBackend(Chosen):
         self._load(self._engines.find(self._model, on_progress), on_progress)
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
-        # A model that cannot run is refused while the present one is still there.
+        # Refuse a model that cannot run while the present one is still loaded.
         files = self._engines.find(model, on_progress)
         self.close()
         self._model = model
@@ -258,7 +258,7 @@ class LocalBackend(Chosen):
                 yield index, said[index].taken(part)
                 continue
             if isinstance(part, Ended) and part.sequence is not None:
-                self._keys = part.sequence.rows.keys  # the map of the cache shows this one until one is kept
+                self._keys = part.sequence.rows.keys  # the cache map shows this candidate until one is kept
             yield index, part_of(part, opening)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
@@ -333,7 +333,7 @@ class LocalBackend(Chosen):
         return self._reading.read(self._system, document) if self._reading is not None else None
 
     def _begin_again(self) -> None:
-        """The conversation has another system prompt, or other documents."""
+        """Apply a change of the system prompt or the documents."""
         if (chat := self._person()) is not None and self._reading is not None:
             chat.system = self._begins
             self._count()
@@ -385,12 +385,12 @@ class LocalBackend(Chosen):
 
     def settle(self) -> None:
         if (chat := self._person()) is not None:
-            with suppress(EngineError, ModelError):  # the next message says what is wrong
+            with suppress(EngineError, ModelError):  # the next message reports the problem
                 chat.settle()
 
     def prepare(self, draft: str) -> None:
         if (chat := self._person()) is not None and not self._power.is_low(time.monotonic()):
-            with suppress(EngineError):  # the next message says what is wrong with a constraint
+            with suppress(EngineError):  # the next message reports what is wrong with a constraint
                 chat.prepare(draft, params=self._params)
 
     def begin_title(self, question: str, answer: str) -> bool:
@@ -400,8 +400,8 @@ class LocalBackend(Chosen):
         from models.weights.slots import parameters
 
         if not engine.tokenizer.has_chat_template:
-            return False  # it completes text and answers no questions
-        # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
+            return False  # a completion model does not answer questions
+        # With `mask`, rows are restored one turn after another, so the end of idle work cannot be known.
         if parameters(engine.spec) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
             return False
         busy = chat.present_tokens is not None or aside.is_running or self._power.is_low(time.monotonic())
@@ -427,7 +427,7 @@ class LocalBackend(Chosen):
         engine, chat, reading = self._engine, self._person(), self._reading
         self._engine = self._chat = self._params = self._info = self._map = self._aside = self._reading = None
         self._used, self._keys, self._looking = 0, [], False
-        if chat is not None:  # the engine may go on with others
+        if chat is not None:  # the engine may go on with other conversations
             chat.stop()
             with suppress(EngineError, ModelError):  # then the next start computes it
                 if engine is not None:
@@ -439,7 +439,7 @@ class LocalBackend(Chosen):
             self._engines.close(engine)
 
     def _counted(self, events: Iterator[TokenEvent], goes_on: bool = False) -> Iterator[TokenEvent]:
-        """The events of an answer, or more of one."""
+        """Yield the events of an answer or of its continuation."""
         try:
             if self._calling is None or not self._tools:
                 return (yield from events)
@@ -455,7 +455,7 @@ class LocalBackend(Chosen):
             self._count()
 
     def _count(self) -> None:
-        """Count the history once per change: it is rendered for that, which a screen cannot wait for."""
+        """Count the history once per change: counting renders it, which would make a screen wait."""
         if self._chat is not None:
             self._keys = self._chat.history.keys
             self._used = len(self._keys)
@@ -463,7 +463,7 @@ class LocalBackend(Chosen):
     def _params_of(
         self, engine: "Engine", sampling: Mapping[str, Any], calling: Calling | None = None
     ) -> SamplingParams:
-        """The model's own sampling with changes. A text that is completed has no end that a model would know."""
+        """Return the model's own sampling with overrides. A text completion gets a limit, as it has no end of turn."""
         constraint = self._options.constraint
         if calling is not None:
             constraint = calling.constraint(engine, constraint)
@@ -476,7 +476,7 @@ class LocalBackend(Chosen):
         return chat
 
     def _person(self) -> "Chat | None":
-        """The chat, for something of it: what the model does besides ends first."""
+        """Return the chat for a job of the conversation; end the model's background work first."""
         if self._aside is not None:
             self._aside.stop()
         return self._chat

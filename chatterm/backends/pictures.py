@@ -1,7 +1,7 @@
-"""Pictures in messages: a message names a file and says what was in it; the bytes are read when a server is asked.
+"""Pictures in messages: a message names a file and describes it; the bytes are read when a request is sent.
 
-In the text a picture is a block like that of any attached file, whose one line is a `Picture`. Nothing is copied: a
-file that has changed or gone since is no picture any more, and the message says so.
+In the text, a picture is a block like that of any attached file, whose only line is a `Picture`. Nothing is copied: if
+the file has changed or is gone, no picture is sent and the message says so.
 """
 
 import re
@@ -13,9 +13,9 @@ from pathlib import Path
 from models.units import bytes_text
 
 LARGEST = 20_000_000
-"""Bytes of a picture."""
+"""Largest size of a picture, in bytes."""
 MOST = 60_000_000
-"""Bytes of all pictures of a request; the latest count first."""
+"""Largest size of all pictures of a request, in bytes; the latest pictures take precedence."""
 _LONGEST_SIDE = 20_000
 _BLOCK = re.compile(
     r"^([^\n]{1,200}):\n(`{3,})\w*\n"
@@ -27,12 +27,12 @@ _BLOCK = re.compile(
 
 
 class PictureError(Exception):
-    """Why a file is no picture that can be sent, as the end of a sentence."""
+    """The reason why a file is not a picture that can be sent, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A file as it was when it was attached."""
+    """A picture file as it was when it was attached."""
 
     name: str
     kind: str
@@ -44,13 +44,13 @@ class Picture:
     path: str
 
     def __str__(self) -> str:
-        """Its line in a message."""
+        """Return its line in a message."""
         size = bytes_text(self.bytes).replace(",", "")
         return f"{self.kind}, {self.width} x {self.height} pixels, {size}, sha256 {self.digest}, {self.path}"
 
 
 def looked_at(path: Path, name: str) -> Picture:
-    """The picture in a file. Raises OSError and PictureError."""
+    """Read the picture in a file. Raises OSError and PictureError."""
     place = path.resolve()
     with place.open("rb") as file:
         data = file.read(LARGEST + 1)
@@ -70,7 +70,7 @@ def looked_at(path: Path, name: str) -> Picture:
 
 
 def measured(data: bytes) -> tuple[str, int, int] | None:
-    """The kind of a picture, its width and its height, by its first bytes; None for anything else."""
+    """Return the media type, width and height of a picture from its first bytes; None if it is not a picture."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and len(data) >= 24:
         return "image/png", _big(data, 16, 4), _big(data, 20, 4)
     if data[:6] in (b"GIF87a", b"GIF89a") and len(data) >= 10:
@@ -81,7 +81,7 @@ def measured(data: bytes) -> tuple[str, int, int] | None:
 
 
 def pictures_of(texts: Sequence[str]) -> dict[str, bytes]:
-    """By digest, those that these messages name and that are as they were, as much as may be sent."""
+    """Return the unchanged pictures that these messages name, by digest, up to the size limit of a request."""
     found: dict[str, bytes] = {}
     left = MOST
     for text in reversed(texts):
@@ -94,7 +94,7 @@ def pictures_of(texts: Sequence[str]) -> dict[str, bytes]:
 
 
 def taken_out(text: str) -> tuple[str, list[Picture]]:
-    """A message without the blocks of its pictures, and the pictures."""
+    """Return a message without the blocks of its pictures, and the pictures."""
     found = list(_BLOCK.finditer(text)) if "sha256 " in text else []
     places = [0, *(place for match in found for place in match.span()), len(text)]
     between = [
@@ -104,7 +104,7 @@ def taken_out(text: str) -> tuple[str, list[Picture]]:
 
 
 def parted(text: str, there: Mapping[str, object]) -> tuple[str, list[Picture]]:
-    """A message with the names of its pictures alone, and those of them that are `there`, in their order."""
+    """Replace each picture block of a message by a sentence; return it with the pictures in `there`, in order."""
     pictures: list[Picture] = []
 
     def said(match: re.Match[str]) -> str:
@@ -124,7 +124,7 @@ def _picture(match: re.Match[str]) -> Picture:
 
 
 def data_of(picture: Picture) -> bytes | None:
-    """The bytes of its file; None where it has changed or gone since."""
+    """Return the bytes of the file; None if it has changed or is gone."""
     try:
         with Path(picture.path).open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -146,11 +146,11 @@ def _webp(data: bytes) -> tuple[str, int, int] | None:
 
 
 def _jpeg(data: bytes) -> tuple[str, int, int] | None:
-    """By its first frame: sections follow each other, each with its length."""
+    """Read the first frame: sections follow each other, each with its length."""
     place = 2
     while place + 9 <= len(data) and data[place] == 0xFF:
         mark = data[place + 1]
-        if mark == 0xFF:  # may stand before any mark
+        if mark == 0xFF:  # may precede any mark
             place += 1
         elif 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC):
             return "image/jpeg", _big(data, place + 7, 2), _big(data, place + 5, 2)

@@ -3,20 +3,20 @@
 from typing import Any
 
 _AGAIN = 30.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 _LOW = 20.0
-"""Per cent below which a battery is saved."""
+"""Battery percentage below which power is saved."""
 
 
 class Power:
-    """Looks at the battery now and then. Without psutil, or a battery, there is always enough."""
+    """Checks the battery now and then. Without psutil or a battery, power is never low."""
 
     def __init__(self) -> None:
         self._look_at = 0.0
         self._is_low = False
 
     def is_low(self, now: float) -> bool:
-        """Whether the machine runs on a battery that is nearly empty. `now` is in seconds; it may read a file."""
+        """Return whether the machine runs on a nearly empty battery. `now` is in seconds; may read a file."""
         if now >= self._look_at:
             self._look_at = now + _AGAIN
             battery = _battery()
@@ -31,5 +31,5 @@ def _battery() -> Any:
         return None
     try:
         return psutil.sensors_battery()
-    except (AttributeError, OSError, RuntimeError):  # not on every system
+    except (AttributeError, OSError, RuntimeError):  # not available on every system
         return None

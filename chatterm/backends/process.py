@@ -1,4 +1,4 @@
-"""A conversation with an engine in another process of this machine, as a Backend."""
+"""A conversation with an engine in another process on this machine, as a Backend."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
 
 _AGAIN = 0.03
-"""Seconds between two looks at figures."""
+"""Seconds between two requests for figures."""
 _SOON = 0.5
-"""Seconds that a question may take which a screen waits for."""
+"""Time limit in seconds of a call that a screen waits for."""
 
 T = TypeVar("T")
 
 
 class ProcessBackend(Chosen):
-    """Implements Backend. The other side has the conversation; what a screen looks at lies here.
+    """Implements Backend. The conversation is in the server; what a screen shows is kept here.
 
-    When the server is gone, calls raise ServerGoneError, and what had come of an answer stays.
+    When the server is gone, calls raise ServerGoneError and the part of the answer that arrived is kept.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ProcessBackend(Chosen):
 
     @property
     def is_lost(self) -> bool:
-        """The server is gone."""
+        """Whether the server is gone."""
         return self._link.is_lost
 
     # --- anyone ---
@@ -183,7 +183,7 @@ class ProcessBackend(Chosen):
         self._ask("load_path", self._known(exchanges))
 
     def _known(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """As the server knows them: with its name of the model."""
+        """Return the exchanges with the server's name of the model."""
         name = self._info.name if self._info is not None else ""
         return [
             replace(exchange, model=name) if exchange.model == self._model else exchange
@@ -268,7 +268,7 @@ class ProcessBackend(Chosen):
         self._is_open, self._info = False, None
         self._link.close()
 
-    # --- how it is done ---
+    # --- internals ---
 
     def _call(self, method: str, body: Any = None) -> Answers:
         if not self._is_open and method != "open":
@@ -290,7 +290,7 @@ class ProcessBackend(Chosen):
         return unpacked(self._ask(method, body).value, kind)
 
     def _said(self, answers: Answers) -> Iterator[Said]:
-        """What comes of a call. When it fails, what the other side knows of itself is taken over first."""
+        """Yield the messages of a call. If it fails, the reported state of the server is taken over first."""
         while (body := answers.next()) is not None:
             said: Said = unpacked(body, Said)  # type: ignore[arg-type]
             if isinstance(said, State):
@@ -323,7 +323,7 @@ class ProcessBackend(Chosen):
             self._leave(answers)
 
     def _leave(self, answers: Answers) -> None:
-        """Wait for the end of an answer that nobody reads any more: it says what is kept of it."""
+        """Wait for the end of an answer that is no longer read: the server reports how much of it is kept."""
         try:
             if not answers.is_over:
                 answers.cancel()
@@ -332,7 +332,7 @@ class ProcessBackend(Chosen):
                 self._over(answers)
         except (EngineError, ModelError):
             pass
-        if (running := self._running) is not None:  # nobody is left to say it
+        if (running := self._running) is not None:  # the server can no longer report it
             self._running, self._last = None, running.outcome(FinishReason.CANCELLED)
 
     def _parts(self, answers: Answers, requests: Iterator[Request]) -> Iterator[tuple[int, Part]]:
@@ -349,7 +349,7 @@ class ProcessBackend(Chosen):
 
 
 class _Running:
-    """An answer as far as it has come."""
+    """An answer so far."""
 
     def __init__(self, before: Outcome) -> None:
         self._before = before

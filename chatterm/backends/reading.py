@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 MOST_ORDERED = 6
-"""Documents of which another order is looked for: each step of that tokenises those that are left."""
+"""Most documents for which a better order is searched: each step tokenises all that are left."""
 
 
 class Reading:
-    """What one conversation has an engine read. `tokens` are those that a conversation with this system prompt begins
-    with."""
+    """The documents that one conversation has an engine read. `tokens` returns the tokens that a conversation with a
+    given system prompt begins with."""
 
     def __init__(self, engine: "Engine", tokens: Callable[[str | None], list[int]]) -> None:
         self._engine = engine
         self._tokens = tokens
         self._open = ""
-        """The chunk of the documents that the conversation begins with; "": there are none."""
+        """The chunk of the documents at the start of the conversation; "": none."""
         self._ahead: set[str] = set()
-        """Documents that are read for conversations to come."""
+        """Names of documents that are read for later conversations."""
         self.note = ""
-        """What the person should know of their order, or why they are of no use; "" for nothing."""
+        """A note for the user about the order of the documents, or why they cannot be used; "" for none."""
 
     def check(self, system: str | None, documents: Sequence[Document]) -> None:
-        """Raises ContextFullError where a conversation on these documents would have no room for a message."""
+        """Raise ContextFullError if these documents would leave no room for a message."""
         if documents:
             self._fitting(system, documents)
 
     def open(self, system: str | None, documents: Sequence[Document]) -> None:
-        """The conversation begins with these from now on: they are read in idle time, and evicted late.
+        """Start the conversation with these documents: they are read in idle time and evicted late.
 
         Raises ContextFullError as `check` does.
         """
@@ -55,7 +55,7 @@ class Reading:
             self._keep(documents, self._fitting(system, documents))
 
     def read(self, system: str | None, document: Document) -> int:
-        """Have a document read in idle time. Returns how many tokens it has. Raises ContextFullError."""
+        """Read a document in idle time; return its number of tokens. Raises ContextFullError."""
         tokens = self._fitting(system, [document])
         self._ahead.add(document.name)
         if document.name != self._open:
@@ -63,7 +63,7 @@ class Reading:
         return len(tokens) - len(self._tokens(system) if system else [])
 
     def reached(self) -> int | None:
-        """How many tokens of what the conversation begins with are there, while that is read; else None."""
+        """Return how many tokens of the conversation's documents are computed, while they are read; otherwise None."""
         progress = self._engine.chunks.progress(self._open) if self._open else None
         return None if progress is None else progress[0]
 
@@ -82,7 +82,7 @@ class Reading:
         return tokens
 
     def _better(self, system: str | None, documents: Sequence[Document]) -> str:
-        """An order of which more is kept already, if there is one, in a sentence."""
+        """Describe in a sentence an order of the documents of which more is cached; "" if there is none."""
         if not 1 < len(documents) <= MOST_ORDERED:
             return ""
         kept = self._kept(system, documents)

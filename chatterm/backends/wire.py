@@ -1,4 +1,4 @@
-"""What a terminal and the engine process say to each other: the calls of a Backend, and what comes of them."""
+"""The messages between a terminal and the engine process: the calls of a Backend, and their results."""
 
 from functools import cache
 from hashlib import sha256
@@ -19,7 +19,7 @@ from chatterm.backends.backend import (
 
 @cache
 def agreed() -> str:
-    """What both sides must have in common: a name for everything that is said here."""
+    """Return a hash of everything both sides must agree on: the sources that define the messages."""
     root = Path(__file__).parents[2]
     files = (
         "backends/wire",
@@ -42,47 +42,47 @@ class Hello(Struct, frozen=True):
     """"terminal", "web" or "command"."""
     pid: int = 0
     address: str = ""
-    """Of the web process: where it listens."""
+    """Where the web process listens, if it is the client."""
 
 
 class Welcome(Struct, frozen=True):
-    """What it is told."""
+    """The reply to Hello."""
 
     pid: int
     options: ChatOptions
-    """With which models are loaded."""
+    """The options that models are loaded with."""
     keep_alive_s: float = -1.0
-    """Seconds that a model stays once nobody uses it; below 0: for ever."""
+    """Seconds that an unused model stays loaded; below 0: forever."""
     ends_unused: bool = False
-    """`chatterm run` has left it behind: it ends once no model is loaded and nobody is attached."""
+    """Whether the server was left behind by `chatterm run`: it ends once no model is loaded and nothing is attached."""
 
 
 class LoadedModel(Struct, frozen=True, kw_only=True):
-    """A model in the engine process, for people."""
+    """A model in the engine process, as shown to people."""
 
     name: str
     device: str
     weight_bytes: int
-    """With all that a draft model takes."""
+    """Weights, plus everything that a draft model takes."""
     kv_bytes: int
     context_length: int
     users: int
     running: int
-    """Answers that run for requests."""
+    """Running answers to API requests."""
     loaded_at: float
     """Seconds since the epoch."""
     keep_alive_s: float | None
     keep_alive_left_s: float | None
-    """Seconds until it is unloaded; None: somebody uses it, or it stays."""
+    """Seconds until it is unloaded; None: it is in use, or it stays."""
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """The server, for people."""
+    """The state of the server, as shown to people."""
 
     pid: int
     uptime_s: float
     address: str
-    """Where the web API listens; "" where there is none."""
+    """Where the web API listens; "" if there is none."""
     terminals: int
     ends_unused: bool = False
     """As in Welcome."""
@@ -90,15 +90,15 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class Open(Struct, frozen=True):
-    """Begin with a model: the first call of a terminal."""
+    """Start with a model: the first call of a terminal."""
 
     model: str
     folder: str
-    """The one that the terminal is in: names of files begin there."""
+    """The terminal's current folder: relative file names start there."""
     options: ChatOptions
-    """Of these the engine's own are not looked at."""
+    """The engine's own options among these are ignored."""
     keep_alive_s: float | None = None
-    """Seconds that the model stays once nobody uses it; below 0: for ever, None: as the server was started."""
+    """Seconds that an unused model stays loaded; below 0: forever, None: the server's default."""
 
 
 class Hold(Struct, frozen=True):
@@ -106,40 +106,40 @@ class Hold(Struct, frozen=True):
 
     model: str
     folder: str
-    """As in Open; "": the name is one of `models`, and no file."""
+    """As in Open; "": the name is one of `models`, not a file."""
     keep_alive_s: float | None
-    """0: unload it; below 0: it stays; None: as the server was started."""
+    """0: unload it; below 0: it stays; None: the server's default."""
 
 
 class Begun(Struct, frozen=True, array_like=True, tag="begun"):
-    """An answer begins: what it was before its first token."""
+    """An answer begins: its state before the first token."""
 
     outcome: Outcome
 
 
 class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
-    """The next tokens of an answer, and its figures behind them."""
+    """The next tokens of an answer, and the statistics after them."""
 
     events: list[TokenEvent]
     stats: TurnStats
 
 
 class OnePart(Struct, frozen=True, array_like=True, tag="part"):
-    """What came of one of several answers: one of the three."""
+    """An item of one of several answers: exactly one of the three fields."""
 
     index: int
     token: TokenEvent | None = None
     outcome: Outcome | None = None
     error: tuple[str, str, dict[str, Any]] | None = None
-    """What a Failed has."""
+    """The fields of a Failed."""
 
 
 class Wanted(Struct, frozen=True, array_like=True, tag="wanted"):
-    """The next request is wanted: the client feeds it, or None where there is none."""
+    """Asks the client for the next request: it sends one, or None if there are no more."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading"):
-    """How far a download or a load is."""
+    """The progress of a download or a load."""
 
     stage: str
     what: str
@@ -148,23 +148,23 @@ class Loading(Struct, frozen=True, array_like=True, tag="loading"):
 
 
 class Look(Struct, frozen=True):
-    """What can be looked at while anything else goes on."""
+    """The state that can be read while anything else runs."""
 
     figures: Figures | None
     title: str | None
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
-    """What a backend knows of itself after a call."""
+    """The state of a backend after a call."""
 
     info: ModelInfo | None
     used_tokens: int
     last: tuple[Outcome | None, ...]
-    """The latest answer, where the call may have changed it; else nothing."""
+    """The latest answer if the call may have changed it; otherwise empty."""
     look: Look
     value: Raw
-    """What the call returns."""
+    """The return value of the call."""
 
 
 Said = Begun | Tokens | OnePart | Wanted | Loading | State
-"""What comes of a call before it is over; a State where it fails."""
+"""The messages of a call before its result; a State precedes a failure."""

@@ -99,14 +99,14 @@ __all__ = [
 ]
 
 _SWITCH = 0.0001
-"""Seconds after which a thread that computes gives way to one that waits for the interpreter.
+"""Seconds after which a computing thread yields to one that waits for the interpreter.
 
-Python's 5 ms are as long as ten tokens of a GPU, which has nothing to do when the engine's thread cannot go on. With
-a step of 450 us the chat screen got 65% of the tokens/s of the bare loop at 5 ms, 83% at 0.5 ms, 93% at 0.1 ms, and
-no more at 0.05 ms.
+Python's default of 5 ms is as long as ten tokens of a GPU, which idles while the engine's thread cannot continue. With
+a step of 450 us the chat screen got 65% of the tokens/s of the bare loop at 5 ms, 83% at 0.5 ms, 93% at 0.1 ms, and no
+more at 0.05 ms.
 """
 
-# --- reports: what the screen is told ---
+# --- reports to the screen ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +121,18 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Tokens come from now on."""
+    """Tokens follow from now on."""
 
     before: Outcome
-    """The answer without them: nothing, or what is gone on with."""
+    """The answer without them: empty, or the answer that is continued."""
     index: int = 0
-    """Which of the candidates this is about; so it is in `Token` and `Answered`."""
+    """The number of the candidate, as in `Token` and `Answered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     time: float
-    """When it came, by `time.monotonic()`."""
+    """When the token arrived, by `time.monotonic()`."""
     event: TokenEvent
     index: int = 0
 
@@ -142,7 +142,7 @@ class Answered:
     outcome: Outcome | None
     index: int = 0
     problem: str = ""
-    """Why there is no outcome of this one of several answers, in a line."""
+    """Why this one of several answers has no outcome, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,12 @@ class Failed:
     message: str
     """One line."""
     is_full: bool = False
-    """It does not fit into the context."""
+    """Whether it does not fit into the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an aside says so far; it is over with Done or Failed."""
+    """The text of an aside so far; Done or Failed follows at its end."""
 
     text: str
 
@@ -171,15 +171,15 @@ Report = Loading | Loaded | Begun | Token | Answered | Done | Failed | Said
 
 
 class _Closing(BaseException):
-    """Leaves a load in the middle; not an Exception, so that nobody takes it for a failure of theirs."""
+    """Leaves a running load. Not an Exception, so that no handler mistakes it for a failure."""
 
 
 class _Abandoned(BaseException):
-    """The person does not want to wait for a load any more."""
+    """The user no longer wants to wait for a load."""
 
 
 class Worker:
-    """Runs jobs in order, one answer at a time. Its public methods belong to the screen's thread."""
+    """Runs jobs in order, one answer at a time. Its public methods are for the screen's thread only."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -189,18 +189,18 @@ class Worker:
         self._closing = threading.Event()
         self._stopping = threading.Event()
         self._but: int | None = None
-        """The candidate that is not to stop."""
+        """The candidate that is not to be stopped."""
         self._abandoning = threading.Event()
         self._aside: Job | None = None
-        """The aside that was asked for last; None once something else was."""
+        """The latest aside; None once another job was submitted."""
         self._drafts: dict[type[Job], Job] = {}
-        """The latest jobs about a draft: earlier ones that still wait are about a text that is gone."""
-        # A daemon: a load that cannot be interrupted must not keep the terminal.
+        """The latest job of each type about a draft: earlier ones that still wait are outdated."""
+        # A daemon thread: a load that cannot be interrupted must not block the terminal.
         self._is_loading = False
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
 
     def start(self) -> None:
-        """Begin with the jobs. From now on the threads of this process take turns more often (see `_SWITCH`)."""
+        """Start to run jobs. From now on the threads of this process switch more often (see `_SWITCH`)."""
         sys.setswitchinterval(_SWITCH)
         self._thread.start()
 
@@ -215,19 +215,19 @@ class Worker:
         self._jobs.put(job)
 
     def stop_aside(self) -> None:
-        """Nobody waits for what is said aside any more."""
+        """End the aside: its text is no longer wanted."""
         aside, self._aside = self._aside, None
         if aside is not None:
             self._backend.stop()
 
     def stop(self, but: int | None = None) -> None:
-        """End the answer submitted last, also where it has not begun; of candidates all, or all `but` one."""
+        """End the latest answer, even if it has not begun; of candidates, end all, or all `but` one."""
         self._but = but
         self._stopping.set()
         self._backend.stop(but)
 
     def abandon(self) -> None:
-        """Leave the running download or load as soon as it tells of its progress; it ends with Failed."""
+        """Leave the running download or load at its next progress report; it ends with Failed."""
         if self._is_loading:
             self._abandoning.set()
 
@@ -236,7 +236,7 @@ class Worker:
         self._backend.answer_now()
 
     def take(self, limit: int = 10_000) -> list[Report]:
-        """What has arrived since the last call, oldest first, at most `limit` reports."""
+        """Return the reports since the last call, oldest first, at most `limit` of them."""
         taken: list[Report] = []
         while self._reports and len(taken) < limit:
             taken.append(self._reports.popleft())
@@ -246,7 +246,7 @@ class Worker:
         return taken
 
     def close(self) -> bool:
-        """End the running job and free the backend; False when it does not end soon."""
+        """End the running job and free the backend; return False if it does not end soon."""
         self._closing.set()
         timeout = 0.3 if self._is_loading else 5.0
         self._backend.stop()
@@ -267,10 +267,10 @@ class Worker:
                 is_full = isinstance(error, ContextFullError)
                 said = str(error) if isinstance(job, Aside) else in_chat(error)
                 self._reports.append(Failed(job, one_line(said), is_full))
-            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+            except Exception as error:  # whatever it is, the chat goes on
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
                 self._reports.append(Failed(job, said))
-        with contextlib.suppress(Exception):  # nobody is left to be told
+        with contextlib.suppress(Exception):  # there is nobody left to tell
             self._backend.close()
 
     def _run(self, job: Job) -> None:
@@ -352,13 +352,13 @@ class Worker:
             if self._closing.is_set():
                 raise _Closing
             if self._stopping.is_set():
-                self._backend.stop()  # it was asked before the backend had begun
+                self._backend.stop()  # stop came before the backend had begun
         self._reports.append(Answered(self._backend.last))
         if self._jobs.empty():
             self._backend.settle()
 
     def _draw(self, parts: Iterator[tuple[int, Part]]) -> None:
-        """Candidates. An error of one ends that one, and is raised once the others are done."""
+        """Report candidates. An error ends its own candidate, and is raised once the others are done."""
         problem: EngineError | ModelError | None = None
         for index, part in parts:
             if isinstance(part, TokenEvent):
@@ -373,14 +373,14 @@ class Worker:
             if self._closing.is_set():
                 raise _Closing
             if self._stopping.is_set():
-                self._backend.stop(self._but)  # it was asked before the backend had begun
+                self._backend.stop(self._but)  # stop came before the backend had begun
         if problem is not None:
             raise problem
         if self._jobs.empty():
             self._backend.settle()
 
     def _say_aside(self, job: Job, request: Request) -> bool:
-        """Whether it was said to its end."""
+        """Run an aside; return whether it was completed."""
         if self._aside is not job:
             return False
         text = ""
@@ -397,7 +397,7 @@ class Worker:
                 if self._closing.is_set():
                     raise _Closing
                 if self._aside is not job:
-                    self._backend.stop()  # it was asked before the backend had begun
+                    self._backend.stop()  # stop came before the backend had begun
         finally:
             if self._aside is job:
                 self._aside = None

@@ -1,1 +1,1 @@
-"""Models that run elsewhere, behind servers with the APIs of OpenAI or of Ollama."""
+"""Models on servers that have the API of OpenAI or of Ollama."""

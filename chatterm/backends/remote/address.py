@@ -1,4 +1,4 @@
-"""Where a remote model is: addresses as a person writes them, and the remotes of the settings. No network here."""
+"""The location of a remote model: addresses as users write them, and the remotes of the settings. No network here."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = {
     "api.openai.com": ("/v1", "OPENAI_API_KEY"),
     "openrouter.ai": ("/api/v1", "OPENROUTER_API_KEY"),
 }
-"""Hosts that everybody knows: where their API begins, and the variable that usually has the key for it."""
+"""Well-known hosts: the path of their API, and the variable that usually holds its key."""
 _FORM = "openai://HOST:PORT/MODEL, responses://HOST:PORT/MODEL or ollama://HOST:PORT/MODEL"
 
 
@@ -54,27 +54,27 @@ class Address:
 
     api: Api
     url: str
-    """Where the API begins, without a slash at the end."""
+    """The base URL of the API, without a trailing slash."""
     model: str
-    """"" while nobody has said which."""
+    """"" until a model is chosen."""
     prefix: str
-    """What stands before the model in `name`: an address, or the name of a remote."""
+    """The part of `name` before the model: an address, or the name of a remote."""
     remote: Remote = field(default_factory=lambda: Remote(""))
-    """Where its key is, and what certificates to trust."""
+    """The source of its key, and the certificates to trust."""
 
     @property
     def name(self) -> str:
-        """What finds it again."""
+        """The name that `found` resolves to this address."""
         return f"{self.prefix}/{self.model}" if self.model else self.prefix
 
     @property
     def host(self) -> str:
-        """Host and port, to be shown."""
+        """Host and port, for display."""
         return urlsplit(self.url).netloc
 
     @property
     def is_local(self) -> bool:
-        """It is on this machine: no proxy stands between."""
+        """Whether the server is on this machine, so that no proxy is used."""
         return is_loopback(urlsplit(self.url).hostname or "")
 
     @property
@@ -83,12 +83,12 @@ class Address:
 
     @property
     def setting(self) -> str:
-        """Where a person changes what is known about it."""
+        """The settings section where the user configures this server."""
         return f"[remotes.{self.prefix}]" if "://" not in self.prefix else "a remote in the settings"
 
 
 def found(model: str, remotes: Mapping[str, Remote]) -> Address | None:
-    """Where `model` is; None for a model of this machine. Raises EngineError for an address that cannot be one."""
+    """Return the address of `model`; None for a model on this machine. Raises EngineError for an invalid address."""
     name, _, rest = model.partition("/")
     if "://" not in model and name in remotes:
         remote = remotes[name]
@@ -132,7 +132,7 @@ def _model(name: str, whole: str) -> str:
 
 
 def base_url(remote: Remote) -> str:
-    """Where its API begins. Raises EngineError: see `wrong_url`."""
+    """Return the base URL of a remote's API. Raises EngineError; see `wrong_url`."""
     if problem := wrong_url(remote.url):
         raise EngineError(f"The url of a remote {problem}.")
     url = remote.url.rstrip("/")
@@ -140,7 +140,7 @@ def base_url(remote: Remote) -> str:
 
 
 def wrong_url(url: str) -> str:
-    """What is wrong with the url of a remote, to follow its name; "" where nothing is."""
+    """Return what is wrong with the URL of a remote, to follow its name; "" if it is valid."""
     try:
         parts = urlsplit(url)
         is_place = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -156,12 +156,12 @@ def wrong_url(url: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether a remote may be called so."""
+    """Return whether this is a valid name of a remote."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is the machine itself."""
+    """Return whether `host` is this machine."""
     if host.lower() == "localhost" or host.lower().endswith(".localhost"):
         return True
     try:

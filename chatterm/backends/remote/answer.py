@@ -1,4 +1,4 @@
-"""One answer of a server while it comes: pieces as events of a stream, the answer so far, and its figures."""
+"""One streamed answer of a server: stream events turned into pieces, the answer so far, and its figures."""
 
 import time
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from chatterm.backends.remote.thinking import Piece
 
 
 class RunningAnswer:
-    """Times are measured here; tokens are as the server counts them, once it tells. Until then, pieces are counted."""
+    """Times are measured here; tokens are those the server reports. Until it reports them, pieces are counted."""
 
     def __init__(
         self, dialect: Dialect, model: str, before: Outcome | None = None, *, has_tools: bool = False
     ) -> None:
-        """`before` is the answer that is gone on with; with `has_tools` it may call some."""
+        """`before` is the answer that is continued; with `has_tools`, the answer may call tools."""
         self._dialect = dialect
         self._before = before
         self.has_tools = has_tools
@@ -31,7 +31,7 @@ class RunningAnswer:
         self._reader = AnswerReader(dialect, is_middle=before is not None)
         self.is_stopped = False
         self.problem = ""
-        """Why it ended, where it did not end as it should: a line."""
+        """Why the answer ended abnormally, in one line; "" if it did not."""
 
     @property
     def has_begun(self) -> bool:
@@ -39,7 +39,7 @@ class RunningAnswer:
 
     @property
     def is_complete(self) -> bool:
-        """It has ended as it should."""
+        """Whether the answer ended normally."""
         return self._reader.is_over and not self._reader.problem and not self.is_stopped
 
     @property
@@ -47,16 +47,16 @@ class RunningAnswer:
         return self._reader
 
     def began(self, item: Began) -> None:
-        """The head of the answer is there."""
+        """Handle the head of the reply."""
         if "application/json" in item.content_type.lower() and not self._dialect.is_lines:
             self._reader = AnswerReader(self._dialect, is_middle=self._before is not None, is_document=True)
 
     def feed(self, data: bytes) -> list[TokenEvent]:
-        """The next bytes."""
+        """Return the events of the next bytes."""
         return self._events(self._reader.feed(data))
 
     def end(self) -> list[TokenEvent]:
-        """Nothing more comes."""
+        """Return the events held back, as no more bytes follow."""
         return self._events(self._reader.end())
 
     def _events(self, pieces: Iterable[Piece]) -> list[TokenEvent]:
@@ -67,7 +67,7 @@ class RunningAnswer:
         return events
 
     def take(self, event: TokenEvent) -> None:
-        """The event is out: the answer has it from now on."""
+        """Add an event that was passed on to the answer."""
         self._ids.append(NO_TOKEN)
         if event.kind == "reasoning":
             self.reasoning += event.text
@@ -79,10 +79,10 @@ class RunningAnswer:
         return Outcome(self.text, self.reasoning, reason, self.stats, self._ids, model=self.model)
 
     def ended(self) -> Outcome:
-        """The answer as it stays."""
+        """Return the final answer."""
         finish = self._reader.finish
         reason = FinishReason.CANCELLED if self.problem or finish is None else finish
-        # A call that was cut off is none.
+        # Discard calls that were cut off.
         calls = self._reader.calls.made() if self.has_tools and reason is FinishReason.EOS else ()
         return Outcome(self.text, self.reasoning, reason, self.stats, (), model=self.model, calls=calls)
 
@@ -94,7 +94,7 @@ class RunningAnswer:
         generated = usage.generated if usage is not None and usage.generated is not None else len(self._ids)
         thought = usage.reasoning if usage is not None and usage.reasoning else 0
         if not thought and self._thought and self._ids:
-            # Most servers count all tokens together: those of the thinking are about so many.
+            # Most servers count all tokens together: estimate the share of thinking from the pieces.
             thought = max(round(generated * self._thought / len(self._ids)), 1)
         return TurnStats(
             prompt_tokens=prompt,

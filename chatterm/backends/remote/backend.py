@@ -1,4 +1,4 @@
-"""A conversation with a model of a server, as a Backend: the history lies here, and every request has all of it."""
+"""A conversation with a model on a server, as a Backend: the history is kept here and sent whole with every request."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
 
 _SOON = 3.0
-"""Seconds that a list may take which only helps to explain something."""
+"""Time limit in seconds for a list that only helps to explain an error."""
 _AT_ONCE = 8
-"""Requests at a time, where nobody says how many."""
+"""Default number of simultaneous requests."""
 
 
 class RemoteBackend(Chosen):
@@ -83,7 +83,7 @@ class RemoteBackend(Chosen):
 
     @property
     def _front(self) -> RunningAnswer | None:
-        """The answer that runs, where only one does."""
+        """The running answer, if exactly one runs."""
         running = list(self._running.values())
         return running[0] if len(running) == 1 and -1 in self._running else None
 
@@ -120,7 +120,7 @@ class RemoteBackend(Chosen):
                     future.cancel()
 
     def answer_now(self) -> None:
-        """No API has a way to end the thinking."""
+        """Do nothing: no API can end the thinking."""
 
     # --- the worker ---
 
@@ -252,7 +252,7 @@ class RemoteBackend(Chosen):
         self._documents = tuple(documents)
 
     def read(self, document: Document) -> int | None:
-        """The server's cache is its own."""
+        """Return None: the server's cache is its own."""
         return None
 
     def set_think(self, think: ThinkMode) -> None:
@@ -265,13 +265,13 @@ class RemoteBackend(Chosen):
         self._sampling = checked(sampling)
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        self._tools = tuple(tools)  # whether the model knows any, its server says when it is asked
+        self._tools = tuple(tools)  # whether the model supports tools shows when the server is asked
 
     def settle(self) -> None:
-        """The server's cache is its own."""
+        """Do nothing: the server's cache is its own."""
 
     def prepare(self, draft: str) -> None:
-        """As `settle`; a draft is nobody's business before it is sent."""
+        """Do nothing, as `settle`; a draft also stays private until it is sent."""
 
     def begin_title(self, question: str, answer: str) -> bool:
         if not (self._address.is_local or self._address.remote.titles):
@@ -296,7 +296,7 @@ class RemoteBackend(Chosen):
         if client is not None:
             client.close()
 
-    # --- how it is done ---
+    # --- internals ---
 
     def _asked(self, messages: Sequence[Entry]) -> Asked:
         said = [
@@ -317,7 +317,7 @@ class RemoteBackend(Chosen):
     def _answer(
         self, path: list[Exchange], exchange: Exchange, *, goes_on: bool = False
     ) -> Iterator[TokenEvent]:
-        """Answer what `exchange` asks after `path`, or go on with its answer. What came stays, however it ends."""
+        """Answer `exchange` after `path`, or continue its answer. What arrives is kept, however it ends."""
         asks = Exchange(0, None, exchange.user, results=exchange.results)
         messages = history(self._begins, [*path, asks])
         before = None
@@ -356,7 +356,7 @@ class RemoteBackend(Chosen):
                 return
 
     def _several(self, asked: Iterator[Asked], at_once: int) -> Iterator[tuple[int, Part]]:
-        """Answers to requests, so many at a time, as they are needed."""
+        """Answer requests as they are needed, `at_once` at a time."""
         inbox: Inbox = SimpleQueue()
         numbered = enumerate(asked)
         is_all = False
@@ -403,11 +403,11 @@ class RemoteBackend(Chosen):
         body = self._dialect.body(asked, self._server)
         self._running[index] = running
         self._futures[index] = future = client.begin(self._dialect.path, body, inbox, index)
-        if running.is_stopped:  # in this moment
+        if running.is_stopped:  # stop came at this moment
             future.cancel()
 
     def _end(self, index: int) -> None:
-        """Nobody waits for it any more."""
+        """Release an answer that is no longer waited for."""
         running, future = self._running.pop(index, None), self._futures.pop(index, None)
         if future is not None and self._client is not None and running is not None and running.is_complete:
             self._client.leave(future)
@@ -417,7 +417,7 @@ class RemoteBackend(Chosen):
             self._waits_for = ""
 
     def _heard(self, running: RunningAnswer, item: Any) -> tuple[list[TokenEvent], bool]:
-        """What an item says, and whether it was the last of its answer. A problem is noted."""
+        """Return the events of an item, and whether it was the last of its answer. Note any problem."""
         if isinstance(item, bytes):
             events = running.feed(item)
             return events, running.reader.is_over and self._note(running)
@@ -442,7 +442,7 @@ class RemoteBackend(Chosen):
         return [], False
 
     def _note(self, running: RunningAnswer) -> bool:
-        """The answer is over: where it did not end as it should, say so."""
+        """Record why an ended answer ended abnormally, if it did."""
         reader = running.reader
         if reader.problem and not running.problem and not running.is_stopped:
             kept = "What had arrived is kept" if running.has_begun else "Try again"
@@ -454,7 +454,7 @@ class RemoteBackend(Chosen):
         return True
 
     def _there(self, refused: Refused) -> str:
-        """The models that are there, where the one that was asked for is not."""
+        """If the requested model does not exist, return a sentence that lists the server's models."""
         if refused.status != 404 or self._client is None:
             return ""
         with suppress(EngineError):
@@ -463,7 +463,7 @@ class RemoteBackend(Chosen):
         return ""
 
     def _count(self) -> None:
-        """What the context holds: the latest count of the server, and what came after it."""
+        """Count the context: the server's latest count, plus what followed it."""
         self._used = 0
         for turn in reversed(self._turns):
             stats = TurnStats.of(turn.stats)

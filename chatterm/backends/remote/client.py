@@ -1,4 +1,5 @@
-"""HTTP to one server, on a thread of its own: requests can be stopped at any moment, and nobody waits for a socket."""
+"""HTTP to one server, on a thread of its own: requests can be stopped at any moment, and callers never wait for a
+socket."""
 
 import asyncio
 import json
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
     import httpx
 
 _CONNECT = 10.0
-"""Seconds in which a connection has to stand. For the first token nobody knows how long is too long."""
+"""Time limit in seconds for a connection. The first token has no limit, as no sensible one is known."""
 _MOST = 64 * 1024
 """Bytes of a refusal that are read."""
 _LARGEST = 16 * 1024 * 1024
 """Bytes of a listing that are read."""
 _AHEAD = 256
-"""Pieces that may wait to be taken: a server that is faster waits."""
+"""Most pieces that may wait in the inbox: a faster server is made to wait."""
 _DRAIN = 1.0
-"""Seconds that a request has to end behind the end of its answer."""
+"""Seconds for a request to end after the end of its answer."""
 _PAUSE = 0.2
-"""Seconds before a connection is tried again."""
+"""Seconds before a connection is retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The server answers; what it says comes from now on."""
+    """The server replies; its data follows."""
 
     content_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The server is busy and is asked again in so many seconds."""
+    """The server is busy and is asked again in `seconds`."""
 
     seconds: float
     status: int
@@ -52,26 +53,26 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """There is no connection, or none any more."""
+    """The connection failed or was lost."""
 
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Nothing more comes of it."""
+    """The request is over; nothing more follows."""
 
     future: "Future[None]"
 
 
 Item = Began | bytes | Waits | Refused | Lost | Over
 Inbox = SimpleQueue[tuple[int, Item]]
-"""What comes of several requests, each with its number."""
+"""The items of several requests, each with its request's number."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """How far a request has come, as httpcore tells it."""
+    """The latest stage of a request, as reported by httpcore."""
 
     name: str = ""
 
@@ -80,12 +81,12 @@ class Stage:
 
     @property
     def in_handshake(self) -> bool:
-        """The connection stands, and what it shall be encrypted with is being agreed on, or was not."""
+        """Whether the connection is open but its TLS handshake is running or has failed."""
         return ".start_tls." in self.name and not self.name.endswith(".complete")
 
 
 class Client:
-    """Begins with nothing: the thread and httpx come with the first request."""
+    """Connects lazily: the thread and httpx come with the first request."""
 
     def __init__(self, address: Address, key: str | None) -> None:
         self.address = address
@@ -94,28 +95,29 @@ class Client:
         self._thread: threading.Thread | None = None
         self._http: httpx.AsyncClient | None = None
         self._without: set[str] = set()
-        """Fields that this server does not take."""
+        """Optional fields that this server rejects."""
         self._left: Future[None] | None = None
-        """The request whose answer was over last; its connection is free once it has ended."""
+        """The request whose answer ended last; its connection is free once the request has ended."""
 
     def begin(self, path: str, body: Mapping[str, Any], inbox: Inbox, index: int = 0) -> "Future[None]":
-        """Ask for a streamed answer: what comes goes to `inbox`, last of all Over. Cancelling the future ends it."""
+        """Request a streamed answer: items go to `inbox`, with Over as the last. Cancelling the future ends the
+        request."""
         future = self._submit(self._ask(path, dict(body), inbox, index, self._left))
         future.add_done_callback(lambda done: inbox.put((index, Over(done))))
         return future
 
     def get(self, path: str, seconds: float) -> "Future[bytes | Refused | Lost]":
-        """A document, within so many seconds."""
+        """Fetch a document within `seconds`."""
         return self._submit(self._get(path, seconds))
 
     def leave(self, future: "Future[None]") -> None:
-        """The answer is over, its request soon: let that end by itself, and the connection serves the next one."""
+        """Let a request whose answer is over end by itself, so that the next request can reuse the connection."""
         self._left = future
         if self._loop is not None and not future.done():
             self._loop.call_soon_threadsafe(self._loop.call_later, _DRAIN, future.cancel)
 
     def close(self) -> None:
-        """Ends what runs. Closing twice is fine."""
+        """End all requests. Closing twice is fine."""
         loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:
             loop.call_soon_threadsafe(loop.stop)
@@ -206,7 +208,7 @@ class Client:
 
 
 def made(address: Address, key: str | None) -> "httpx.AsyncClient":
-    """A client for this server and no other: redirects are not followed. Raises EngineError for a ca_file."""
+    """Make a client for this server only: redirects are not followed. Raises EngineError for an unusable ca_file."""
     import httpx
 
     headers = {"User-Agent": "chatterm", "Accept-Encoding": "identity"}
@@ -214,7 +216,7 @@ def made(address: Address, key: str | None) -> "httpx.AsyncClient":
         headers["Authorization"] = f"Bearer {key}"
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, name):  # a server whose machine is gone is noticed within two minutes
+        if hasattr(socket, name):  # notices within two minutes that the server's machine is gone
             options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
     trust = _trust(address)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
@@ -225,7 +227,7 @@ def made(address: Address, key: str | None) -> "httpx.AsyncClient":
 
 
 def proxy_for(address: Address) -> str | None:
-    """What HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY say of it: no proxy is between this machine and itself."""
+    """Return the proxy set in HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY; None for a server on this machine."""
     parts = urlsplit(address.url)
     if address.is_local or proxy_bypass(parts.hostname or ""):
         return None
@@ -235,7 +237,7 @@ def proxy_for(address: Address) -> str | None:
 
 
 def _trust(address: Address) -> ssl.SSLContext:
-    """Whom to believe: the authorities that the system and certifi know, and those of `ca_file`."""
+    """Return the trusted authorities: those of the system and of certifi, and those of `ca_file`."""
     if not address.is_secure:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the others take time to read
     import httpx
@@ -272,7 +274,7 @@ async def _refused(reply: "httpx.Response") -> Refused:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same may go well at once: nothing of an answer has been there."""
+    """Return whether an immediate retry may succeed. No part of an answer has arrived yet."""
     import httpx
 
     broken = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.ConnectError)

@@ -1,4 +1,4 @@
-"""What a server's refusal and a lost connection mean: one line for a person, and whether to ask again."""
+"""The meaning of a server's refusal or a lost connection: one line for the user, and whether to retry."""
 
 import json
 import re
@@ -15,11 +15,11 @@ from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import sentences
 
 LONGEST_WAIT = 600.0
-"""Seconds that a server may ask to wait for; beyond that the person is told instead."""
+"""Longest wait in seconds that a server may ask for; beyond that the user is told instead."""
 _BUSY = (429, 503, 529)
 _TRIES = 6
 _NO_TLS = ("WRONG_VERSION_NUMBER", "record layer", "UNEXPECTED_EOF", "HTTP_REQUEST")
-"""What OpenSSL says where the other side speaks something else."""
+"""Error texts of OpenSSL if the other side does not speak TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Refused:
 
     status: int
     body: bytes
-    """The beginning of it."""
+    """The beginning of the body."""
     retry_after: str | None = None
     location: str | None = None
 
 
 def wait_of(refused: Refused, tries: int, now: datetime | None = None) -> float | None:
-    """Seconds to wait before it is asked again, having been asked `tries` times; None: not again."""
+    """Return the seconds to wait before the next try, after `tries` tries; None: do not retry."""
     if refused.status not in _BUSY or tries >= _TRIES:
         return None
     seconds = _seconds(refused.retry_after, now or datetime.now(UTC))
@@ -44,7 +44,7 @@ def wait_of(refused: Refused, tries: int, now: datetime | None = None) -> float 
 
 
 def _seconds(value: str | None, now: datetime) -> float | None:
-    """What a Retry-After says, in seconds from now; None where it says nothing."""
+    """Return the seconds from now that a Retry-After header gives; None if it gives none."""
     if not value:
         return None
     if re.fullmatch(r"\s*\d{1,9}(\.\d{1,6})?\s*", value, re.ASCII):
@@ -57,7 +57,7 @@ def _seconds(value: str | None, now: datetime) -> float | None:
 
 
 def refusal(refused: Refused, address: Address, has_key: bool) -> str:
-    """What a refusal means, in a line."""
+    """Explain a refusal in one line."""
     host, said = one_line(address.host, 80), said_by(refused.body)
     status = refused.status
     if 300 <= status < 400:
@@ -86,7 +86,7 @@ def refusal(refused: Refused, address: Address, has_key: bool) -> str:
 
 
 def without_tools(refused: Refused) -> str:
-    """What to do where a server refuses a request because of its tools, to follow what it said; else ""."""
+    """Return advice to append if a server refuses a request because of its tools; otherwise ""."""
     if refused.status not in (400, 404, 422, 500, 501) or "tool" not in said_by(refused.body).lower():
         return ""
     return " /tools off sends messages without tools."
@@ -99,7 +99,7 @@ def _ways(address: Address) -> str:
 
 
 def said_by(body: bytes) -> str:
-    """What the body of a refusal says, in a line; "" where it is nothing for a person."""
+    """Return the message in the body of a refusal, in one line; "" if it is not meant for people."""
     try:
         document: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def said_by(body: bytes) -> str:
 
 
 def refused_field(refused: Refused, body: Mapping[str, Any]) -> str | None:
-    """A field of the request that this server does not take and an answer can do without; None: it is not that."""
+    """Return an optional request field that this server rejects; None if that is not the reason."""
     if refused.status not in (400, 422):
         return None
     said = refused.body.decode("utf-8", "replace")
@@ -118,9 +118,9 @@ def refused_field(refused: Refused, body: Mapping[str, Any]) -> str | None:
 def lost(
     error: BaseException, address: Address, proxy: str | None = None, *, in_handshake: bool = False
 ) -> str:
-    """Why there is no connection, in a line; `proxy` stands between, where there is one.
+    """Explain in one line why there is no connection; `proxy` is the proxy in between, if any.
 
-    `in_handshake` where it stood, and was being made https.
+    `in_handshake`: the connection was open and its TLS handshake was running.
     """
     import httpx
 
@@ -137,9 +137,7 @@ def lost(
     if any(sign in str(one) for one in chain for sign in _NO_TLS):
         return f"{host} does not speak https; write openai+http://…, or http:// in the settings."
     is_late = isinstance(error, (httpx.TimeoutException, TimeoutError))
-    if (
-        is_late and in_handshake
-    ):  # a server of plain HTTP may wait for the rest of what it takes for a request
+    if is_late and in_handshake:  # a plain HTTP server may wait for the rest of what it takes for a request
         return f"{host} answers, but not over https; write openai+http://…, or http:// in the settings."
     if isinstance(error, ImportError):
         return "A SOCKS proxy needs the package socksio; install it: pip install 'httpx[socks]'"

@@ -1,4 +1,4 @@
-"""The conversation as a server is asked it: the same messages, byte for byte, in every request."""
+"""The conversation as it is sent to a server: the same messages, byte for byte, in every request."""
 
 import json
 import re
@@ -11,16 +11,16 @@ from chatterm.backends.remote.dialects.base import Entry
 from chatterm.backends.remote.dialects.calls import Asking, Called, Told
 
 _UNANSWERED = "This was not run."
-"""What a call is told of which nobody told a result: APIs want one for each."""
+"""The result given for a call that has none: APIs require a result for each call."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def history(system: str | None, path: Iterable[Exchange]) -> list[Entry]:
-    """A system message or none, then messages of the user and the assistant by turns, or results of its calls.
+    """Return an optional system message, then alternating user and assistant messages, or results of tool calls.
 
-    Where an answer has nothing (it was stopped at once), the messages around it become one: some templates take
-    nothing else. What was thought is left out, but with calls. Calls are numbered from the beginning, and so the same
-    in every request; where their results are, whatever the server that made them called them, is certain.
+    If an answer is empty (it was stopped at once), the messages around it are merged: some templates accept nothing
+    else. Thinking is left out, except with calls. Calls are numbered from the start, so their ids are the same in every
+    request and match their results, whatever ids the server gave them.
     """
     messages: list[Entry] = [Message("system", system)] if system else []
     open_calls: list[Asking] = []
@@ -43,7 +43,7 @@ def history(system: str | None, path: Iterable[Exchange]) -> list[Entry]:
 
 
 def with_user(messages: Sequence[Entry], text: str) -> list[Entry]:
-    """`messages` and what the user says next."""
+    """Return `messages` with the user's next message."""
     last = messages[-1] if messages else None
     if isinstance(last, Message) and last.role == "user":
         return [*messages[:-1], Message("user", f"{last.content}\n\n{text}")]
@@ -51,7 +51,8 @@ def with_user(messages: Sequence[Entry], text: str) -> list[Entry]:
 
 
 def cache_key(messages: Sequence[Entry]) -> str:
-    """A name for conversations that begin like this one: its requests belong where their beginning is cached."""
+    """Return a key for conversations with the same beginning: servers can route their requests to the cache that has
+    it."""
     first = next(
         (n for n, said in enumerate(messages) if isinstance(said, Message) and said.role == "user"), 0
     )
@@ -60,8 +61,8 @@ def cache_key(messages: Sequence[Entry]) -> str:
 
 
 def _asking(number: int, name: str, arguments: str) -> Asking:
-    """A call as any API takes it again: nine letters and digits name it (some templates insist), and where the model
-    wrote what is no object, as its result says, none is given."""
+    """Return a call in a form that every API accepts: an id of nine letters and digits (some templates insist), and {}
+    in place of arguments that are not an object, as the call's result says."""
     return Asking(
         f"call{number:05}",
         _OTHER.sub("_", name)[:64] or "unknown",
@@ -71,7 +72,7 @@ def _asking(number: int, name: str, arguments: str) -> Asking:
 
 def _is_object(text: str) -> bool:
     def refuse(constant: str) -> Any:
-        raise ValueError(constant)  # NaN and the like, which other readers do not take
+        raise ValueError(constant)  # NaN and the like, which other readers reject
 
     try:
         return isinstance(json.loads(text, parse_constant=refuse), dict)

@@ -1,4 +1,4 @@
-"""The key of a remote: from the environment, the keyring of the system, or a command. It is never shown."""
+"""The key of a remote: from the environment, the system keyring, or a command. It is never shown."""
 
 import os
 import shlex
@@ -9,11 +9,11 @@ from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
 _PATIENCE = 60.0
-"""Seconds that a command may take: a person may have to unlock something."""
+"""Time limit of a command in seconds: the user may have to unlock something."""
 
 
 def key_of(address: Address) -> str | None:
-    """The key for this server; None where none is set up. It may wait for a command. Raises EngineError."""
+    """Return the key for this server; None if none is configured. May wait for a command. Raises EngineError."""
     remote = address.remote
     if remote.key_command is not None:
         return _checked(_printed(remote.key_command), "The output of the key_command")
@@ -30,7 +30,7 @@ def key_of(address: Address) -> str | None:
 
 
 def redacted(text: str, key: str | None) -> str:
-    """What a server says, without the key: some repeat what they were given."""
+    """Remove the key from a server's message: some servers repeat what they were given."""
     return text.replace(key, "…") if key else text
 
 

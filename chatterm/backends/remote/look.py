@@ -1,4 +1,4 @@
-"""What a person can choose on servers: those of this machine that listen where they usually do, and the named ones."""
+"""The models that can be chosen on servers: those on usual ports of this machine, and the remotes in the settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ USUAL: Mapping[int, tuple[str, str]] = {
     8642: ("chatterm", "openai"),
     30000: ("SGLang", "openai"),
 }
-"""Ports of this machine on which servers usually listen: what they are called, and how they are addressed."""
+"""Ports of this machine on which servers usually listen, with the name and the address scheme of each server."""
 _NAMES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -29,25 +29,28 @@ _NAMES = {
     "ollama": "Ollama",
 }
 _NEAR, _FAR = 0.8, 4.0
-"""Seconds that a server of this machine, and one elsewhere, has to answer."""
+"""Time limits in seconds for a server on this machine, and for one elsewhere."""
 _MOST = 500
-"""Models of a server that are shown."""
+"""Most models shown for one server."""
 
 
 def local_choices(usual: Mapping[int, tuple[str, str]] = USUAL) -> list[ModelChoice]:
-    """The models of servers on this machine. Blocks for a second at most; nobody is given a key."""
+    """Return the models of servers on this machine. Blocks for at most a second; no key is sent."""
     asked = [(name, found(f"{scheme}://localhost:{port}", {})) for port, (name, scheme) in usual.items()]
     return _all([partial(_near, name, address) for name, address in asked if address is not None])
 
 
 def named_choices(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
-    """The models of the remotes in the settings; of one that does not answer the model that is named there. Blocks
-    for some seconds at most; no command is run for a key."""
+    """Return the models of the remotes in the settings; for a remote that does not answer, its configured model.
+
+    Blocks for at most some seconds; no command is run for a key.
+    """
     return _all([partial(_named, name, remotes) for name in remotes])
 
 
 def choices_beside(model: str) -> list[ModelChoice]:
-    """The models of the server that has `model`, an address, which is one of them in any case. As `named_choices`."""
+    """Return the models of the server of `model`, an address; `model` is always among them. Blocks as
+    `named_choices`."""
     address = found(model, {})
     if address is None:
         return []
@@ -96,7 +99,7 @@ def _asked(address: Address, key: str | None, seconds: float, name: str) -> list
     choices = []
     for model in models[:_MOST]:
         label = model.name.removesuffix(":latest") if address.api == "ollama" else model.name
-        if label != one_line(label, 300):  # what cannot be shown as it is cannot be asked for either
+        if label != one_line(label, 300):  # a name that cannot be shown as it is cannot be asked for either
             continue
         whole = replace(address, model=label).name
         kind = _NAMES.get(model.server, name)

@@ -1,4 +1,4 @@
-"""The bytes of one answer to its pieces, its figures and how it ended. No network here, and nothing is believed."""
+"""Parse the bytes of one answer into pieces, usage and the way it ended. No network here, and no input is trusted."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,31 @@ from chatterm.backends.remote.thinking import Piece, Splitter
 from chatterm.terminal.sanitize import one_line
 
 MOST_TEXT = 32 * 1024 * 1024
-"""Characters of an answer at most."""
+"""Longest answer, in characters."""
 _SHOWN = 60
-"""Characters of what cannot be read that are shown."""
+"""Characters shown of text that cannot be parsed."""
 
 
 class AnswerReader:
-    """Whatever bytes come, it raises nothing: what was said so far counts, and `problem` says what happened."""
+    """Never raises, whatever bytes arrive: what was read so far counts, and `problem` says what happened."""
 
     def __init__(self, dialect: Dialect, *, is_middle: bool = False, is_document: bool = False) -> None:
-        """`is_middle`: the answer has text already. `is_document`: it comes whole, as one JSON document."""
+        """`is_middle`: the answer already has text. `is_document`: it comes whole, as one JSON document."""
         self._dialect = dialect
         self._reader = DocumentReader() if dialect.is_lines else EventReader()
         self._whole = bytearray() if is_document and not dialect.is_lines else None
         self._splitter = Splitter(is_middle=is_middle)
         self._size = 0
         self.is_over = False
-        """Nothing that comes now counts."""
+        """Whether further bytes are ignored."""
         self.finish: FinishReason | None = None
         self.usage: Usage | None = None
         self.problem = ""
-        """What went wrong, to follow the name of the server; "" while nothing has."""
+        """What went wrong, to follow the name of the server; "" if nothing has."""
         self.calls = Calls()
 
     def feed(self, data: bytes) -> list[Piece]:
-        """The pieces that `data` completes."""
+        """Return the pieces that `data` completes."""
         if self.is_over:
             return []
         try:
@@ -50,14 +50,14 @@ class AnswerReader:
             return self._fail(f"sent a line of more than {LONGEST // 2**20} MiB")
 
     def end(self) -> list[Piece]:
-        """Nothing more comes: what was held back. Where it did not end as it should, there is a `problem` now."""
+        """Return the pieces held back, as no more bytes follow. Set `problem` if the answer did not end normally."""
         pieces: list[Piece] = []
         if not self.is_over:
             try:
                 rest = self._reader.end()
                 if self._whole is not None:
                     rest = [self._whole.decode("utf-8", "replace")]
-                # What is cut off in the middle is no fault of its own: the missing end says it all.
+                # Ignore a message that is cut off: the missing end is reported instead.
                 rest = [text for text in rest if self._whole is not None or _parsed(text) is not None]
                 pieces = self._take(rest)
             except TooLongError:
@@ -108,7 +108,7 @@ class AnswerReader:
 
 
 def _parsed(text: str) -> Mapping[str, Any] | None:
-    """A JSON object; None for anything else."""
+    """Return a JSON object; None for anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,18 +1,18 @@
-"""Bytes of a stream to its messages: server-sent events, or a JSON document a line. However the bytes are cut, the
-messages are the same."""
+"""Parse the bytes of a stream into messages: server-sent events, or one JSON document a line. The messages do not
+depend on how the bytes are cut."""
 
 from collections.abc import Iterable
 
 LONGEST = 8 * 1024 * 1024
-"""Bytes of a line, and of a message, at most."""
+"""Largest size of a line or a message, in bytes."""
 
 
 class TooLongError(Exception):
-    """A line or a message that does not end."""
+    """A line or a message exceeds the limit."""
 
 
 class LineReader:
-    """Bytes to lines, which end with LF, CR LF, or CR."""
+    """Splits bytes into lines, which end with LF, CR LF or CR."""
 
     def __init__(self, longest: int = LONGEST) -> None:
         self._longest = longest
@@ -20,7 +20,7 @@ class LineReader:
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end within `data`. Raises TooLongError."""
+        """Return the lines that end within `data`. Raises TooLongError."""
         if self._after_cr and data:
             self._after_cr = False
             data = data.removeprefix(b"\n")
@@ -35,13 +35,13 @@ class LineReader:
         return lines
 
     def end(self) -> list[bytes]:
-        """The last line, where it has no end."""
+        """Return the last line if it has no line end."""
         rest, self._rest = bytes(self._rest), bytearray()
         return [rest] if rest else []
 
 
 class EventReader:
-    """Bytes to the data of server-sent events. Comments, names of events, ids and times to retry are passed over."""
+    """Extracts the data of server-sent events. Comments, event names, ids and retry times are ignored."""
 
     def __init__(self, longest: int = LONGEST) -> None:
         self._lines = LineReader(longest)
@@ -51,11 +51,11 @@ class EventReader:
         self._is_first = True
 
     def feed(self, data: bytes) -> list[str]:
-        """The messages that end within `data`. What is no UTF-8 is replaced. Raises TooLongError."""
+        """Return the messages that end within `data`. Invalid UTF-8 is replaced. Raises TooLongError."""
         return self._take(self._lines.feed(data))
 
     def end(self) -> list[str]:
-        """The last message, where nothing marks its end: a server that dies may leave one."""
+        """Return the last message if it has no end mark: a server that dies may leave one."""
         return self._take([*self._lines.end(), b""])
 
     def _take(self, lines: Iterable[bytes]) -> list[str]:
@@ -79,7 +79,7 @@ class EventReader:
 
 
 class DocumentReader:
-    """Bytes to the lines of newline-delimited JSON; empty ones are passed over."""
+    """Splits bytes into the lines of newline-delimited JSON; empty lines are skipped."""
 
     def __init__(self, longest: int = LONGEST) -> None:
         self._lines = LineReader(longest)

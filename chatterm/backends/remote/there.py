@@ -1,4 +1,4 @@
-"""Which models a server has, and which of them is meant."""
+"""The models of a server, and which of them an address means."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from chatterm.backends.remote.faults import Refused, refusal
 from chatterm.terminal.sanitize import one_line
 
 PATIENCE = 20.0
-"""Seconds that a list of models may take where somebody waits for a conversation."""
+"""Time limit in seconds for a list of models while the user waits for a conversation."""
 _LOOK = 0.1
-"""Seconds between two looks at whether the person still waits."""
+"""Seconds between two checks whether the user still waits."""
 _LISTS_ALL = frozenset({"vllm", "sglang", "ollama"})
-"""Servers whose list is complete: what is not in it is not there."""
+"""Servers whose list is complete: a model that is not listed does not exist there."""
 _SHOWN = 8
-"""Models that an error names."""
+"""Most models named in an error."""
 _HOSTS: Mapping[str, str] = {
     "api.openai.com": "openai",
     "openrouter.ai": "openrouter",
@@ -47,7 +47,7 @@ def listed(
     on_progress: OnProgress | None = None,
     seconds: float = PATIENCE,
 ) -> list[Listed] | None:
-    """The models there; None where the server does not tell. Raises EngineError."""
+    """Return the models of the server; None if it does not list them. Raises EngineError."""
     address = client.address
     future = client.get(dialect.models_path, seconds)
     try:
@@ -73,7 +73,7 @@ def listed(
 
 
 def meant(address: Address, models: Sequence[Listed] | None) -> Address:
-    """`address` with a model. Raises EngineError where none is named, or there is no such."""
+    """Return `address` with a model. Raises EngineError if no model is named or the server does not have it."""
     host = one_line(address.host, 80)
     if not address.model:
         if models is not None and len(models) == 1:
@@ -89,13 +89,13 @@ def meant(address: Address, models: Sequence[Listed] | None) -> Address:
 
 
 def entry_of(address: Address, models: Sequence[Listed] | None) -> Listed | None:
-    """The model of a list that is meant: Ollama leaves `:latest` out."""
+    """Return the list entry of the model in `address`; Ollama leaves `:latest` out."""
     names = (address.model, f"{address.model}:latest")
     return next((model for model in models or () if model.name in names), None)
 
 
 def kind_of(address: Address, models: Sequence[Listed] | None) -> str:
-    """The kind of server, as in Listed; "" where it is not known."""
+    """Return the kind of server, as in Listed; "" if unknown."""
     kinds = {model.server for model in models or ()}
     return _HOSTS.get(address.host) or (kinds.pop() if len(kinds) == 1 else "")
 

@@ -1,4 +1,4 @@
-"""Texts of an answer as they come, thinking apart from answer where a server leaves it in `<think>` tags."""
+"""Separate thinking from answer as the text streams, for servers that leave thinking in `<think>` tags."""
 
 from dataclasses import dataclass
 
@@ -9,25 +9,25 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer."""
+    """A piece of an answer."""
 
     text: str
     kind: Kind = "answer"
 
 
 class Splitter:
-    """Cuts what comes into pieces that can be shown: no half of a tag, no half of a character."""
+    """Cuts the stream into pieces that can be shown: no partial tag, no partial character."""
 
     def __init__(self, *, is_middle: bool = False) -> None:
-        """`is_middle`: it goes on with an answer that has text already, so no thinking begins."""
+        """With `is_middle`, the stream continues an answer that already has text, so no thinking starts."""
         self._place = "answer" if is_middle else "start"
-        """start, opening (behind the tag), thinking, gap (behind the thinking), or answer."""
+        """One of start, opening (after the tag), thinking, gap (after the thinking), answer."""
         self._held = {"answer": "", "reasoning": ""}
 
     def feed(self, piece: Piece) -> list[Piece]:
-        """What of the text so far can be shown."""
+        """Return the pieces that can be shown so far."""
         text = whole(self._held[piece.kind] + piece.text)
-        if piece.kind == "reasoning":  # the server has told them apart
+        if piece.kind == "reasoning":  # the server has separated them
             text, self._held["reasoning"] = _split_half(text)
             if self._place == "start" and text:
                 self._place = "answer"
@@ -40,14 +40,14 @@ class Splitter:
         return found
 
     def end(self) -> list[Piece]:
-        """What was held back."""
+        """Return the text that was held back."""
         kind: Kind = "reasoning" if self._place == "thinking" else "answer"
         held = {name: whole(text, is_end=True) for name, text in self._held.items()}
         self._held = {"answer": "", "reasoning": ""}
         return [*_pieces(held["reasoning"], "reasoning"), *_pieces(held["answer"], kind)]
 
     def _answer(self, text: str) -> tuple[list[Piece], str]:
-        """Pieces of the text, and what is to be seen again with what comes next."""
+        """Return the pieces of the text, and the rest to be read again with the next text."""
         found: list[Piece] = []
         if self._place == "start":
             begun = text.lstrip()
@@ -78,12 +78,12 @@ def _pieces(text: str, kind: Kind) -> list[Piece]:
 
 
 def _split_half(text: str) -> tuple[str, str]:
-    """`text` and the first half of a surrogate pair at its end."""
+    """Split off the first half of a surrogate pair at the end of `text`."""
     return (text[:-1], text[-1]) if text and "\ud800" <= text[-1] <= "\udbff" else (text, "")
 
 
 def whole(text: str, *, is_end: bool = False) -> str:
-    """Halves of surrogate pairs joined; those that have lost their other half are replaced."""
+    """Join halves of surrogate pairs; replace halves whose other half is lost."""
     if not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     body, half = (text, "") if is_end else _split_half(text)

@@ -1,4 +1,4 @@
-"""A title that a server is asked for beside the conversation."""
+"""A title that a server generates beside the conversation."""
 
 from queue import Empty, SimpleQueue
 
@@ -8,7 +8,7 @@ from chatterm.backends.remote.dialects.base import Asked, Dialect
 
 
 class Title:
-    """What is said of it may be asked from any one thread at a time."""
+    """A request for a title. `said` may be read from any thread, one at a time."""
 
     def __init__(self, client: Client, dialect: Dialect, asked: Asked, server: str) -> None:
         self.question = asked.messages
@@ -19,7 +19,7 @@ class Title:
 
     @property
     def said(self) -> str | None:
-        """All of it; "" where nothing came of it, None while it comes."""
+        """The whole title; "" if the request failed, None while it streams."""
         while not self._is_over:
             try:
                 _, item = self._inbox.get_nowait()
@@ -30,7 +30,7 @@ class Title:
             elif isinstance(item, Began):
                 self._running.began(item)
                 continue
-            else:  # it ended, as it should or not: a title is worth no second attempt
+            else:  # it ended, normally or not: a title is not worth a second attempt
                 events = self._running.end() if isinstance(item, Over) else []
                 self._is_over = True
             for event in events:
@@ -38,6 +38,6 @@ class Title:
         return self._running.text if self._running.is_complete else ""
 
     def cancel(self) -> None:
-        """An answer is wanted."""
+        """Give up the title because an answer is wanted."""
         self._is_over = True
         self._future.cancel()
