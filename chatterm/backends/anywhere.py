@@ -167,7 +167,7 @@ def _at_once(
         except (EngineError, ModelError) as error:
             came.put((index, error))
             came.put((index, None))
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             came.put((index, _Failed(error)))
 
     threads = [

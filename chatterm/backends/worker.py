@@ -267,7 +267,7 @@ class Worker:
                 is_full = isinstance(error, ContextFullError)
                 said = str(error) if isinstance(job, Aside) else in_chat(error)
                 self._reports.append(Failed(job, one_line(said), is_full))
-            except Exception as error:  # whatever it is, the chat goes on
+            except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
                 self._reports.append(Failed(job, said))
         with contextlib.suppress(Exception):  # there is nobody left to tell
