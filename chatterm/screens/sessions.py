@@ -92,7 +92,9 @@ class SessionPicker(SearchPicker[SessionInfo]):
             line = await asyncio.to_thread(self._store.preview, info.id, text)
         except SessionError:  # the list says so, too
             line = ""
-        about = f"{extent_text(info)} · {counted(info.tokens, 'token')} generated"
+        about = extent_text(info)
+        if info.tokens:  # nobody counts those of a model on a server here
+            about += f" · {counted(info.tokens, 'token')} generated"
         self._about(marked_words(elided(line, self._about_width), text.split()) or [("", "")], about)
 
     # --- what is shown besides the list ---

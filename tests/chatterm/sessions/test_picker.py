@@ -9,7 +9,9 @@ from textual.pilot import Pilot
 
 from chatterm.screens.notes import Choices, Note
 from chatterm.screens.sessions import SessionList, SessionPicker
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
 from chatterm.settings.themes import STYLESHEET, load_theme
 from tests.chatterm.driving import LOOKS
 from tests.chatterm.sessions.saved import conversation
@@ -212,6 +214,18 @@ async def test_the_preview_shows_the_line_that_matches(store: Store, ids: list[s
         await hands.shows("You said: green pears")
         await hands.press("ctrl+u", *"nowhere")
         await hands.until(lambda: preview.build(70) == [[]])
+
+
+async def test_tokens_that_nobody_counted_are_not_told(store: Store) -> None:
+    session, tree = store.new(SessionInfo(model="openai://host/model")), Tree()
+    exchange = tree.add(tree.head, "hello", "openai://host/model")
+    exchange.text, exchange.finish_reason = "Hello.", "eos"
+    store.save(session, exchange)
+    store.head(session, tree.head)
+    async with picking(store, size=(90, 30)) as hands:
+        await hands.shows("1 message")
+        await hands.shows("Hello.")
+        assert "generated" not in hands.text
 
 
 async def test_branches_are_counted_and_only_what_is_shown_are_messages(store: Store) -> None:
