@@ -10,6 +10,7 @@ from chatterm.terminal.sanitize import is_safe
 from chatterm.tools.arguments import checked
 from chatterm.tools.builtin.confined import MOST_BYTES, Confined
 from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
+from models.units import counted
 
 _RUNS_LATER = re.compile(
     r"(^|/)(\.git|\.githooks|\.husky|\.github|\.vscode|\.idea|\.devcontainer)/"
@@ -123,7 +124,7 @@ def _plan(
 
     def run(_: Running) -> str:
         files.write(name, data, before)
-        return f"{name} is written: {len(text.splitlines()):,} lines."
+        return f"{name} is written: {counted(len(text.splitlines()), 'line')}."
 
     head: tuple[str, Tone] = (f"path: {name}" + (" (a new file)" if before is None else ""), "text")
     return Plan(tool, "write", name, (head, *_diff(old, text)), run, write_dangers(name, text))

@@ -106,4 +106,4 @@ def test_files_that_others_obey_need_a_second_look(files: Confined, path: str) -
 def test_a_diff_keeps_no_secret_behind_control_characters(files: Confined) -> None:
     plan = WriteFile(files).plan({"path": "new/x.sh", "text": "ls\x1b[8m; rm\x1b[0m\n"})
     assert plan.dangers == ("the text has control characters",)
-    assert run(plan) == "new/x.sh is written: 1 lines."
+    assert run(plan) == "new/x.sh is written: 1 line."
