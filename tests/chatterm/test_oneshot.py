@@ -387,10 +387,10 @@ def test_stats_line_tells_what_was_drafted() -> None:
     said = "guessed right 30 of 50 (60%), tokens per step 2.00, saved 0.50 s"
     assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
     stats = replace(stats, drafted_tokens=40, accepted_drafts=25)
-    said = "guessed right 30 of 50 (60%), 25 of 40 (62%) of them by the draft model, 2.00 tokens per step"
+    said = "guessed right 30 of 50 (60%), 25 of 40 (62%) of them by the draft model, tokens per step 2.00"
     assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
     stats = replace(stats, drafted_tokens=50, accepted_drafts=30)
-    said = "guessed right 30 of 50 (60%) by the draft model, 2.00 tokens per step"
+    said = "guessed right 30 of 50 (60%) by the draft model, tokens per step 2.00"
     assert said in stats_line(Outcome("x", "", FinishReason.STOP, stats))
 
 
