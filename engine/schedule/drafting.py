@@ -5,8 +5,8 @@ It has a KV cache of its own, in which texts that begin alike share their rows, 
     rows     | read: tokens of the text   | ahead: rows of guesses | reserved
     table    0 ...                  length
 
-A chain of guesses begins with the rows of what was said since the last one. Rows of guesses that turned out right are
-read already; those of the others are beyond the end of the table, and are written over.
+A chain of guesses begins with the rows of the tokens drawn since the last chain. Rows of guesses that held are already
+computed; rows of wrong guesses lie beyond the end of the table, and are overwritten.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -28,20 +28,20 @@ from engine.speculation.sources import NOTHING, Asked, GoesOn, Guess
 from models.units import bytes_text
 
 MOST_BEHIND = MOST_ROWS
-"""More tokens than these are read before anything is guessed, some of them in each step."""
+"""If more tokens than this are missing, they are read first, some in each step, and nothing is guessed."""
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """How far a text was read."""
+    """How far a text has been read."""
 
     table: BlockTable
     ahead: list[int] = field(default_factory=list)
-    """Tokens of the rows behind those of the table."""
+    """Tokens of the rows after those of the table."""
 
     @property
     def rows(self) -> int:
-        """How many are written."""
+        """Number of rows written."""
         return self.table.length + len(self.ahead)
 
 
@@ -53,17 +53,17 @@ class Drafting:
     runner: Runner
     blocks: BlockManager
     vocab_size: int
-    """Tokens from here on are not known to both models."""
+    """Number of tokens that both models know."""
     most_rows: int
-    """Of a text."""
+    """Most rows of a text."""
     max_chunk: int
-    """Most rows of a step that reads."""
+    """Most rows of a reading step."""
     draws: bool = True
-    """Whether it has logits for all tokens of the other model, so that these can be drawn from."""
+    """Whether it has logits for all tokens of the large model, so that tokens can be drawn from them."""
     nbytes: int = 0
-    """Of its weights and of its KV cache."""
+    """Bytes of its weights and its KV cache."""
     cost: float = 0.0
-    """What a step of it is believed to take, in steps of the model that it guesses for."""
+    """Estimated time of one of its steps, in steps of the model that it guesses for."""
     pace: IdlePace = field(default_factory=IdlePace)
     _readings: dict[Hashable, Reading] = field(default_factory=dict)
     _wish: list[int] = field(default_factory=list)
@@ -112,7 +112,8 @@ class Drafting:
         return True
 
     def _caught_up(self, asked: Asked) -> Reading | None:
-        """What was read of a text, once that is nearly all of it and there is room for guesses; else more is read."""
+        """Return the reading of a text that is nearly complete and has room for guesses. Otherwise read more of it if
+        possible, and return None."""
         tokens, reading = asked.tokens, self._readings.get(asked.whom)
         if reading is None or reading.table.length >= len(tokens):
             self.end(asked.whom)
@@ -120,7 +121,7 @@ class Drafting:
         start = reading.table.length
         if not self._takes(tokens[start:], start + asked.most):
             return None
-        # The last row is always computed: what follows it is wanted.
+        # The last row is always computed, because its logits are needed.
         held = common_prefix(reading.ahead, tokens[start:-1])
         self.blocks.commit(reading.table, reading.ahead[:held])
         reading.ahead.clear()
@@ -135,11 +136,11 @@ class Drafting:
         return reading
 
     def _takes(self, tokens: Sequence[int], more: int) -> bool:
-        """Whether the model can read these tokens, beside so many more."""
+        """Return whether the model can read these tokens and `more` others."""
         return len(tokens) + more <= self.most_rows and max(tokens, default=0) < self.vocab_size
 
     def _read(self, reading: Reading, tokens: Sequence[int], most: int, idle: bool = False) -> bool:
-        """Compute up to `most` of the rows that are missing. Returns whether more are."""
+        """Compute up to `most` missing rows, at least one. Return whether more are missing and can be read."""
         table = reading.table
         start, stop = table.length, min(table.length + max(most, 1), len(tokens))
         if start >= stop:
@@ -157,23 +158,23 @@ class Drafting:
         return stop < len(tokens)
 
     def _wait(self) -> None:
-        """Until what was to be computed is: how long it takes says how much is read at once."""
+        """Wait until the device has computed the rows: the time they take decides how many are read at once."""
 
     def _span(self, reading: Reading, tokens: Sequence[int], guess: Guess) -> Span:
-        """The rows that are missing of a text and its guesses; what follows the last one is wanted."""
+        """Return the span of the missing rows of a text and its guesses, with logits for the last row."""
         start = reading.rows
         missing = [*tokens[start:], *guess.tokens[max(start - len(tokens), 0) :]]
         rows = range(start, start + len(missing))
         return Span(tuple(reading.table.blocks), start, len(missing), missing, rows, 1)
 
     def _wrote(self, reading: Reading, tokens: Sequence[int], span: Span) -> None:
-        """The rows of a span are there: those of the text to stay, those of guesses for as long as these hold."""
+        """Record the rows of a span as written: commit those of the text, keep those of guesses in `ahead`."""
         self.blocks.commit(reading.table, tokens[reading.table.length :])
         reading.ahead += span.tokens[max(len(tokens) - span.start, 0) :]
 
     def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
-        """With the token that is drawn after logits [vocab] with the random number, the penalties and all else that the
-        text's own next token will be drawn with: so both models choose the same one wherever they think alike.
+        """Extend `guess` by the token drawn from logits [vocab], with the random number, penalties and other settings
+        of the text's own next token: so both models choose the same token wherever they agree.
         """
         with torch.inference_mode():
             known = logits[: self.vocab_size]
@@ -185,7 +186,7 @@ class Drafting:
         return Guess((*guess.tokens, token), chances=(*guess.chances, sure))
 
     def _let_go(self) -> None:
-        """Of what was wished for: its rows stay as cache."""
+        """Drop the wish. Its rows stay in the prefix cache."""
         if self._wished is not None:
             self.blocks.close(self._wished.table)
         self._wish, self._wished = [], None

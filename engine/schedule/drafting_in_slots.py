@@ -1,7 +1,7 @@
-"""A draft model on a GPU: what `drafting.py` says, but that the device draws the tokens of a chain one after the other.
+"""A draft model on a GPU: as in `drafting.py`, but the device draws all tokens of a chain, one after the other.
 
-Nobody looks at them before the last one is there. So how many there are is decided before the first, by how sure the
-model has been of late.
+The host reads them only after the last one is drawn. So the length of a chain is decided before its first token, by how
+sure the model has been lately.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -21,14 +21,14 @@ from engine.schedule.idle_pace import IdlePace
 from engine.speculation.sources import NOTHING, Asked, Drawing, GoesOn, Guess
 
 FIRST_READ = 512
-"""Rows of a text that are read at first."""
+"""Rows of a text that are read at once at first."""
 GREEDY = Drawing(SamplingParams(temperature=0.0), 0, 0)
-"""How to guess for a text that nobody says it of."""
+"""How to draw guesses for a text that gives no `Drawing`."""
 
 
 @dataclass(slots=True)
 class Place:
-    """A slot, and what it was made ready for."""
+    """A slot, and the block table that it was prepared for."""
 
     slot: int
     table: BlockTable
@@ -41,9 +41,9 @@ class SlotDrafting(Drafting):
     decode_runner: DraftRunner
     pace: IdlePace = field(default_factory=lambda: IdlePace(FIRST_READ))
     sure: float = 0.8
-    """The chance that it gave its tokens of late."""
+    """Moving average of the probability that it gave its tokens."""
     _places: dict[Hashable, Place] = field(default_factory=dict)
-    """Those used longest ago first."""
+    """Places by text, least recently used first."""
 
     def guess(
         self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
@@ -77,14 +77,14 @@ class SlotDrafting(Drafting):
         return Drafting.while_idle(self) or self.decode_runner.while_idle()
 
     def _count(self, at: int, most: int, texts: int, goes_on: GoesOn) -> int:
-        """How many tokens to guess, if it goes on being as sure as it was."""
+        """Return how many tokens to guess, assuming that the model stays as sure as it was."""
         guess = NOTHING
         while len(guess.tokens) < most and goes_on(at, guess, texts):
             guess = Guess((*guess.tokens, 0), chances=(*guess.chances, self.sure))
         return len(guess.tokens)
 
     def _start(self, asked: Asked, reading: Reading, going: set[Hashable]) -> Start:
-        """Where a chain begins, in a slot that is ready for it; those that are `going` need theirs."""
+        """Prepare a slot for a chain and return where the chain begins. The texts in `going` keep their slots."""
         tokens, drawing = asked.tokens, asked.drawing or GREEDY
         place = self._places.pop(asked.whom, None)
         is_new = place is None or place.table is not reading.table
@@ -106,7 +106,7 @@ class SlotDrafting(Drafting):
         return self._places.pop(next(whom for whom in self._places if whom not in going)).slot
 
     def _guessed(self, asked: Asked, drawn: list[Drawn]) -> Guess:
-        """What was drawn after the text of `asked`."""
+        """Return the guess for the tokens drawn after the text of `asked`, and update `sure`."""
         chances = tuple(exp(min(token.logprob or 0.0, 0.0)) for token in drawn)
         self.sure += (sum(chances) / len(chances) - self.sure) / 16
         return Guess(tuple(token.token_id for token in drawn), chances=chances)

@@ -1,4 +1,4 @@
-"""What a constraint says of tokens that are not drawn yet: those that must come, and guesses that may."""
+"""What a constraint says about tokens not yet drawn: which must come next, and which guesses may."""
 
 from collections.abc import Sequence as Items
 
@@ -8,15 +8,15 @@ from engine.schedule.guide import Guide
 from engine.schedule.sequence import Sequence
 
 MOST_FORCED = 64
-"""Tokens that a constraint puts in at once; what it forces beyond them comes with the next token."""
+"""Most forced tokens taken at once; the constraint forces the rest after the next token."""
 FEWEST_FORCED = 4
-"""So many at least for each sequence in a slot: others wait while what one is forced to say is computed as a prompt."""
+"""Fewest forced tokens, per sequence in a slot: the others wait while one computes its forced tokens as a prompt."""
 
 
 def is_to_jump(sequence: Sequence, together: int) -> bool:
-    """Whether a constrained sequence, one of so many in slots, leaves its slot for what it is forced to say next.
+    """Return whether a constrained sequence, one of `together` in slots, leaves its slot to take forced tokens.
 
-    The rows of those tokens have other bits than decoding gives: no guess may come before that.
+    The rows of those tokens have other bits than decoding gives: no guess may be checked before them.
     """
     assert sequence.guide is not None
     sequence.guide.follow(sequence.generated)
@@ -24,8 +24,8 @@ def is_to_jump(sequence: Sequence, together: int) -> bool:
 
 
 def permitted(sequence: Sequence, guesses: Items[int], together: int) -> int:
-    """How many of the guesses of what comes after all known tokens of a constrained sequence may come, and would be
-    drawn in its slot, one of `together`."""
+    """Return how many of the guesses after all known tokens of a constrained sequence its constraint allows and its
+    slot, one of `together`, would draw."""
     guide = sequence.guide
     assert guide is not None
     guide.follow(sequence.generated)
@@ -39,7 +39,7 @@ def permitted(sequence: Sequence, guesses: Items[int], together: int) -> int:
             return count + 1
         try:
             ahead.push(guess)
-        except EngineError:  # the grammar is too complex: who draws this token is told
+        except EngineError:  # the grammar is too complex: drawing this token reports it
             return count
         if _forces(sequence, ahead, together):
             return count

@@ -1,15 +1,15 @@
-"""Guesses in a step: which chunks get some, and what becomes of them.
+"""Guesses in a step: which chunks get them, and how they are checked.
 
     step     | the newest row, and rows of guesses g1 g2 g3, in one span
-    after it | token drawn = g1: its row counts | drawn = g2: counts | drawn = x: x it is, and g3 is forgotten
+    after it | token drawn = g1: its row counts | drawn = g2: counts | drawn = x: x is taken, and g3 is dropped
 
 Each token is drawn from the logits of its own row, with its own random number, penalties and constraint, as it would
-be without guesses. A row counts, and can be found by others, when its token was drawn; what was not is beyond the end
-of the block table, and the next step writes over it. Guesses take free blocks only: nobody is evicted for them.
+be without guesses. A row counts, and other sequences can find it, once its token is drawn. Other rows lie beyond the
+end of the block table, and the next step overwrites them. Guesses take free blocks only: they evict nothing.
 
-On a GPU sequences decode in slots, and the host is a step behind. Where what may come next pays as far as the host
-knows, it reads the tokens that it has not, looks again, and waits for the step that checks the guesses. A draft model
-is asked once all tokens are read.
+On a GPU sequences decode in slots, and the host is a step behind. If guesses seem to pay as far as the host knows, it
+reads the unread tokens, guesses again, and waits for the step that checks the guesses. A draft model is asked once all
+tokens are read.
 """
 
 from collections.abc import Callable
@@ -33,34 +33,34 @@ from engine.speculation.texts import Text, Texts
 T = TypeVar("T")
 
 AGAIN_IN_SLOTS = 256
-"""As `AGAIN`, where a step of one row is measured beside the next one: the host waits for a step that has guesses."""
+"""`AGAIN` for slots, where a step of one row overlaps with the next one: the host waits for a step that has guesses."""
 
 
 MOST_READING = 16
-"""Steps of an answer that reading before it may take a draft model; the rest is read once nobody waits."""
+"""Most time, in steps of the answer, that a draft model may spend reading its text; the rest is read in idle time."""
 DRAFTS = Guess((-1,))
-"""What stands for the guesses of a draft model, while tokens that it has to know are unread."""
+"""Stands for the guesses of a draft model while tokens that it needs are unread."""
 
 
 @dataclass(slots=True)
 class Guessing:
-    """What is known of a sequence that is answered."""
+    """The state of guessing for a running sequence."""
 
     text: Text
     balance: Balance = field(default_factory=Balance)
     guess: Guess = NOTHING
-    """The latest, as long as it was offered."""
+    """The latest guess, as long as it was offered."""
     hoped: Guess = NOTHING
-    """The one that the step waited for, while tokens were unread."""
+    """The guess that the step waited for while tokens were unread."""
     drafting_s: float = 0.0
-    """What the draft model took for it."""
+    """Seconds that the draft model took for the guess."""
     may_draft: bool = False
-    """The draft model is worth asking, once all tokens are read."""
+    """Whether the draft model is worth asking once all tokens are read."""
     reading_s: float = 0.0
-    """What it took to read the text, with nothing guessed of it."""
+    """Seconds that the draft model spent reading the text without a guess."""
 
     def follow(self, sequence: Sequence) -> None:
-        """Know all its tokens."""
+        """Append the new tokens of `sequence` to the text."""
         known, tokens = len(self.text.path), sequence.rows.token_ids
         if known < len(tokens):
             self.text.go_on(tokens[known:])
@@ -68,26 +68,26 @@ class Guessing:
 
 @dataclass(slots=True)
 class Speculating:
-    """Offers guesses to decoding sequences, and learns from what they were worth. It belongs to the loop thread."""
+    """Offers guesses to decoding sequences, and learns what they were worth. Only the loop thread may use it."""
 
     scheduler: Scheduler
     pace: Pace = field(default_factory=Pace)
     texts: Texts = field(default_factory=Texts)
     drafts: Source | None = None
-    """A draft model."""
+    """The draft model, if any."""
     notes: tuple[str, ...] = ()
-    """Why there is no draft model any more, in a line."""
+    """Why the draft model is no longer used, in one line."""
     drafting_s: float = 0.0
-    """What the draft model took for the guesses of this step,"""
+    """Seconds that the draft model took for the guesses of this step."""
     apart_s: float = 0.0
-    """and all that was waited for it."""
+    """Seconds that this step waited for the draft model in all."""
     _known: dict[Sequence, Guessing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pace.draft = self.drafts.cost if self.drafts is not None else 0.0
 
     def offer(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The same chunks, with guesses where they pay. A step with a prompt in it stays as it is."""
+        """Return the same chunks, with guesses where they pay. A step with a prompt in it gets none."""
         self._begin([chunk.sequence for chunk in chunks])
         if not all(_may_guess(chunk) for chunk in chunks):
             return chunks
@@ -95,9 +95,9 @@ class Speculating:
         return [replace(chunk, guesses=found) for chunk, found in zip(chunks, guesses, strict=True)]
 
     def spans(self, sequences: list[Sequence]) -> list[tuple[Sequence, tuple[int, ...]]]:
-        """These in their slots, each with guesses where they pay, and room for their rows.
+        """Return these sequences in slots, each with guesses where they pay, and reserve blocks for their rows.
 
-        While tokens are unread it is what may pay, if those are what is guessed of them; there is no room yet.
+        While tokens are unread, return guesses that pay if the unread tokens are as guessed; nothing is reserved yet.
         """
         self._begin(sequences)
         together = len(sequences)
@@ -106,7 +106,8 @@ class Speculating:
         return list(zip(sequences, self._guesses(sequences), strict=True))
 
     def waited(self, sequences: list[Sequence], seconds: float) -> None:
-        """There was hope, but not once all tokens were read: the next step of these began so much later."""
+        """Record the cost of hoped-for guesses that did not pay once all tokens were read: the next step of `sequences`
+        began `seconds` later."""
         each, unit = seconds / len(sequences), self.pace.costs.unit_s
         for sequence in sequences:
             known = self._known.get(sequence)
@@ -126,7 +127,7 @@ class Speculating:
                 known.hoped = NOTHING
 
     def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
-        """Have `draw` draw the token after each row of `chunk`, as long as those before it were guessed rightly."""
+        """Have `draw` draw the token after each row of `chunk`, as long as all guesses before it hold."""
         sequence, guesses = chunk.sequence, chunk.guesses
         held, sequence.expected = 0, next(iter(guesses), -1)
         draw(sequence, logits[0])
@@ -141,7 +142,7 @@ class Speculating:
         self.checked(sequence, len(guesses), held)
 
     def checked(self, sequence: Sequence, guesses: int, held: int) -> None:
-        """Of so many guesses of an answer so many held."""
+        """Record that `held` of `guesses` guessed tokens of an answer held."""
         tally, known = self.scheduler.tally, self._known.get(sequence)
         sequence.guessed += guesses
         sequence.accepted += held
@@ -155,7 +156,8 @@ class Speculating:
             sequence.drafts_accepted += held
 
     def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
-        """A step in which just these decoded took so long: of each how many guesses it had, and how many held."""
+        """Record the seconds of a step that only decoded. `checked` gives each sequence, its number of guesses,
+        and how many held."""
         costs = self.pace.costs
         rows = sum(1 + guesses for _, guesses, _ in checked)
         plain, guessing = costs.of(min(len(checked), MOST_ROWS)), sum(bool(each) for _, each, _ in checked)
@@ -165,7 +167,7 @@ class Speculating:
                 continue
             self.pace.drafts.saw(-known.drafting_s / costs.unit_s)
             sequence.saved_s -= known.drafting_s
-            known.drafting_s = 0.0  # the next step may be one that nobody is asked for guesses for
+            known.drafting_s = 0.0  # the next step may be one without guesses
             if not guesses:
                 continue
             self.pace.acceptance.saw(known.guess, guesses, held)
@@ -175,18 +177,18 @@ class Speculating:
         costs.saw(rows, seconds, len(checked))
 
     def drafted(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took the draft model so long."""
+        """Record the seconds that a step of `rows` rows took the draft model."""
         self.pace.costs.drafted(rows, seconds)
         self.drafting_s += seconds
 
     def ended(self, sequence: Sequence) -> None:
-        """A sequence is over. What it was about is likely to be asked about next."""
+        """Release a finished sequence. Its text is likely to continue, so the draft model may read it in idle time."""
         self._try(lambda drafts: drafts.end(sequence))
         if sequence.error is None and not sequence.cancelled:
             self._try(lambda drafts: drafts.wish(sequence.rows.token_ids))
 
     def while_idle(self) -> bool:
-        """Have the draft model read, for some milliseconds. Returns whether more is left."""
+        """Have the draft model read for some milliseconds. Return whether more is left."""
         return bool(self._try(lambda drafts: drafts.while_idle()))
 
     def _begin(self, sequences: list[Sequence]) -> None:
@@ -195,7 +197,7 @@ class Speculating:
         self.pace.turn_to(sum(sequence.computed for sequence in sequences))
 
     def _guesses(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
-        """For each the guesses that pay. There is room for their rows, unless tokens before them are unread."""
+        """Return the guesses that pay for each sequence. Reserve blocks for their rows unless tokens are unread."""
         rows, tokens, found = len(sequences), float(len(sequences)), list[tuple[int, ...]]()
         if rows >= MOST_ROWS:
             return [()] * rows
@@ -215,7 +217,7 @@ class Speculating:
         return found
 
     def _look_up(self, sequence: Sequence, most: int, together: int) -> None:
-        """The guess that the texts give of what comes after all known tokens, one of so many sequences."""
+        """Look up in the texts what comes after all known tokens of a sequence, one of `together`."""
         known, params = self._known.get(sequence), sequence.params
         if known is None:
             text = self.texts.take(sequence.client, sequence.rows.token_ids)
@@ -227,7 +229,7 @@ class Speculating:
             known.guess = _cut(sequence, self.texts.guess(known.text, most), together)
 
     def _draft(self, sequences: list[Sequence]) -> None:
-        """Have the draft model guess where the texts are not as sure as that is believed to be worth."""
+        """Have the draft model guess where that is expected to gain more than the guesses from texts."""
         rows, tokens, pace = len(sequences), float(len(sequences)), self.pace
         share = _share(rows)
         answers, asked, least = list[Sequence](), list[Asked](), list[float]()
@@ -257,10 +259,10 @@ class Speculating:
             sequence.saved_s -= reading_s / len(asked)
             known.reading_s += 0.0 if guess.tokens else reading_s / len(asked)
             if pace.best(guess, rows, tokens, pace.drafts, 0)[0] > before:
-                known.guess = guess  # what drafts took is spent for either
+                known.guess = guess  # the time that drafting took is spent either way
 
     def _hope_to_draft(self, sequences: list[Sequence]) -> None:
-        """Say of which of these the draft model is worth asking for guesses, though tokens are unread."""
+        """Note for which of these sequences, with tokens unread, the draft model will be worth asking."""
         rows, tokens, pace, hope = len(sequences), float(len(sequences)), self.pace, False
         for sequence in sequences:
             known, params = self._known[sequence], sequence.params
@@ -275,16 +277,16 @@ class Speculating:
             pace.relax()
 
     def _may_read(self, known: Guessing) -> bool:
-        """Whether the draft model has read the text, or may go on with it."""
+        """Return whether the draft model has read the text or may go on reading it."""
         return known.reading_s <= MOST_READING * (self.pace.costs.unit_s or known.reading_s)
 
     def _try(self, function: Callable[[Source], T]) -> T | None:
-        """What the draft model does; where it fails there is none any more."""
+        """Call `function` with the draft model. If it fails, stop using the draft model."""
         if self.drafts is None:
             return None
         try:
             return function(self.drafts)
-        except Exception as error:  # noqa: BLE001 - whatever it is, answers do without it
+        except Exception as error:  # noqa: BLE001 - whatever it is, answers go on without the draft model
             why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
             self.notes = (f"The {self.drafts.told} is no longer used, because it failed: {why}.",)
             self.drafts = None
@@ -303,7 +305,7 @@ class Speculating:
         return known.guess.tokens[unread : unread + (count if unread else self._reserve(sequence, count))]
 
     def _room(self, sequence: Sequence) -> int:
-        """How many tokens may come after the next one."""
+        """Return how many tokens may come after the next one."""
         params, rows, scheduler = sequence.params, sequence.rows, self.scheduler
         assert params is not None
         left = scheduler.context_length - len(rows)
@@ -313,7 +315,8 @@ class Speculating:
         return left - 1
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
-        """Make room for the row of the newest token and `count` more, or as many as fit into free blocks."""
+        """Reserve the row of the newest token and `count` more, or as many as fit into free blocks. Return how many
+        more."""
         table, blocks = sequence.table, self.scheduler.blocks
         assert table is not None
         if count:
@@ -323,7 +326,7 @@ class Speculating:
         return count
 
     def _forget(self) -> None:
-        """Texts of sequences that have ended wait for the next turn."""
+        """Give back the texts of finished sequences, for the next turn."""
         for sequence in [one for one in self._known if one.status is Status.FINISHED]:
             known = self._known.pop(sequence)
             known.follow(sequence)
@@ -333,7 +336,7 @@ class Speculating:
 def make_speculating(
     scheduler: Scheduler, runner: Runner, decode_runner: DecodeRunner[Sequence] | None, drafts: Source | None
 ) -> Speculating | None:
-    """None: what decodes here has one row of a sequence in a step."""
+    """Return None if decoding here computes only one row per sequence in a step."""
     if decode_runner is None:
         return Speculating(scheduler, drafts=drafts) if runner.checks_guesses else None
     if not decode_runner.checks_guesses:
@@ -343,7 +346,7 @@ def make_speculating(
 
 
 def how_speculated(speculating: Speculating | None, device: str) -> str:
-    """What a person is told: how tokens are guessed, or why none are."""
+    """Describe for the user how tokens are guessed, or why none are."""
     if speculating is not None:
         drafts = speculating.drafts
         return "suffix matching" if drafts is None else f"suffix matching, {drafts.told}"
@@ -353,19 +356,19 @@ def how_speculated(speculating: Speculating | None, device: str) -> str:
 
 
 def _may_guess(chunk: Chunk) -> bool:
-    """The chunk is the next row of an answer that a person waits for, and wants guesses."""
+    """Return whether the chunk is the next row of an answer that a person waits for and that wants guesses."""
     return chunk.count == 1 and chunk.samples and chunk.sequence.decodes and _wants_guesses(chunk.sequence)
 
 
 def _may_guess_in_slot(sequence: Sequence, together: int) -> bool:
-    """The same of a sequence in a slot, one of so many."""
+    """Return the same for a sequence in a slot, one of `together`."""
     if sequence.known or not _wants_guesses(sequence):
         return False
     return sequence.guide is None or not is_to_jump(sequence, together)
 
 
 def _cut(sequence: Sequence, guess: Guess, together: int) -> Guess:
-    """What of a guess may follow all known tokens in a slot, by the constraint of the answer."""
+    """Cut a guess to the tokens that the constraint of the answer allows in a slot after all known tokens."""
     if sequence.guide is None or not sequence.joined:
         return guess  # elsewhere each token is drawn by the host, which knows the constraint
     count = permitted(sequence, guess.tokens, together)
@@ -378,7 +381,7 @@ def _wants_guesses(sequence: Sequence) -> bool:
 
 
 def _share(rows: int) -> int:
-    """Tokens that may be drafted for each of so many sequences."""
+    """Return how many tokens may be drafted for each of `rows` sequences."""
     return -(-(MOST_ROWS - rows) // rows)
 
 
@@ -389,7 +392,7 @@ def _asked(sequence: Sequence, most: int) -> Asked:
 
 
 def _drawing(sequence: Sequence) -> Callable[[Tensor, Items[int]], int] | None:
-    """How tokens of the answer are drawn from now on, but for what a constraint allows."""
+    """Return how the next tokens of the answer are drawn, apart from its constraint; None if that is unknown."""
     state = sequence.sampler
     if state is None:
         return None
@@ -402,7 +405,7 @@ def _drawing(sequence: Sequence) -> Callable[[Tensor, Items[int]], int] | None:
 
 
 def _comes(sequence: Sequence, guess: int) -> bool:
-    """Whether the next row to compute is of this token, and still wanted."""
+    """Return whether the next row to compute is that of token `guess`, and is still wanted."""
     computed = sequence.computed
     return (
         sequence.status is Status.RUNNING

@@ -1,4 +1,4 @@
-"""A step of the engine: what the scheduler chose is computed, and it is said what came of it."""
+"""A step of the engine: compute what the scheduler chose, and report the results."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +31,7 @@ from engine.store.disk import DiskTier
 
 @dataclass(slots=True)
 class EngineStep:
-    """Everything here belongs to the loop thread."""
+    """Runs steps. Only the loop thread may use it."""
 
     device: torch.device
     stop_ids: frozenset[int]
@@ -40,47 +40,47 @@ class EngineStep:
     cache: KVCache
     runner: Runner
     threads: int
-    """Of torch on a CPU, for a person's request."""
+    """Torch threads for a person's request on a CPU."""
     decoding: Decoding | None = None
-    """None: sequences decode in one batch with the chunks of prompts, and the host samples."""
+    """None: sequences decode in the same batch as prompt chunks, and the host samples."""
     pace: IdlePace = field(default_factory=IdlePace)
     pace_alone: IdlePace = field(default_factory=IdlePace)
-    """Of idle work that keeps to one core."""
+    """The pace of idle work that is restricted to one core."""
     chunk_pace: ChunkPace = field(default_factory=ChunkPace)
     timer: ChunkTimer | None = None
-    """On a GPU."""
+    """Set on a GPU only."""
     decode_s: float = 0.0
-    """What the last batch without a prompt or guesses took on a CPU."""
+    """Seconds of the last CPU batch that had neither a prompt nor guesses."""
     seconds: float = 0.0
-    """What this step's batch took, where all of it decodes on a CPU; else 0."""
+    """Seconds of this step's batch if it only decodes, on a CPU; otherwise 0."""
     others: Others = field(default_factory=Others)
     alone: bool = False
-    """Whether idle work keeps to one core now."""
+    """Whether idle work is currently restricted to one core."""
     torch_threads: int = 0
-    """As they were set last; 0 before that."""
+    """The number of torch threads set last; 0 before the first time."""
     jumps: bool = True
-    """Whether rows of an answer in a slot may be computed as a prompt's are."""
+    """Whether rows of an answer in a slot may be computed like those of a prompt."""
     speculating: Speculating | None = None
-    """None: no tokens are guessed."""
+    """None: speculation is off."""
     disk: DiskTier | None = None
     watch: Callable[[], None] = lambda: None
-    """Called when a token was sampled; raises EngineError where it means nothing, as others were lost."""
+    """Called after a token is sampled. Raises EngineError if the token is meaningless because other ranks are lost."""
     _launched_at: float = 0.0
-    """When the host was done with the last step of a decode runner; 0.0 where that says nothing of the next one."""
+    """When the host finished the last step of a decode runner; 0.0 if that says nothing about the next step."""
     _firsts: int = 0
     _checked: tuple[list[tuple[Sequence, int, int]], float] | None = None
-    """What came of the guesses of the last step, and when that began."""
+    """The results of the guesses checked in the last step, and when that step began."""
     _waiting: float = 0.0
-    """Since when the device has nothing to do, because there was hope for guesses; 0.0: it has."""
+    """Since when the device has been idle because guesses were hoped for; 0.0: it has work."""
     _guided: dict[Sequence, None] = field(default_factory=dict)
-    """Constrained sequences in slots whose tokens were just read, in that order."""
+    """Constrained sequences in slots whose tokens were just read, in reading order."""
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
             self.timer = ChunkTimer()
 
     def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
-        """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
+        """Decode in slots of `runner` from now on. No sequence may be running."""
         self.decoding = Decoding(runner, self.blocks)
         self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave
         if not runner.checks_guesses:
@@ -88,11 +88,11 @@ class EngineStep:
 
     @property
     def has_work(self) -> bool:
-        """Somebody waits or runs, or a step is in flight whose tokens nobody has read, wanted or not."""
+        """Whether a sequence waits or runs, or a step is in flight whose tokens are unread, wanted or not."""
         return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
 
     def while_idle(self) -> bool:
-        """What makes later steps faster, for some milliseconds. Returns whether more is left of it."""
+        """Do work that makes later steps faster, for some milliseconds. Return whether more is left."""
         more = self.disk is not None and self.disk.go_on()
         if self.device.type == "cpu":
             self.alone = self.others.are_busy()
@@ -106,9 +106,9 @@ class EngineStep:
     def step(self) -> None:
         """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
 
-        These are read sooner where the draws of the step depend on them.
+        The tokens are read earlier if the draws of this step depend on them.
 
-        What goes wrong ends those whose work it was, so that nobody is left waiting.
+        An error ends the sequences whose work failed, so that no client is left waiting.
         """
         scheduler, decoding = self.scheduler, self.decoding
         step = Step()
@@ -128,7 +128,7 @@ class EngineStep:
         for sequence in step.joining:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._join(sequence, None)
-        # Who joined may have taken the slot of another one.
+        # A sequence that joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
         checked = False
         if not launched or step.chunks:
@@ -148,8 +148,8 @@ class EngineStep:
                 self._launched(launched)
                 if waits:
                     decoding.read(1, self._took, self._failed)
-        # Tokens are told before a chunk is enqueued, which may take the host as long as the device. Those that were
-        # drawn behind the last chunk are not waited for before that: the next tokens would be late.
+        # Report tokens before enqueuing a chunk, which may take the host as long as the device. Do not wait first for
+        # the tokens drawn behind the last chunk: the next tokens would be late.
         self._read(behind + bool(launched))
         if step.chunks:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
@@ -163,7 +163,7 @@ class EngineStep:
         self._report_finished()
 
     def _check(self, launched: list[Sequence]) -> bool:
-        """Do a step of these with guesses of what they say, where that pays. False: they are to be launched as ever."""
+        """Run a step of these sequences that checks guesses, if that pays. False: launch them as usual."""
         speculating, decoding = self.speculating, self.decoding
         if speculating is None or decoding is None:
             return False
@@ -191,20 +191,20 @@ class EngineStep:
         return True
 
     def _settle(self, now: float) -> None:
-        """A step that checked guesses took until the device had its next one."""
+        """Record the time of the last step that checked guesses: it ends when the device gets its next step."""
         if self._checked is not None and self.speculating is not None:
             self.speculating.saw(self._checked[0], now - self._checked[1])
         self._checked = None
 
     def _launched(self, sequences: list[Sequence]) -> None:
-        """The device has a step again: what it did without one is what guesses cost."""
+        """Record that the device has a step again: the time it was idle is a cost of guesses."""
         self._settle(now := perf_counter())
         if self._waiting and self.speculating is not None:
             self.speculating.waited(sequences, now - self._waiting)
         self._waiting = 0.0
 
     def _time(self, speculating: Speculating, firsts: int, launched: list[Sequence], follows: bool) -> None:
-        """Tell what steps take that are launched one behind the other; nobody: something else was computed, too."""
+        """Record the time of steps launched back to back. `launched` is empty if other work was computed too."""
         now = perf_counter()
         if launched and follows and self._launched_at and firsts == self._firsts:
             speculating.saw([(sequence, 0, 0) for sequence in launched], now - self._launched_at)
@@ -218,16 +218,16 @@ class EngineStep:
 
     @contextmanager
     def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
-        """Whatever is raised inside ends `sequences`."""
+        """Finish `sequences` with any error raised inside."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+        except Exception as error:  # noqa: BLE001 - whatever it is, no client may be left waiting
             for sequence in sequences():
                 self.scheduler.finish(sequence, None, error)
 
     def _run(self, chunks: list[Chunk]) -> list[tuple[Chunk, list[torch.Tensor]]]:
-        """Compute chunks. Returns those whose next token is drawn now, and logits [vocab]: of its row, and of those
-        of guesses."""
+        """Compute chunks. Return those whose next token is drawn now, each with logits [vocab] of its row and of the
+        rows of its guesses."""
         idle = chunks[0].sequence.priority is Priority.IDLE
         prompts = Step(chunks=chunks).prompts
         count = sum(chunk.count for chunk in chunks)
@@ -238,11 +238,11 @@ class EngineStep:
         logits = self._logits(prompts, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
-            # Otherwise chunk after chunk is queued, and a person waits for all of them.
+            # Otherwise chunks queue up, and a person's request waits for all of them.
             torch.cuda.synchronize(self.device)
         seconds = perf_counter() - began
         pace = self._idle_pace if idle else self.pace
-        # Rows that idle work decodes come one at a time: they say nothing of how many it should compute at once.
+        # Idle work decodes one row at a time: that says nothing about how many rows it should compute at once.
         pace.saw(count, seconds, self.scheduler.max_chunk, idle and not sampling)
         if self.device.type == "cpu" and not idle:
             if not prompts:
@@ -256,7 +256,7 @@ class EngineStep:
         return [(chunk, [next(each) for _ in range(1 + len(chunk.guesses))]) for chunk in sampling]
 
     def _draw_all(self, drawn: list[tuple[Chunk, list[torch.Tensor]]]) -> None:
-        """The next tokens of these, and what that says of guesses."""
+        """Draw the next tokens of these chunks, and record how their guesses did."""
         before = [chunk.sequence.accepted for chunk, _ in drawn]
         for chunk, logits in drawn:
             with self._ending(lambda: [chunk.sequence]):  # noqa: B023 - it is called here
@@ -272,7 +272,7 @@ class EngineStep:
             self.speculating.saw(checked, self.seconds)
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""
+        """Draw the first token after a chunk from logits [vocab]. The decode runner draws it without waiting for it."""
         if self.decoding is None:
             self._take(sequence, self._sample(sequence, logits))
             self._jump(sequence)
@@ -297,14 +297,14 @@ class EngineStep:
                 self._take(sequence, drawn)
             if sequence.guide is not None:
                 self._guided[sequence] = None
-        except Exception as error:  # noqa: BLE001 - as above, and the others have their tokens
+        except Exception as error:  # noqa: BLE001 - as above; the other sequences still get their tokens
             self.scheduler.finish(sequence, None, error)
 
     def _failed(self, sequence: Sequence, error: Exception) -> None:
         self.scheduler.finish(sequence, None, error)
 
     def _take_again(self, sequence: Sequence, token_id: int) -> None:
-        """A token that was told before. Should another one be drawn now, the next step is told which it was."""
+        """Take a token reported before. If another one is drawn now, the next step is given the earlier one."""
         known = sequence.known.pop(0)
         sequence.generated.append(known)
         sequence.rows.append(known)
@@ -326,7 +326,7 @@ class EngineStep:
         return logits
 
     def _saw(self, prompts: list[Chunk], seconds: float) -> None:
-        """A batch of these took so long."""
+        """Record the seconds that a batch of these prompt chunks took."""
         scheduler, rows = self.scheduler, sum(chunk.count for chunk in prompts)
         computed = scheduler.recorded.computed(len(prompts), rows)
         cost = sum(scheduler.row_cost.cost(chunk.start, chunk.count) for chunk in prompts)
@@ -337,7 +337,7 @@ class EngineStep:
             self.disk.costs.saw(rows, seconds)
 
     def _judge_host(self) -> None:
-        """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
+        """Prepare the host tier in time; drop it once computing a block is known to be about as fast."""
         host = self.cache.host
         if host is None:
             return
@@ -349,9 +349,9 @@ class EngineStep:
             host.prepare()
 
     def _share_cores(self, batch: StepBatch, idle: bool) -> None:
-        """Torch gets the cores of a CPU for prompts only, and idle work one while other programs are busy.
+        """Give torch all CPU threads for prompts only, and idle work one core while other programs are busy.
 
-        Beside the native kernels it only samples: its threads would go on spinning in the way of the next step.
+        With the native kernels torch only samples: its threads would keep spinning and slow down the next step.
         """
         if (
             self.device.type != "cpu" or self.runner.is_divided
@@ -365,7 +365,7 @@ class EngineStep:
             torch.set_num_threads(wanted)
 
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Drawn:
-        """The next token; -1 where the logits are not numbers."""
+        """Sample the next token; -1 if the logits are not numbers."""
         params, guide = sequence.params, sequence.guide
         assert params is not None
         if sequence.sampler is None:
@@ -386,9 +386,9 @@ class EngineStep:
         return Drawn(token_id) if params.logprobs is None else log_chances(logits, token_id, params.logprobs)
 
     def _jump(self, sequence: Sequence, fewest: int = 1) -> None:
-        """Take the tokens that a constraint forces after the newest one, if they are not too few.
+        """Take the tokens that a constraint forces after the newest one, if there are at least `fewest`.
 
-        Their rows are computed together. Where log-probabilities are asked for there are none: each needs its logits.
+        Their rows are computed together. No token is taken if log-probabilities are asked for: each needs its logits.
         """
         guide, params = sequence.guide, sequence.params
         assert params is not None
@@ -414,7 +414,7 @@ class EngineStep:
         sequence.told = told + 1
 
     def _jump_ahead(self) -> None:
-        """Those in slots leave them and jump where that takes far fewer steps than it costs the others."""
+        """Have sequences in slots leave them and jump if that saves far more steps than it costs the others."""
         jumping, self._guided = self._guided, {}
         for sequence in jumping:
             if self.jumps and self.decoding is not None and sequence.joined:
@@ -422,7 +422,7 @@ class EngineStep:
                     self._jump(sequence, FEWEST_FORCED * len(self.decoding.joined))
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
-        """What a new token means for its sequence: text, events, whether it goes on."""
+        """Record a new token: update the text, send the event, and finish the sequence if it ends here."""
         params, output, rows, token_id = sequence.params, sequence.output, sequence.rows, drawn.token_id
         assert params is not None
         assert output is not None
@@ -465,7 +465,7 @@ class EngineStep:
         for sequence in self.scheduler.finished:
             self._report(sequence)
         self.scheduler.finished.clear()
-        # Not sooner: the frames of an error hold what was being computed.
+        # Not earlier: the frames of an error hold the tensors that were being computed.
         if failed and self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -476,16 +476,16 @@ class EngineStep:
             sequence.output.guide = None
         if self.speculating is not None:
             self.speculating.ended(sequence)
-        sequence.sampler = None  # as large as the vocabulary, and a sequence may be looked at for long
+        sequence.sampler = None  # as large as the vocabulary, and a finished sequence may be kept for long
         sequence.finished.set()
         sequence.events.put(None)
 
     def end(self, error: EngineError | None) -> None:
-        """The loop ends, because of `error` if any: nobody may go on waiting."""
+        """End every sequence because the loop ends, with `error` if any: no client may be left waiting."""
         if self.disk is not None:
             with suppress(Exception):
                 self.disk.abandon()
-        # Nothing of the scheduler or the blocks is needed any more, and they may be what failed.
+        # The scheduler and the blocks are no longer needed, and may be what failed.
         scheduler = self.scheduler
         for sequence in [*scheduler.waiting, *scheduler.running, *scheduler.finished]:
             sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED

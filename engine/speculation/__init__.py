@@ -1,1 +1,1 @@
-"""Guesses of what comes next in an answer, and how many of them pay. What is guessed never changes a token."""
+"""Guesses of the next tokens of an answer, and how many of them pay. A guess never changes which token is drawn."""

@@ -1,37 +1,37 @@
-"""Which place in its text an answer follows that says it again with changes.
+"""Tracks the place in its text that an answer repeats with changes.
 
-before | def  one ( state ) : state . get     a token that was changed stands for the one in its place,
-now    | def  one ( known ) : known . get     and where some were left out, the place moves on behind them
+before | def  one ( state ) : state . get     a changed token stands for the one in its place,
+now    | def  one ( known ) : known . get     and if some are left out, the place moves past them
 """
 
 from array import array
 from dataclasses import dataclass
 
 SPAN = 32
-"""Tokens of which it is known whether they are as before."""
+"""Latest tokens of which it is recorded whether they are the same as before."""
 RECENT = 8
-"""Of the latest so many"""
+"""Window of the latest tokens to which MOSTLY and SOME apply."""
 MOSTLY, SOME = 6, 4
-"""so many have to be as before for the place to say what comes next, and so many for it to be followed."""
+"""Tokens of the window that must be the same for the place to predict what comes next, and for it to be followed."""
 AHEAD = 2
-"""Tokens that may have been left out."""
+"""Most tokens that may have been left out at once."""
 _SPAN, _RECENT = (1 << SPAN) - 1, (1 << RECENT) - 1
 
 
 @dataclass(slots=True)
 class Copy:
-    """A place that is followed, if there is one."""
+    """The place that an answer follows, if any."""
 
     place: int = -1
-    """Of the token that the newest one stands for; -1: none is followed."""
+    """Position of the token that the newest one stands for; -1: no place is followed."""
     _same: int = 0
-    """A bit for each of the latest tokens, the newest one lowest: whether it is as before."""
+    """One bit for each of the latest tokens, the newest lowest: whether it is the same as before."""
     _known: int = 0
-    """Tokens of the text so far."""
+    """Tokens of the text processed so far."""
 
     @property
     def length(self) -> int:
-        """How many of the latest tokens are as before."""
+        """How many of the latest SPAN tokens are the same as before."""
         return self._same.bit_count()
 
     @property
@@ -39,11 +39,11 @@ class Copy:
         return (self._same & _RECENT).bit_count()
 
     def begin(self, place: int, length: int, known: int) -> None:
-        """Follow this place from now on, where as many tokens up to it are the same, in a text of so many."""
+        """Follow `place` from now on: the last `length` tokens up to it match, in a text of `known` tokens."""
         self.place, self._same, self._known = place, (1 << min(length, SPAN)) - 1, known
 
     def follow(self, tokens: "array[int]") -> None:
-        """The text is so long now."""
+        """Advance the place over the tokens that were added to the text."""
         for at in range(self._known, len(tokens) if self.place >= 0 else 0):
             expected = self.place + 1
             near = (

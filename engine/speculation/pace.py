@@ -1,4 +1,4 @@
-"""How many tokens are guessed: as many as pay, by what steps of several rows take here and how often guesses hold."""
+"""Decides how many tokens to guess: as many as pay, by the measured time of larger steps and how often guesses hold."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,53 +10,53 @@ from statistics import median
 from engine.speculation.sources import Guess
 
 MOST_ROWS = 8
-"""Of a step: up to so many have the bits of rows that are computed one by one, and none costs as much as a step."""
+"""Most rows of a step: up to here rows have the bits of rows computed one by one, and each costs less than a step."""
 LEAST_GAIN = 1.05
-"""So many times as many tokens a second have to be expected."""
+"""Guesses must be expected to raise the tokens per second by this factor."""
 CREDIT = 1.0
 """Steps that guesses may cost an answer before any of them held."""
 SAVED = 2.0
-"""Steps saved that are remembered: what held long ago pays for no more than these."""
+"""Most saved steps that are remembered: guesses that held long ago pay for no more than these."""
 SHARE = 0.01
-"""Of an answer's steps that guesses may cost besides."""
+"""Share of an answer's steps that guesses may cost in addition."""
 _LENGTHS = (4, 6, 10, 20)
-"""Of matches: from each on they hold more often."""
+"""Thresholds of the match length: guesses hold more often from each on."""
 _BELIEVED = (0.4, 0.5, 0.6, 0.75, 0.85)
-"""How often a guessed token is right before anything was measured, where all places agree."""
+"""Initial estimate, by match length, of how often a guessed token is right if all places agree."""
 _SURE = (0.3, 0.5, 0.7, 0.9)
-"""Chances that a draft model gives its token: from each on it holds more often."""
+"""Thresholds of the probability that a draft model gives its token: it holds more often from each on."""
 _BELIEVED_DRAFTS = (0.2, 0.35, 0.5, 0.7, 0.9)
-"""How often such a token is right before anything was measured,"""
+"""Initial estimate, by that probability, of how often such a token is right."""
 DRAFTED = 0.75
-"""and one that is yet to be drafted: more is hoped for than is likely, or it would not be found out."""
+"""Initial estimate for a token yet to be drafted: higher than is likely, or the rate would never be measured."""
 _BELIEFS, _REMEMBERED = 12, 60
-"""How many times a belief counts as, and how many are remembered."""
+"""How many observations the initial estimate counts as, and how many observations are remembered."""
 _HOPE = 0.5
-"""So many deviations more than is known are hoped for: of what failed a few times by chance nothing more would be
-seen. What hopes may cost is bounded (see `Balance`)."""
+"""Standard deviations added to a measured rate: otherwise guesses that failed a few times by chance would never be tried
+again. `Balance` bounds what this may cost."""
 RELAX = 1 / 256
-"""So much nearer to what was believed at first comes what is known of guesses, for each token that they were not worth
-checking or making for: a text that they never hold in says little of the next one."""
+"""Share by which a measured rate returns to its initial estimate, for each token at which guesses were not worth checking
+or making: a text in which they never hold says little about the next one."""
 DRAFT_CREDIT, DRAFT_SAVED = 4.0, 8.0
-"""As CREDIT and SAVED: of all answers together, as how often drafts hold says little of a single one."""
+"""CREDIT and SAVED for drafts, over all answers together: how often drafts hold says little about a single answer."""
 _DIVIDED = 0.7
-"""So much less often where they do not."""
+"""Factor on the initial estimate if the places do not agree."""
 _ROW = 0.15
-"""Of a step: what another row is believed to cost."""
+"""Initial estimate of the cost of one more row, in steps."""
 _DRAFT_ROW = 0.35
-"""Of a draft model's step: the same."""
+"""The same for a draft model, in its own steps."""
 ENOUGH = 3
-"""Steps of one row that have to be seen before others are compared with them."""
+"""Steps of one row that must be measured before other steps are compared with them."""
 LATEST = 9
-"""Steps that medians are of."""
+"""Latest steps that a median is taken over."""
 DOUBT = 2
-"""Measurements that what was believed before counts as: one slow step changes nothing yet."""
+"""Measurements that the earlier estimate counts as: one slow step changes nothing yet."""
 FADES = 64
-"""After so many steps without guesses in a row a measurement of others is forgotten."""
+"""After this many steps in a row without guesses, one measurement of each larger size is forgotten."""
 AGAIN = 32
-"""After so many steps with guesses there is one without: what it takes now is what they are to gain upon."""
+"""After this many steps with guesses one has none, to measure the time that guesses have to beat."""
 SHORT = 512
-"""Contexts up to so many rows are alike; others are up to twice as many."""
+"""Contexts up to this many rows share their costs; longer ones do so by powers of two."""
 
 
 EVERY_SIZE = tuple(range(1, MOST_ROWS + 1))
@@ -68,33 +68,33 @@ def _believed_costs() -> list[float]:
 
 @dataclass(slots=True)
 class Costs:
-    """What a step of 1 to 8 rows takes, in steps of one row: medians, as a step that was interrupted says nothing."""
+    """The time of a step of 1 to 8 rows, in steps of one row: medians, because an interrupted step says nothing."""
 
     unit_s: float = 0.0
     """Seconds of a step of one row; 0.0 while too few have been seen."""
     believed: list[float] = field(default_factory=_believed_costs)
-    """Before anything was measured."""
+    """The initial estimate for each number of rows."""
     sizes: tuple[int, ...] = EVERY_SIZE
-    """Rows that are computed: a step of others takes as long as one of the next size."""
+    """Numbers of rows that are computed: a step of any other number takes as long as one of the next size."""
     ratios: list[float] = field(default_factory=list)
-    """As they are known by now."""
+    """The current estimate for each number of rows."""
     since: int = 0
-    """Steps since one without guesses was seen."""
+    """Steps since the last one without guesses."""
     _units: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
     """Seconds of the latest steps of one row."""
     _seen: dict[int, deque[float]] = field(default_factory=dict)
-    """By rows what the latest steps of several took."""
+    """By number of rows, the costs of the latest steps of several rows."""
     _plain: int = 0
-    """Steps without guesses, one after the other."""
+    """Steps in a row without guesses."""
     _apart: int = 0
-    """Steps since one of one row was seen."""
+    """Steps since the last one of one row."""
     draft: float = 0.0
-    """What a step of a draft model is believed to take, in steps of one row, before it was measured."""
+    """Initial estimate of the time of a draft model's step, in steps of one row."""
     _drafts: dict[int, deque[float]] = field(default_factory=dict)
-    """By rows what its latest steps took, in seconds."""
+    """By number of rows, the seconds of the draft model's latest steps."""
 
     _sized: list[int] = field(default_factory=list)
-    """How many rows are computed for so many."""
+    """For each number of rows, how many are computed."""
 
     def __post_init__(self) -> None:
         self.ratios = list(self.believed)
@@ -102,13 +102,13 @@ class Costs:
         self._sized = [next(size for size in self.sizes if size >= count) for count in rows]
 
     def of(self, rows: int) -> float:
-        """Of a step of so many rows."""
+        """Return the cost of a step of `rows` rows."""
         return self.ratios[self._sized[rows] - 1]
 
     def saw(self, rows: int, seconds: float, texts: int = 1) -> None:
-        """A step of `rows` rows took so long: the newest one of each of so many texts, and guesses.
+        """Record the seconds of a step of `rows` rows: the newest one of each of `texts` texts, and guesses.
 
-        Where several texts are answered for long, no step has one row: what it would take follows from theirs.
+        While several texts are answered for long, no step has one row: its time is derived from larger steps.
         """
         if not 1 <= texts <= rows <= MOST_ROWS:
             return
@@ -126,11 +126,11 @@ class Costs:
             self._fade()
 
     def drafted(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took a draft model so long."""
+        """Record the seconds that a step of `rows` rows took the draft model."""
         self._drafts.setdefault(rows, deque(maxlen=LATEST)).append(seconds)
 
     def of_draft(self, rows: int) -> float:
-        """Of a draft model's step of so many rows; by the nearest number where it has not been seen."""
+        """Return the cost of a draft model's step of `rows` rows, derived from the nearest number that was measured."""
         near = min(self._drafts, key=lambda other: abs(other - rows), default=None)
         if near is None or not self.unit_s:
             return self.draft * (1 + _DRAFT_ROW * (rows - 1))
@@ -138,14 +138,14 @@ class Costs:
         return seen * (1 + _DRAFT_ROW * (rows - 1)) / (1 + _DRAFT_ROW * (near - 1))
 
     def _fade(self) -> None:
-        """What guesses cost was not seen for long: it may be otherwise by now, and is to be tried again."""
+        """Forget old measurements: the cost of guesses was not measured for long and may have changed."""
         _drop_one(self._seen)
         _drop_one(self._drafts)
         self._judge()
 
     def _judge(self) -> None:
-        """Of numbers of rows that were hardly seen it is believed that each row more costs as much as with the nearest
-        that was; and that more rows take no less: of two that say otherwise the one that was seen more often is right.
+        """Update the estimates. For a number of rows that was hardly measured, each extra row costs as much as with the
+        nearest number that was. More rows never cost less: of two that contradict this, the more measured one counts.
         """
         often = [rows for rows, latest in self._seen.items() if len(latest) > DOUBT]
         known, costs = {rows: self._weighed(rows, self.believed[rows - 1]) for rows in often}, self.ratios
@@ -163,12 +163,12 @@ class Costs:
             costs[at] = max(costs[at], costs[at - 1])
 
     def _weighed(self, rows: int, believed: float) -> float:
-        """What was seen of so many rows, and what is believed of them."""
+        """Return the median of the measurements for `rows` rows and DOUBT times the estimate `believed`."""
         return float(median([*[believed] * DOUBT, *self._seen.get(rows, ())]))
 
 
 def _drop_one(seen: dict[int, deque[float]]) -> None:
-    """Forget the oldest of each."""
+    """Forget the oldest measurement of each key."""
     for key, latest in list(seen.items()):
         latest.popleft()
         if not latest:
@@ -176,12 +176,13 @@ def _drop_one(seen: dict[int, deque[float]]) -> None:
 
 
 Kind = tuple[int, bool]
-"""Of guesses from a text that hold about as often: by how long the match was."""
+"""A class of guesses from texts that hold about equally often: the range of the match length, and whether all places
+agreed."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """How often something held, of the latest times; what was believed before counts as some of them."""
+    """How often guesses held lately; the initial estimate counts as some observations."""
 
     belief: float
     seen: float = 0.0
@@ -192,7 +193,7 @@ class Rate:
 
     @property
     def hoped(self) -> float:
-        """How often it may hold, as far as is known."""
+        """The rate plus _HOPE standard deviations, at most 1."""
         return min(self.now + _HOPE * sqrt(self.now * (1 - self.now) / (self.seen + _BELIEFS)), 1.0)
 
     def saw(self, right: bool) -> None:
@@ -200,36 +201,36 @@ class Rate:
         self.now += (right - self.now) / (self.seen + _BELIEFS)
 
     def relax(self) -> None:
-        """What was seen counts less, and the belief more."""
+        """Weigh the observations less and the initial estimate more."""
         self.now += (self.belief - self.now) * RELAX
         self.seen -= self.seen * RELAX
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """How often a guessed token was right where all before it were."""
+    """How often a guessed token was right if all before it were."""
 
     rates: dict[Kind, float] = field(default_factory=dict)
-    """Of what is from texts."""
+    """For guesses from texts."""
     drafts: list[Rate] = field(default_factory=lambda: [Rate(chance) for chance in _BELIEVED_DRAFTS])
-    """Of what a draft model guessed, by how sure it was,"""
+    """For guesses of a draft model, by how sure it was."""
     drafted: Rate = field(default_factory=lambda: Rate(DRAFTED))
-    """and of what it is yet to guess."""
+    """For tokens that a draft model is yet to guess."""
 
     def of(self, guess: Guess, at: int = 0) -> float:
-        """For token number `at` of this guess."""
+        """Return the rate for token number `at` of this guess."""
         if guess.chances:
             return self.drafts[_sureness(guess, at)].hoped
         return self.rates.get(_kind(guess), _believed(guess))
 
     def hold(self, guess: Guess) -> list[float]:
-        """For each of its tokens, how likely it and all before it are right."""
+        """Return for each token of a guess how likely it and all before it are right."""
         count = len(guess.tokens)
         each = [self.of(guess, at) for at in range(count)] if guess.chances else [self.of(guess)] * count
         return list(accumulate(each, mul))
 
     def saw(self, guess: Guess, offered: int, held: int) -> None:
-        """Of `offered` tokens of a guess the first `held` were right."""
+        """Record that of `offered` tokens of a guess the first `held` were right."""
         rate = 0.0 if guess.chances else self.of(guess)
         for at in range(min(held + 1, offered)):
             if guess.chances:
@@ -241,12 +242,12 @@ class Acceptance:
             self.rates[_kind(guess)] = rate
 
     def passed(self, guess: Guess) -> None:
-        """A guess from a text was not worth checking."""
+        """Record that a guess from a text was not worth checking."""
         rate = self.of(guess)
         self.rates[_kind(guess)] = rate + (_believed(guess) - rate) * RELAX
 
     def relax(self) -> None:
-        """No drafts were worth making."""
+        """Record that no drafts were worth making."""
         for rate in (self.drafted, *self.drafts):
             rate.relax()
 
@@ -266,40 +267,40 @@ def _believed(guess: Guess) -> float:
 
 @dataclass(slots=True)
 class Balance:
-    """Whether guesses pay in one answer, in steps of one row: what they cost at most is a share of the answer."""
+    """Tracks whether guesses pay in one answer, in steps of one row, and bounds their cost to a share of the answer."""
 
     saved: float = 0.0
     credit: float = CREDIT
     most: float = SAVED
 
     def allows(self, cost: float, tokens: int) -> bool:
-        """Whether a guess that costs so much, should it fail, may be made after so many tokens of the answer."""
+        """Return whether a guess that costs `cost` if it fails may be made after `tokens` tokens of the answer."""
         return self.saved - cost >= -(self.credit + SHARE * tokens)
 
     def saw(self, saved: float) -> None:
-        """A step with guesses saved so many steps; below 0 it cost them."""
+        """Record the steps that a step with guesses saved; negative if it cost more."""
         self.saved = min(self.saved + saved, self.most)
 
 
 @dataclass(slots=True)
 class Pace:
-    """Decides for each step, of all answers together. It belongs to the loop thread."""
+    """Decides for each step, over all answers together. Only the loop thread may use it."""
 
     costs: Costs = field(default_factory=Costs)
-    """Those of the context that is decoded at."""
+    """The costs at the current context length."""
     acceptance: Acceptance = field(default_factory=Acceptance)
     sizes: tuple[int, ...] = EVERY_SIZE
-    """Of steps, see `Costs`."""
+    """Step sizes, see `Costs`."""
     again: int = AGAIN
     _known: dict[int, Costs] = field(default_factory=dict)
-    """By context: the longer it is, the more of a step is attention, which each row pays for alone."""
+    """Costs by context length: the longer it is, the more of a step is attention, which each row pays for itself."""
     drafts: Balance = field(default_factory=lambda: Balance(credit=DRAFT_CREDIT, most=DRAFT_SAVED))
     """Of the draft model, in all answers."""
     draft: float = 0.0
     """What a step of it is believed to take, in steps of one row."""
 
     def turn_to(self, context: int) -> None:
-        """The next step attends to so many rows in all."""
+        """Use the costs for a step that attends to `context` rows in all."""
         size = max(context, SHORT).bit_length()
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
@@ -309,7 +310,7 @@ class Pace:
 
     @property
     def measures(self) -> bool:
-        """Whether the next step has no guesses, so that it is known what they are to gain upon."""
+        """Whether the next step has no guesses, to measure the time that guesses have to beat."""
         return not self.costs.unit_s or self.costs.since >= self.again
 
     def count(
@@ -322,10 +323,10 @@ class Pace:
         unread: int = 0,
         spent: float = 0.0,
     ) -> int:
-        """How many tokens of `guess` to check in a step of `rows` rows so far, that gives so many tokens.
+        """Return how many tokens of `guess` to check in a step that so far has `rows` rows and yields `tokens` tokens.
 
-        `said` tokens has the answer, and `balance` is its own. The first `unread` of the guess have been drawn, nobody
-        knows yet as what; they are not counted. What drafts took for it is `spent` whatever is checked.
+        The answer has `said` tokens, and `balance` is its own. The first `unread` tokens of the guess have been drawn but
+        not read; they are not counted. `spent`, the cost of drafting the guess, is paid whatever is checked.
         """
         if self.measures or not guess.tokens:
             return 0
@@ -344,8 +345,8 @@ class Pace:
         unread: int = 0,
         spent: float = 0.0,
     ) -> tuple[float, int]:
-        """So many tokens in the time of a step of one row, with so many of `guess`; the arguments are those of
-        `count`."""
+        """Return the most tokens expected in the time of a step of one row, and how many tokens of `guess` give them; the
+        arguments are those of `count`."""
         expected, before = 0.0, self.costs.of(rows) + spent
         best, found = LEAST_GAIN * tokens / before, 0
         for count, chance in enumerate(self.acceptance.hold(guess)[unread : unread + MOST_ROWS - rows], 1):
@@ -359,9 +360,9 @@ class Pace:
     def drafts_more(
         self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
     ) -> bool:
-        """Whether a draft model shall guess one more token after `guess`, and up to `most` in all, for one of so many
-        texts that it guesses for at once. The step has `rows` rows besides, which give `tokens`; drafts have to
-        give more than `least` tokens in the time of a step of one row."""
+        """Return whether a draft model should guess one more token after `guess`, up to `most` in all, for one of `texts`
+        texts that it guesses for at once. The step has `rows` other rows, which yield `tokens`; drafts must yield
+        more than `least` tokens in the time of a step of one row."""
         costs, most = self.costs, min(most, MOST_ROWS - rows)
         if len(guess.tokens) >= most:
             return False
@@ -370,7 +371,7 @@ class Pace:
         more_rows = costs.of_draft(2 * texts) / texts - each
 
         def cost(drafted: int, all_hold: float) -> float:
-            """With all that a chain takes: the next one has a row more to begin with where all of this one holds."""
+            """Return the cost with the whole chain: if all of it holds, the next chain begins with one row more."""
             return costs.of(rows + drafted) + drafted * each + all_hold * more_rows
 
         if not count and not self.drafts.allows(cost(1, 0.0) - costs.of(rows), 0):
@@ -386,6 +387,6 @@ class Pace:
         return False
 
     def relax(self) -> None:
-        """Drafts were not worth making for a token, or too dear: in time they are tried again."""
+        """Record that drafts were not worth making for a token, or too expensive: in time they are tried again."""
         self.acceptance.relax()
         self.drafts.saw(SHARE)

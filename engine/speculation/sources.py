@@ -1,4 +1,4 @@
-"""What a guess is, whoever makes it: tokens that may follow, and how sure they are."""
+"""The guess types that all sources share: tokens that may follow, and how sure they are."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class Guess(NamedTuple):
-    """What may come next."""
+    """Tokens that may come next."""
 
     tokens: tuple[int, ...] = ()
     length: int = 0
-    """Tokens before it that were the same where it came before."""
+    """Length of the match: tokens before the guess that are the same as before its earlier occurrence."""
     agreed: bool = True
-    """All places with so long a match went on with its first token."""
+    """Whether all places with a match of this length continue with the same first token."""
     chances: tuple[float, ...] = ()
-    """Of a draft model: what it gives each of the tokens."""
+    """The probability that a draft model gives each token; empty for guesses from texts."""
 
 
 NOTHING = Guess()
@@ -30,60 +30,60 @@ class Drawing(NamedTuple):
     params: "SamplingParams"
     seed: int
     said: int
-    """Tokens of the answer so far, the last ones of its text."""
+    """Number of tokens of the answer so far; they are the last ones of its text."""
 
 
 class Asked(NamedTuple):
-    """Whose next tokens are to be guessed."""
+    """A request to guess the next tokens of a text."""
 
     whom: Hashable
     tokens: Sequence[int]
     """All of the text so far."""
     most: int
-    """Guess no more tokens."""
+    """Most tokens to guess."""
     draw: "Callable[[Tensor, Sequence[int]], int] | None" = None
-    """The token that would be drawn behind the text and these tokens, were logits [vocab] the model's own; -1: they are
-    no numbers. None: nobody knows, and the likeliest is as good a guess as any."""
+    """Returns the token that would be drawn after the text and the given tokens if logits [vocab] were the model's own;
+    -1 if they are not numbers. None: unknown, and the likeliest token is as good a guess as any."""
     drawing: Drawing | None = None
-    """Where a device draws."""
+    """How the tokens are drawn, if a device draws them."""
 
 
 GoesOn = Callable[[int, Guess, int], bool]
-"""Whether one more token is to be guessed, for the text with this number, after these; so many texts go on."""
+"""Whether to guess one more token: for the text with this number, after this guess, while so many texts go on."""
 
 
 class Source(Protocol):
-    """A model that guesses. It belongs to the loop thread, and whatever it raises ends its guesses and nothing else."""
+    """A model that guesses. Only the loop thread may use it. Any error it raises ends its guesses and nothing else."""
 
     @property
     def told(self) -> str:
-        """What a person is told of it."""
+        """Its description for the user."""
 
     @property
     def nbytes(self) -> int:
-        """Of its weights and of its KV cache."""
+        """Bytes of its weights and its KV cache."""
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of mapped weights that were copied since they were loaded."""
+        """Bytes of mapped weights that were copied since loading."""
 
     @property
     def cost(self) -> float:
-        """What a step of it is believed to take, in steps of the model that it guesses for."""
+        """Estimated time of one of its steps, in steps of the model that it guesses for."""
 
     def guess(
         self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
     ) -> list[Guess]:
-        """What may follow each of these texts; nothing as long as it has not read what comes before.
+        """Guess what follows each of these texts; the guess is empty until the model has read the text.
 
-        `saw` is told of each step: its rows, and the seconds that it took.
+        `saw` is called after each step with its number of rows and the seconds it took.
         """
 
     def end(self, whom: Hashable) -> None:
-        """Nobody asks for this text any more."""
+        """Release this text: no more guesses are asked for it."""
 
     def wish(self, tokens: Sequence[int]) -> None:
-        """A text is likely to begin so: read it while nobody waits. It takes the place of an earlier wish."""
+        """Read these tokens in idle time, as a text is likely to begin with them. This replaces an earlier wish."""
 
     def while_idle(self) -> bool:
-        """Read some of what was wished for, for some milliseconds. Returns whether more is left."""
+        """Read part of the wished tokens, for some milliseconds. Return whether more is left."""

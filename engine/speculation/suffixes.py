@@ -1,6 +1,6 @@
-"""What followed in a text when it last read as it does now: longest match first, by hash chains of three tokens.
+"""Finds what followed earlier occurrences of the end of a text: longest match first, by hash chains of three tokens.
 
-Each position knows the one before it that ends in a triple with the same hash, as in Deutsch 1996 (DEFLATE). A token
+Each position links to the previous one that ends in a triple with the same hash, as in Deutsch 1996 (DEFLATE). A token
 costs a microsecond or two, and 12 bytes.
 """
 
@@ -15,25 +15,25 @@ from engine.speculation.sources import NOTHING, Guess
 GRAM = 3
 """Tokens of the shortest match."""
 LONGEST = 32
-"""Tokens of a match that are compared."""
+"""Most tokens of a match that are compared."""
 LOOKED = 16
-"""Places that are looked at, the latest first."""
+"""Most places that are examined, the latest first."""
 FEW = 64
-"""Fewer tokens are taken in one by one."""
+"""Fewer new tokens than this are linked one by one."""
 _FIRST_BITS = 10
 _FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 _WORD = 0xFFFFFFFF
 
 
 class SuffixIndex:
-    """A text that grows at its end, and where in it the same was said before."""
+    """A text that grows at its end, with an index of its earlier occurrences of the same tokens."""
 
     __slots__ = ("_bits", "_heads", "_links", "tokens")
 
     def __init__(self) -> None:
         self.tokens = array("i")
         self._links = array("i")
-        """For each position the one before it with the same hash; -1: none."""
+        """For each position the previous one with the same hash; -1: none."""
         self._bits = _FIRST_BITS
         self._heads = array("i", [-1]) * (1 << self._bits)
         """The latest position of each hash."""
@@ -47,7 +47,7 @@ class SuffixIndex:
         return 4 * (len(self.tokens) + len(self._links) + len(self._heads))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Go on with these."""
+        """Append these tokens."""
         start = len(self.tokens)
         self.tokens.extend(tokens)
         self._links.extend([-1] * len(tokens))
@@ -63,7 +63,7 @@ class SuffixIndex:
                 self._link(at)
 
     def guess(self, tail: Sequence[int], most: int) -> Guess:
-        """Up to `most` tokens after a text that ends with `tail`: this one itself, or another."""
+        """Guess up to `most` tokens after a text that ends with `tail`: this text itself, or another."""
         if len(tail) < GRAM or len(self.tokens) < GRAM or most < 1:
             return NOTHING
         length, places = self.places(tail)
@@ -72,8 +72,8 @@ class SuffixIndex:
         return self._follow(places, length, most)
 
     def places(self, tail: Sequence[int]) -> tuple[int, list[int]]:
-        """The length of the longest match with the end of `tail`, GRAM tokens or more, and the places behind it, the
-        latest first."""
+        """Return the length of the longest match with the end of `tail`, at least GRAM tokens, and the positions after
+        each such match, the latest first."""
         tokens, links, last = self.tokens, self._links, len(self.tokens) - 1
         before = list(tail[-LONGEST:])[::-1]
         size = len(before)
@@ -94,7 +94,7 @@ class SuffixIndex:
         return best, places
 
     def _follow(self, places: list[int], length: int, most: int) -> Guess:
-        """What most of `places` go on with, token by token; of equals the latest."""
+        """Return what most of `places` continue with, token by token; on a tie, the latest place wins."""
         tokens, found, agreed = self.tokens, list[int](), True
         for ahead in range(most):
             going = [at + ahead for at in places if at + ahead < len(tokens)]
@@ -121,13 +121,13 @@ class SuffixIndex:
         self._heads[bucket] = at
 
     def _link_many(self, start: int) -> None:
-        """As `_link` for every position from `start` on, which is `GRAM - 1` or more."""
+        """Do what `_link` does for every position from `start` on, which is `GRAM - 1` or more."""
         text = np.frombuffer(self.tokens, np.int32).astype(np.int64)[start - GRAM + 1 :]
         links = np.frombuffer(self._links, np.int32)[start:]
         heads = np.frombuffer(self._heads, np.int32)
         one, two, three = _FACTORS
         buckets = ((text[:-2] * one + text[1:-1] * two + text[2:] * three) & _WORD) >> (32 - self._bits)
-        order = np.argsort(buckets, kind="stable")  # by hash, and of each hash the earlier ones first
+        order = np.argsort(buckets, kind="stable")  # by hash, then by position
         sorted_ones = buckets[order]
         first = np.ones(len(order), bool)
         first[1:] = sorted_ones[1:] != sorted_ones[:-1]

@@ -1,4 +1,4 @@
-"""The texts in which guesses are looked up: one for each conversation, branches included, kept for its next turn."""
+"""The texts in which guesses are looked up: one per conversation, branches included, kept for its next turn."""
 
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,30 +11,30 @@ from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.suffixes import LONGEST, SuffixIndex
 
 MOST_TOKENS = 1 << 18
-"""Of a text; beyond them only what its conversation says now is kept."""
+"""Most tokens of a text; beyond them only the end of its current branch is kept."""
 KEPT = 8
-"""Texts of conversations that are not answered now."""
+"""Most texts that are kept of conversations that are not being answered."""
 ELSEWHERE = 1 << 17
-"""Tokens from elsewhere: of earlier sessions, and of branches that were not said in this run."""
+"""Most tokens from elsewhere: from earlier sessions, and from branches not said in this run."""
 SURE = 8
-"""A match in the conversation's own text that is as long is taken before others are looked at, and followed,"""
+"""A match of this length in the conversation's own text is taken without looking at other texts, and is followed."""
 SURER = 16
-"""and one that is as long before a place with changes that is."""
+"""A match of this length replaces a place that is followed with changes."""
 
 
 @dataclass(slots=True, eq=False)
 class Text:
-    """What was said in a conversation, on all its branches one after the other."""
+    """The tokens of a conversation, with all its branches one after the other."""
 
     client: Hashable
     path: "array[int]" = field(default_factory=lambda: array("i"))
-    """The branch that was said last: its tokens from the first one on."""
+    """All tokens of the latest branch."""
     index: SuffixIndex = field(default_factory=SuffixIndex)
     copy: Copy = field(default_factory=Copy)
     """The place in `index` that is followed."""
 
     def go_on(self, tokens: Sequence[int]) -> None:
-        """The branch has these tokens now, beside those that it has."""
+        """Append these tokens to the branch."""
         self.path.extend(tokens)
         self.index.extend(tokens)
         if len(self.index) > MOST_TOKENS:
@@ -42,8 +42,8 @@ class Text:
             self.index.extend(self.path[-MOST_TOKENS // 2 :])
 
     def with_changes(self, tail: "array[int]", best: Guess, most: int) -> Guess:
-        """What follows in the place that the text follows with changes, where that says more than `best`, which follows
-        the longest match; else that."""
+        """Return what comes after the place that the text follows with changes, if that is a better guess than `best`,
+        the one after the longest match; otherwise `best`."""
         copy, tokens = self.copy, self.index.tokens
         is_surer = copy.recent < RECENT and best.length >= max(SURER, copy.length + 1)
         if best.length >= SURE and (copy.place < 0 or is_surer):
@@ -57,7 +57,7 @@ class Text:
         return Guess(found, copy.length, not best.tokens or best.tokens[0] == found[0])
 
     def turn_to(self, tokens: "array[int]", common: int) -> None:
-        """Another branch is said, whose first `common` tokens are those of the one before."""
+        """Switch to another branch, which shares its first `common` tokens with the previous one."""
         del self.path[common:]
         self.copy = Copy()
         self.go_on(tokens[common:])
@@ -65,15 +65,15 @@ class Text:
 
 @dataclass(slots=True)
 class Texts:
-    """Whoever is answered has a text for himself; those of a client's other conversations are looked at, too."""
+    """All texts. Each sequence being answered has its own; the client's other conversations are searched, too."""
 
     idle: list[Text] = field(default_factory=list)
     """The latest comes last."""
     elsewhere: SuffixIndex = field(default_factory=SuffixIndex)
-    """What was said elsewhere, to the person who is no server's client."""
+    """Texts from elsewhere, for the local user, who is not a client of a server."""
 
     def take(self, client: Hashable, tokens: Sequence[int]) -> Text:
-        """The text of the conversation that goes on with these tokens, which it then ends with."""
+        """Take the text of the conversation that these tokens continue, and extend it to end with them."""
         said = array("i", tokens)
         own = [(_common(text.path, said), text) for text in self.idle if text.client == client]
         common, text = max(own, key=lambda pair: pair[0], default=(0, Text(client)))
@@ -85,23 +85,23 @@ class Texts:
         return text
 
     def give_back(self, text: Text) -> None:
-        """Its conversation waits for its next message."""
+        """Return a text whose conversation now waits for its next message."""
         self.idle.append(text)
         del self.idle[:-KEPT]
 
     def know(self, elsewhere: SuffixIndex) -> None:
-        """Look at this from now on instead of what was known of elsewhere before."""
+        """Use this index of texts from elsewhere instead of the earlier one."""
         self.elsewhere = elsewhere
 
     def guess(self, text: Text, most: int) -> Guess:
-        """Up to `most` tokens that may follow in `text`."""
+        """Guess up to `most` tokens that follow `text`."""
         text.copy.follow(text.index.tokens)
         tail = text.path[-LONGEST:]
         best = self._longest(text, tail, most)
         return text.with_changes(tail, best, most)
 
     def _longest(self, text: Text, tail: "array[int]", most: int) -> Guess:
-        """What follows the longest match."""
+        """Return what follows the longest match."""
         best = text.index.guess(tail, most)
         if best.length >= SURE:
             return best
@@ -113,7 +113,7 @@ class Texts:
 
 
 def from_elsewhere(texts: Iterable[Sequence[int]]) -> SuffixIndex:
-    """An index of these texts, the latest of which comes first: of as many as are not too long together."""
+    """Return an index of `texts`, which come latest first: of as many as fit in ELSEWHERE tokens together."""
     taken, tokens = list[Sequence[int]](), 0
     for text in texts:
         if tokens + len(text) > ELSEWHERE:
@@ -128,7 +128,7 @@ def from_elsewhere(texts: Iterable[Sequence[int]]) -> SuffixIndex:
 
 
 def _common(one: "array[int]", other: "array[int]") -> int:
-    """How many tokens two texts begin with alike."""
+    """Return how many first tokens two texts have in common."""
     count = min(len(one), len(other))
     if count == 0:
         return 0
