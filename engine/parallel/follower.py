@@ -87,7 +87,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     tell(link, {"said": "loaded"})
     told.next()
     group = Group.join(meeting, rank, ranks, device)
-    # On a CPU, rank 0 decides how much memory all ranks may use.
+    # On a CPU, only rank 0 knows how much memory all ranks may use.
     pieces = build(network, device, DTYPES[order.dtype], order.options(group, sys.maxsize), ())
     follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})

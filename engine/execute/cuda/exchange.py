@@ -1,7 +1,7 @@
 """Exchange data between ranks in a decode step, by kernels that write into the memory of the other ranks.
 
 All ranks run the same steps in the same order. Each step has `begin`, two sums per layer, one sum for the embedding,
-and `join_columns`. A CUDA graph can record it like any other step: only a number in device memory changes between steps.
+and `join_columns`. A step is recorded like any other: only a number in device memory changes between steps.
 """
 
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ class Exchange:
         return x
 
     def add(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
-        """Compute out [T, size] = residual + the sum over all ranks of x [T, size], or of fp32 parts [parts, T, size]."""
+        """Set out [T, size] to residual + the sum over all ranks of x: [T, size], or fp32 parts [parts, T, size]."""
         self._number += 1
         count = out.numel()
         block = 512 if count <= _FEW else 2048
@@ -209,7 +209,7 @@ class Exchange:
         return out
 
     def count(self, active: Tensor, counters: Tensor) -> None:
-        """Enqueue an increment by 1 of the counters int64 [slots, n] of the slots `active` int32 [rows], like a sampler."""
+        """Enqueue adding 1 to counters int64 [slots, n] of the slots `active` int32 [rows], as a sampler does."""
         rows = len(active)
         kernel = count_kernel[(1,)](
             active,

@@ -135,7 +135,7 @@ def join_kernel(
     PDL: tl.constexpr,
     CUDA: tl.constexpr,
 ):
-    """Put x int32 [rows, COLUMNS] of all ranks side by side in out int32 [rows, TOTAL] of rank 0; no other `out` changes.
+    """Join x int32 [rows, COLUMNS] of all ranks side by side in out int32 [rows, TOTAL], on rank 0 only.
 
     The memory of rank 0 reserves RANKS * ROOM words for this, from word START on. Other arguments are as in
     `sum_kernel`. Programs: [cdiv(COLUMNS, BLOCK), rows].
@@ -183,7 +183,7 @@ def begin_kernel(
 
     active int32 [ROWS] is the slot of each row, -1 for none; token is int64 [slots]. Every memory reserves ROWS words
     for this, from word START on. own_row int32 [ROWS] becomes the row's index where its token is in FIRST to LAST - 1,
-    else -1; own_token int64 [ROWS] becomes the token minus FIRST. One program, which does not overlap the previous kernel.
+    else -1; own_token int64 [ROWS] becomes the token minus FIRST. One program, which does not overlap the kernel before.
     """
     now = tl.load(epoch) + EXCHANGES
     tag = now & 0x7FFFFFFF
@@ -209,7 +209,7 @@ def begin_kernel(
 
 @triton.jit
 def count_kernel(active, counters, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Add 1 to counters int64 [slots, WIDTH] of the slots `active` int32 [ROWS], as a sampler would: for ranks without one.
+    """Add 1 to counters int64 [slots, WIDTH] of the slots `active` int32 [ROWS], on ranks that have no sampler.
 
     One program.
     """
