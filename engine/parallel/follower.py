@@ -1,6 +1,6 @@
-"""A rank other than the first, in a process that `engine.parallel.ranks` starts.
+"""The process of a rank other than 0, started by `engine.parallel.ranks`.
 
-It loads its part, joins the others, and does what rank 0 tells it through the ring until the socket is closed.
+It loads its part of the model, joins the group, and carries out rank 0's messages until the socket is closed.
 """
 
 import os
@@ -31,7 +31,8 @@ from engine.parallel.ring import Ring
 from engine.schedule.sequence import Sequence
 
 _LOOK_S = 1.0
-"""How often one who sleeps looks: a processor with weak ordering might not show rank 0 in time that it does."""
+"""Longest sleep, in seconds, before the ring is checked again: on a processor with weak memory ordering rank 0 might
+not see in time that this rank sleeps."""
 
 
 class _Follower:
@@ -57,13 +58,13 @@ class _Follower:
 
 
 def main(link: socket.socket, memory: int) -> None:
-    """Follow until `link` is closed. What goes wrong is told to rank 0, in one line."""
+    """Follow rank 0 until `link` is closed. Report a failure to rank 0 in one line."""
     begin = hear(link)
     if begin is None:
         return
     try:
         _follow(link, Ring(memory), begin)
-    except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 says it
+    except Exception as error:  # noqa: BLE001 - rank 0 reports any failure
         with suppress(OSError):
             tell(link, {"error": str(failure(error))})
 
@@ -71,7 +72,7 @@ def main(link: socket.socket, memory: int) -> None:
 def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     order, rank, ranks = Order(**begin["order"]), int(begin["rank"]), int(begin["ranks"])
     told, meeting = _Told(ring), Path(begin["meeting"])
-    # Nobody waits for this process: without rank 0 it ends at once, whatever it computes.
+    # Without rank 0 this process has no use: it ends at once, even in the middle of a step.
     Thread(target=_listen, args=(link, told, meeting.parent), daemon=True).start()
     device = torch.device("cpu")
     if order.device == "cuda":
@@ -86,7 +87,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     tell(link, {"said": "loaded"})
     told.next()
     group = Group.join(meeting, rank, ranks, device)
-    # Rank 0 knows how much memory there is for all ranks of a CPU.
+    # On a CPU, only rank 0 knows how much memory all ranks may use.
     pieces = build(network, device, DTYPES[order.dtype], order.options(group, sys.maxsize), ())
     follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})
@@ -95,7 +96,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
 
 
 class _Told:
-    """What rank 0 says: in the ring, and over the socket what is too long for it, or that there is something again."""
+    """The messages of rank 0: from the ring, or from the socket if too long for it. An empty socket message wakes."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -103,14 +104,14 @@ class _Told:
         self._long: SimpleQueue[bytes] = SimpleQueue()
 
     def next(self) -> bytes:
-        """The next message, however long that takes."""
+        """Return the next message; wait for it without limit."""
         return self._ring.take(self._sleep) or self._long.get()
 
     def _sleep(self) -> None:
         self._woken.acquire(timeout=_LOOK_S)
 
     def hear(self, message: bytes) -> None:
-        """What came over the socket."""
+        """Take a message from the socket; an empty one wakes `next`."""
         if message:
             self._long.put(message)
         else:

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and another rank over a socket: a length, and as many bytes."""
+"""Messages between rank 0 and another rank over a socket: a length in 8 bytes (little-endian), then the bytes."""
 
 import json
 import socket
@@ -11,12 +11,12 @@ _BEAT_S = 1.0
 
 
 def send(link: socket.socket, message: bytes) -> None:
-    """Raises OSError when the other end is gone."""
+    """Send a message. Raises OSError when the other end is gone."""
     link.sendall(len(message).to_bytes(_LENGTH, "little") + message)
 
 
 def receive(link: socket.socket) -> bytes | None:
-    """The next message; None when the other end is gone."""
+    """Return the next message, or None when the other end is gone."""
     try:
         head = _exactly(link, _LENGTH)
         return _exactly(link, int.from_bytes(head, "little"))
@@ -25,12 +25,12 @@ def receive(link: socket.socket) -> bytes | None:
 
 
 def tell(link: socket.socket, words: dict[str, Any]) -> None:
-    """The same for what is said once: how a rank begins, and what went wrong."""
+    """Send `words` as JSON: for rare messages, such as how a rank begins and what went wrong."""
     send(link, json.dumps(words).encode())
 
 
 def beat(link: socket.socket) -> None:
-    """Say nothing again and again, so that the other end knows that this process runs; until the other end is gone."""
+    """Send an empty message every second, as a sign of life, until the other end is gone."""
     with suppress(OSError):
         while True:
             send(link, b"")
@@ -38,7 +38,7 @@ def beat(link: socket.socket) -> None:
 
 
 def hear(link: socket.socket) -> dict[str, Any] | None:
-    """What was told; None when the other end is gone, or silent for longer than the socket's timeout."""
+    """Return the next JSON message; None when the other end is gone, or silent for longer than the socket's timeout."""
     message: bytes | None = b""
     while message == b"":
         message = receive(link)

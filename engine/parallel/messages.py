@@ -1,4 +1,4 @@
-"""What rank 0 tells the others of a step: int64 numbers, nothing pickled."""
+"""The messages of rank 0 to the other ranks about a step: int64 numbers, nothing pickled."""
 
 from array import array
 from itertools import chain
@@ -10,11 +10,11 @@ from engine.execute.cuda.slots import Changes, DividedStep
 
 STEP, COPY, DECODE = 1, 2, 3
 _SPAN = 7
-"""Numbers before the lists of a span."""
+"""How many numbers come before the lists of a span."""
 
 
 class Follower(Protocol):
-    """What does as it is told."""
+    """The interface that carries out messages."""
 
     def run(self, batch: StepBatch) -> object:
         """Compute a step."""
@@ -27,7 +27,7 @@ class Follower(Protocol):
 
 
 def of_step(batch: StepBatch) -> bytes:
-    """A step to be computed."""
+    """Encode a step to compute."""
     numbers = array("q", (STEP, len(batch.spans)))
     for span in batch.spans:
         lists = (span.blocks, span.tokens, span.positions)
@@ -38,12 +38,12 @@ def of_step(batch: StepBatch) -> bytes:
 
 
 def of_copy(source: Runs, target: Runs) -> bytes:
-    """Rows to be copied."""
+    """Encode a copy of KV cache rows."""
     return array("q", chain((COPY, len(source)), chain(*source), chain(*target))).tobytes()
 
 
 def of_decode(step: DividedStep) -> bytes:
-    """A step of the decode runner."""
+    """Encode a step of the decode runner."""
     words, counters = step.changes.words, step.changes.counters
     numbers = array("q", (DECODE, len(words), step.rows, step.limit, step.own))
     for changed in (words, counters):
@@ -53,7 +53,7 @@ def of_decode(step: DividedStep) -> bytes:
 
 
 def follow(message: bytes, follower: Follower) -> None:
-    """Have done what a message says. Raises ValueError for what is none."""
+    """Decode a message and have `follower` carry it out. Raises ValueError for an unknown kind of message."""
     numbers = array("q")
     numbers.frombytes(message)
     kind, count = numbers[:2]

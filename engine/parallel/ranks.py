@@ -1,4 +1,4 @@
-"""The other ranks of a model, as rank 0 knows them: processes that it starts, tells what to compute, and ends."""
+"""The other ranks of a model, seen from rank 0: it starts their processes, sends them each step, and ends them."""
 
 import os
 import socket
@@ -29,15 +29,15 @@ from engine.parallel.ring import LARGEST, Ring, open_file
 from models.files import ModelFiles
 
 _GRACE_S = 3.0
-"""How long ranks that were told to end may take for it."""
+"""How long ranks may take to end before they are killed, in seconds."""
 _SILENCE_S = 9.0
-"""How long a rank may say nothing at all: told a little later, that is within ten seconds."""
+"""How long a rank may be silent, in seconds: its loss is then reported within ten seconds."""
 _START = str(Path(__file__).with_name("start.py"))
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a rank is to load, and how: all ranks alike."""
+    """What each rank loads and how: the same for all ranks."""
 
     name: str
     folder: str | None
@@ -54,18 +54,18 @@ class Order:
 
     @classmethod
     def of(cls, files: ModelFiles, **options: str | int | None) -> "Order":
-        """`options` are the other fields."""
+        """Make an order for `files`; `options` are the remaining fields."""
         paths = (None if path is None else str(path) for path in (files.folder, files.gguf))
         return cls(files.name, *paths, **options)  # type: ignore[arg-type]
 
     @property
     def files(self) -> ModelFiles:
-        """Those of the model."""
+        """The files of the model."""
         folder, gguf = (None if path is None else Path(path) for path in (self.folder, self.gguf))
         return ModelFiles(self.name, folder, gguf)
 
     def options(self, group: Group, free: int) -> Options:
-        """How a rank builds its executor; `free` bytes of a CPU are left for the KV cache."""
+        """Return the options for a rank's executor; on a CPU, `free` bytes are left for the KV cache."""
         return Options(
             context=self.context,
             kv_dtype=self.kv_dtype,
@@ -88,12 +88,12 @@ class _Rank:
 
 
 class Ranks:
-    """Ranks 1 to `count` - 1. Every one of them ends with this process, however that ends."""
+    """Ranks 1 to `count` - 1. They all end with this process, however it ends."""
 
     def __init__(self, order: Order, count: int, lost: Callable[[EngineError], None]) -> None:
-        """Starts them; they load at once. `lost` is called once, from any thread, when one was lost and all have ended.
+        """Start the ranks; each loads at once. When a rank is lost, all end, and `lost` is called once, from any thread.
 
-        Raises EngineError where they cannot be started.
+        Raises EngineError if the processes cannot be started.
         """
         self.count = count
         self._lost = lost
@@ -117,7 +117,7 @@ class Ranks:
             Thread(target=self._listen, args=(rank,), name=f"rank {rank.number}", daemon=True).start()
 
     def meet(self, device: torch.device) -> Group:
-        """Wait until all have loaded their part, and join them. Raises EngineError when one of them cannot."""
+        """Wait until all ranks have loaded, then join them in a group. Raises EngineError when a rank fails."""
         for rank in self._ranks:
             self._wait(rank)
         for rank in self._ranks:
@@ -126,7 +126,7 @@ class Ranks:
         return self._group
 
     def lead(self, pieces: Pieces) -> None:
-        """Wait until all follow; from then on they do what `pieces` do. Raises EngineError when one of them cannot."""
+        """Wait until all ranks follow, then make them repeat every step of `pieces`. Raises EngineError on failure."""
         for rank in self._ranks:
             self._wait(rank)
         pieces.runner.together, pieces.cache.tell = self.step, self.copy
@@ -134,23 +134,23 @@ class Ranks:
             decodes.together, decodes.watch = self.decode, partial(self.watch, decodes.watch)
 
     def step(self, batch: StepBatch) -> AbstractContextManager[None]:
-        """Have all compute a step, while this process does. Raises EngineError once one is lost.
+        """Have all ranks compute a step while this process does. Raises EngineError once a rank is lost.
 
-        They are all lost where this process fails: then the others wait for it within the step, and would take what it
-        sends in the next one for the rest of this one.
+        If this process fails, all ranks are lost: they wait for it within the step, and would mistake the data of its
+        next step for the rest of this one.
         """
         return self._together(of_step(batch))
 
     def decode(self, step: DividedStep) -> AbstractContextManager[None]:
-        """The same for a step of the decode runner."""
+        """Like `step`, for a step of the decode runner."""
         return self._together(of_decode(step))
 
     def copy(self, source: Runs, target: Runs) -> None:
-        """Have all copy rows of the KV cache, which this process does then. Raises EngineError once one is lost."""
+        """Have the other ranks copy KV cache rows; the caller copies its own. Raises EngineError once a rank is lost."""
         self._broadcast(of_copy(source, target))
 
     def watch(self, ask: Callable[[], None] = lambda: None) -> None:
-        """Raises EngineError once one is lost: what was computed since means nothing. They are if `ask` raises it."""
+        """Raise EngineError once a rank is lost: later results are meaningless. If `ask` raises it, all ranks are lost."""
         try:
             ask()
         except EngineError as error:
@@ -159,7 +159,7 @@ class Ranks:
             raise EngineError(*self._problem.args)
 
     def close(self) -> None:
-        """End them. Closing twice is fine."""
+        """End the ranks. Closing twice is fine."""
         with self._lock:
             if self._closed:
                 return
@@ -196,12 +196,12 @@ class Ranks:
             raise EngineError(*self._lose(EngineError(LOST)).args) from None
 
     def _wait(self, rank: _Rank) -> None:
-        """For the next thing that it says."""
+        """Wait for the next message of a rank. Raises EngineError when the rank is lost."""
         if rank.said.get() is None:
             raise EngineError(*(self._problem or EngineError(LOST)).args)
 
     def _listen(self, rank: _Rank) -> None:
-        """On a thread of its own: hear what a rank says until it ends; the others end with it."""
+        """Receive a rank's messages until it ends, then end the other ranks. Runs on its own thread."""
         error = None
         while (words := hear(rank.link)) is not None:
             if "error" in words:
@@ -212,7 +212,7 @@ class Ranks:
         rank.said.put(None)
 
     def _lose(self, error: EngineError) -> EngineError:
-        """End all of them because of `error`, unless they have ended. Returns why they did."""
+        """End all ranks because of `error`, unless they have ended. Return the error that ended them."""
         with self._lock:
             is_first = not self._closed and self._problem is None
             if is_first:
@@ -235,12 +235,12 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 rank.process.kill()
         for rank in self._ranks:
-            with suppress(subprocess.TimeoutExpired):  # a driver that hangs holds it
+            with suppress(subprocess.TimeoutExpired):  # a hanging driver can keep the process alive
                 rank.process.wait(_GRACE_S)
 
 
 def failure(error: Exception) -> EngineError:
-    """What ends all ranks, in one line."""
+    """Return the error that ends all ranks, in one line."""
     return explain(error, "Load the model again.")
 
 
@@ -267,7 +267,7 @@ def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which ends them
+            start_new_session=True,  # Ctrl-C goes to this process only, which ends the ranks
         )
     ours.settimeout(_SILENCE_S)
     tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})

@@ -1,9 +1,9 @@
-"""Messages from rank 0 to another rank through memory that both map: while both are busy, nobody calls the system.
+"""Messages from rank 0 to another rank through shared memory: while both are busy, waking needs no system call.
 
     int64 written | int64 read | int64 sleeps | ... | messages, each a length and its bytes, at multiples of 8
 
-`written` and `read` count bytes and only grow; where a message does not fit before the end, a mark sends the reader to
-the beginning. A reader that has found nothing for a while says that it sleeps, and is woken by whoever writes next.
+`written` and `read` count bytes and only grow. Where a message does not fit before the end, a mark sends the reader to
+the beginning. A reader that finds nothing for a while sets `sleeps`; the writer of the next message wakes it.
 """
 
 import mmap
@@ -16,17 +16,17 @@ from time import monotonic, sleep
 ROOM = 1 << 22
 """Bytes for messages."""
 LARGEST = ROOM // 2 - 8
-"""Of a message: with its length, and with what is skipped before it, it has room wherever the end is."""
+"""The most bytes of a message: with its length and the bytes skipped before it, it always fits in the ring."""
 _HEAD = 64
 _WRITTEN, _READ, _SLEEPS = 0, 1, 2
 _TURN = -1
-"""Instead of a length: the next message is at the beginning."""
+"""The mark in place of a length: the next message is at the beginning."""
 _SPINS_S = 0.002
-"""How long a reader looks before it sleeps: a step of a small model takes as long."""
+"""How long a reader polls before it sleeps, in seconds: about a step of a small model."""
 
 
 def open_file() -> int:
-    """A descriptor of new memory for a ring, which goes when nobody has it open."""
+    """Return a file descriptor of new memory for a ring; the memory is freed when no process has it open."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ring")
     else:
@@ -37,10 +37,10 @@ def open_file() -> int:
 
 
 class Ring:
-    """One end of it. One thread of one process writes, and one of another reads."""
+    """One end of the ring. One thread of one process writes, and one thread of another process reads."""
 
     def __init__(self, fd: int) -> None:
-        """Maps the memory; `fd` may be closed then."""
+        """Map the memory; `fd` may be closed afterwards."""
         whole = memoryview(mmap.mmap(fd, _HEAD + ROOM))
         self._head = whole[:_HEAD].cast("q")
         self._bytes = whole[_HEAD:]
@@ -49,9 +49,9 @@ class Ring:
         self._fence = Lock()
 
     def put(self, message: bytes, patience_s: float) -> bool:
-        """Write a message of at most LARGEST bytes. Returns whether the reader has to be woken.
+        """Write a message of at most LARGEST bytes. Return whether the reader has to be woken.
 
-        Raises TimeoutError when it has not read enough of what was written for so long.
+        Raises TimeoutError when the reader makes too little room within `patience_s` seconds.
         """
         size, place = 8 + -(-len(message) // 8) * 8, self._at % ROOM
         skipped = ROOM - place if place + size > ROOM else 0
@@ -73,7 +73,7 @@ class Ring:
         return self._head[_SLEEPS] != 0
 
     def take(self, asleep: Callable[[], None]) -> bytes:
-        """The next message; `asleep` returns when there may be one, and is called after none came for a while."""
+        """Return the next message. `asleep` is called after a while without one, and returns when there may be one."""
         until = monotonic() + _SPINS_S
         while self._head[_WRITTEN] == self._at:
             if monotonic() < until:
@@ -96,6 +96,6 @@ class Ring:
         return message
 
     def _order(self) -> None:
-        """What was done before this is seen before what is done after it: a lock is a fence for the processor."""
+        """Make earlier writes visible before later ones: taking a lock is a memory fence for the processor."""
         with self._fence:
             pass

@@ -1,4 +1,4 @@
-"""What every rank but the first runs: `start.py SOCKET RING`. It says that it lives before it imports what is heavy."""
+"""The program of every rank but 0: `start.py SOCKET RING`. It sends signs of life before the heavy imports."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from threading import Thread
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 if __name__ == "__main__":
-    if _ROOT not in sys.path:  # the code of rank 0, wherever that came from
+    if _ROOT not in sys.path:  # run the same code as rank 0, wherever it is installed
         sys.path.insert(0, _ROOT)
     from engine.parallel.link import beat
 

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint goes where."""
+"""Match the tensors of a checkpoint to the slots of a network."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from models.weights.slots import Names, Slot, slots
 
 
 def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dict[str, Slot]:
-    """Where each tensor goes, by its name, in file order.
+    """Return the slot of each tensor by its name, in file order.
 
     Raises ModelError unless the tensors are exactly the network's.
     """
@@ -39,5 +39,5 @@ def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dic
 
 
 def _is_redundant(name: str, spec: ModelSpec, names: Names) -> bool:
-    """Tensors that old checkpoints carry and that follow from the others."""
+    """Whether a tensor follows from other tensors; old checkpoints carry such tensors."""
     return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == f"{names['head']}.weight")

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as one rank of several needs them: some rows or columns of each, nothing read yet."""
+"""Cut the tensors of a checkpoint for one rank of several: some rows or columns of each, without reading them yet."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -19,7 +19,10 @@ from models.weights.slots import Names, Slot
 def shared_out(
     spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names, rank: int, ranks: int
 ) -> tuple[Share, list[StoredTensor]]:
-    """What rank `rank` of `ranks` has of the network `spec`, and its tensors. Raises ModelError."""
+    """Return the share of rank `rank` of `ranks` in the network `spec`, and its tensors.
+
+    Raises ModelError unless the tensors are exactly the network's.
+    """
     tensors = list(tensors)
     places = match(spec, tensors, names)
     share = Share(rank, ranks, spec, _block(tensors))
@@ -27,7 +30,7 @@ def shared_out(
 
 
 def _block(tensors: Iterable[StoredTensor]) -> int:
-    """The multiple at which a feed-forward is cut, so that no block of a quantised matrix is."""
+    """Return the multiple at which to cut a feed-forward, so that no block of a quantised matrix is split."""
     blocks = (held for tensor in tensors for held in (tensor.blocks, tensor.on_device) if held is not None)
     return max((held.kind.block for held in blocks), default=UNIT)
 
@@ -53,7 +56,7 @@ def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
 
 
 def _rows(tensor: StoredTensor, part: Part) -> StoredTensor:
-    """Some rows of a matrix, or numbers of a vector."""
+    """Return some rows of a matrix, or some numbers of a vector."""
     if part.count == part.size == tensor.shape[0]:
         return tensor
     if tensor.cut is not None and part.count == part.size:
@@ -86,7 +89,7 @@ def _rows(tensor: StoredTensor, part: Part) -> StoredTensor:
 
 
 def _columns(tensor: StoredTensor, part: Part) -> StoredTensor:
-    """Some columns of a matrix."""
+    """Return some columns of a matrix."""
     if part.count == part.size == tensor.shape[1]:
         return tensor
     shape = tensor.shape[0], part.size
@@ -113,14 +116,14 @@ def _columns(tensor: StoredTensor, part: Part) -> StoredTensor:
         return wide
 
     def keeps(kind: Kind, order: Tensor | None) -> bool:
-        """Whether blocks stay whole, and lie where their columns do."""
+        """Whether the cut splits no block and the columns are in their original order."""
         return order is None and not any(at % kind.block for at in (part.start, part.stop, part.size))
 
     return _made(tensor, shape, fill, parts, blocks, keeps)
 
 
 def _in_parts(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
-    """The numbers of a tensor, from first to last row: some at a time where it can be read so."""
+    """Yield a tensor's rows in order, with the first row's index: in parts if it can be read in parts, else at once."""
     if tensor.parts is not None and len(tensor.shape) == 2:
         yield from tensor.parts()
     else:
@@ -137,7 +140,10 @@ def _made(
     cut: Callable[[Kind, Tensor], Tensor],
     keeps: Callable[[Kind, Tensor | None], bool],
 ) -> StoredTensor:
-    """`cut` gives the blocks of the part, uint8 [rows, bytes a row], of those of all; `keeps` says whether it can."""
+    """Return `tensor` cut to `shape`.
+
+    `cut` takes the part's blocks, uint8 [rows, bytes a row], from those of the whole; `keeps` says whether it can.
+    """
     blocks, on_device = tensor.blocks, tensor.on_device
     if blocks is not None:
         kept = Blocks(blocks.kind, partial(_cut_blocks, blocks, cut))

@@ -1,7 +1,7 @@
-"""How a network is divided among several devices that compute it together: each has some of the heads of every layer,
-some of the width of its feed-forward, and some of the vocabulary (Shoeybi et al. 2019, "Megatron-LM").
+"""Divide a network among several devices that compute it together: each holds some of the heads of every layer, some
+of the width of its feed-forward, and some of the vocabulary (Shoeybi et al. 2019, "Megatron-LM").
 
-All ranks have the same shapes. What does not divide evenly is filled up with zeros, which add nothing to any sum: a
+All ranks have the same shapes. Parts that do not divide evenly are padded with zeros, which add nothing to any sum: a
 head of zeros attends to zeros, and a column of zeros has no effect.
 """
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, each_layer
 
 UNIT = 32
-"""A feed-forward is cut at multiples of so many at least: that is what a block of weights has in most formats."""
+"""The least multiple at which a feed-forward is cut: the size of a block of weights in most formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank has of some rows or columns: those from `start` to `stop`, and zeros up to `size` of them."""
+    """A rank's part of some rows or columns: those from `start` to `stop`, padded with zeros to `size`."""
 
     start: int
     stop: int
@@ -23,17 +23,17 @@ class Part:
 
     @property
     def count(self) -> int:
-        """How many of them are not filled up."""
+        """How many are not padding."""
         return self.stop - self.start
 
     def times(self, width: int) -> "Part":
-        """The same of rows that are `width` for each one."""
+        """Return the same part, where each unit stands for `width` rows or columns."""
         return Part(self.start * width, self.stop * width, self.size * width)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What rank `rank` of `ranks` has of a network."""
+    """The share of a network that rank `rank` of `ranks` holds."""
 
     rank: int
     ranks: int
@@ -42,20 +42,20 @@ class Share:
 
     @property
     def is_first(self) -> bool:
-        """Whether it adds what is to be added once: biases of results that are summed up over the ranks."""
+        """Whether this rank adds the terms to be added only once: biases of results summed over the ranks."""
         return self.rank == 0
 
     @property
     def vocab(self) -> Part:
-        """Of the vocabulary: rows of the embedding and of the head."""
+        """The rank's part of the vocabulary: rows of the embedding and of the head."""
         return self._even(self.whole.vocab_size, 1)
 
     def width(self, size: int) -> Part:
-        """Of the inner numbers of a feed-forward."""
+        """Return the rank's part of the inner width `size` of a feed-forward."""
         return self._even(size, self.unit)
 
     def kv_heads(self, spec: Attention) -> Part:
-        """Of the KV heads. Where there are more ranks than heads, several ranks have the same one."""
+        """Return the rank's KV heads. Where there are more ranks than KV heads, several ranks hold the same head."""
         heads = spec.kv_heads
         if heads >= self.ranks:
             return self._even(heads, 1)
@@ -63,7 +63,7 @@ class Share:
         return Part(head, head + 1, 1) if head < heads else Part(0, 0, 1)
 
     def q_heads(self, spec: Attention) -> Part:
-        """Of the query heads: those that read its KV heads."""
+        """Return the rank's query heads: they read its KV heads."""
         heads = spec.kv_heads
         if heads >= self.ranks:
             return self.kv_heads(spec).times(spec.groups)
@@ -76,12 +76,12 @@ class Share:
         return Part(start, stop, size)
 
     def copies(self, spec: Attention) -> int:
-        """How many ranks have the same KV head."""
+        """Return how many ranks hold the same KV head."""
         return max(self.ranks // spec.kv_heads, 1)
 
     @property
     def spec(self) -> ModelSpec:
-        """What the rank computes: the same for all of them."""
+        """The spec of the network that each rank computes: the same for all ranks."""
         return replace(
             each_layer(self.whole, lambda _, layer: self._layer(layer)), vocab_size=self.vocab.size
         )

@@ -1,6 +1,6 @@
-"""Decoding of a network that several GPUs compute together, with fused kernels and graphs.
+"""Decode with a network divided among several GPUs, with fused kernels and CUDA graphs.
 
-All ranks have the same runner, and enqueue the same steps. Rank 0 tells what has changed for one, and samples.
+All ranks have the same runner and enqueue the same steps. Rank 0 sends the changes of each step, and samples.
 """
 
 import torch
@@ -19,13 +19,13 @@ from engine.sampling.device_sampler import DeviceSampler
 from models.network import Network
 
 ROWS = 64
-"""The most of a step."""
+"""The most sequences in a step."""
 
 
 def meet(network: Network, device: torch.device, group: Group) -> Exchange | str:
-    """What the ranks of `network` exchange decode steps with; the same on all of them.
+    """Return the exchange for decode steps, or the reason why there is none, as the middle of a sentence.
 
-    Else why there is none, as the middle of a sentence. Raises EngineError when a rank is lost.
+    Either all ranks of `network` get an exchange or none does. Raises EngineError when a rank is lost.
     """
     share = network.share
     assert share is not None
@@ -49,7 +49,7 @@ def meet(network: Network, device: torch.device, group: Group) -> Exchange | str
 def make_divided_runner(
     network: Network, cache: KVCache, exchange: Exchange, rows: int, graphs: Graphs | None
 ) -> DecodeRunner[S]:
-    """A runner for up to ROWS sequences of up to `rows` rows, ready to be asked; all ranks make theirs at once."""
+    """Return a runner for up to ROWS sequences of up to `rows` rows each; all ranks make theirs together."""
     device, vocab = cache.kv.device, network.whole.vocab_size
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     sampler: DeviceSampler | Counting

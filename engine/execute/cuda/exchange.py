@@ -1,7 +1,7 @@
-"""What a rank sends the others in a decode step, by kernels that write into their memory.
+"""Exchange data between ranks in a decode step, by kernels that write into the memory of the other ranks.
 
-All ranks do the same steps in the same order, and in each of them: `begin`, two sums a layer and one of the embedding,
-`join`. A step is recorded like any other: what changes from one to the next is a number in device memory.
+All ranks run the same steps in the same order. Each step has `begin`, two sums per layer, one sum for the embedding,
+and `join_columns`. A step is recorded like any other: only a number in device memory changes between steps.
 """
 
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ from engine.kernels.triton.launch import split_alike
 from models.network import Network
 
 _WHILE_COMPILING_S = 300.0
-"""How long others are waited for before the first answer: each compiles its kernels."""
+"""How long to wait for another rank before the first answer, in seconds: each rank compiles its kernels."""
 _FEW = 128 * 1024
-"""Numbers up to which a program adds 512 of them; beyond, there would be too many programs to run at once."""
+"""Up to this many numbers, each program adds 512 of them; beyond, there would be too many programs to run at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What there is to exchange, and where it lies in the memory of each rank, in words of 8 bytes."""
+    """The sizes of the exchanged data and its layout in the memory of each rank, in words of 8 bytes."""
 
     ranks: int
     rows: int
-    """The most of a step."""
+    """The most rows of a step."""
     size: int
-    """Numbers of a row between layers."""
+    """Numbers in a row between layers (the hidden size)."""
     columns: int
-    """Logits of a rank."""
+    """Logits per row on each rank."""
     vocab: int
     layers: int
 
     @classmethod
     def of(cls, network: Network, rows: int) -> "Plan":
-        """Of a network that is divided."""
+        """Return the plan for a divided network and steps of up to `rows` rows."""
         assert network.share is not None
         spec, ranks = network.spec, network.share.ranks
         vocab = network.whole.vocab_size
@@ -47,45 +47,45 @@ class Plan:
 
     @property
     def sums(self) -> int:
-        """In a step."""
+        """The number of sums in a step."""
         return 2 * self.layers + 1
 
     @property
     def exchanges(self) -> int:
-        """Tags of a step. Odd, as the buffers of sums take turns from one step to the next, too."""
+        """The number of tags a step uses. It is odd, so that the sum buffers also alternate between steps."""
         return self.sums + 2
 
     @property
     def logits(self) -> int:
-        """Where the logits lie, behind two buffers of sums."""
+        """The first word of the logits, which follow the two sum buffers."""
         return 2 * self.ranks * self.rows * self.size
 
     @property
     def tokens(self) -> int:
-        """Where the tokens lie."""
+        """The first word of the tokens."""
         return self.logits + self.ranks * self.rows * self.columns
 
     @property
     def nbytes(self) -> int:
-        """Of a rank."""
+        """The bytes of memory each rank needs."""
         return 8 * (self.tokens + self.rows)
 
 
 class Exchange:
-    """The other ranks in a decode step, as `models.reference.peers.Peers` has them, and more. For the loop's thread."""
+    """The other ranks in a decode step: extends `models.reference.peers.Peers`. Only for the engine loop's thread."""
 
     def __init__(
         self, memory: PeerMemory, plan: Plan, rank: int, device: torch.device, dtype: torch.dtype, pdl: bool
     ) -> None:
-        """`memory` has the plan's bytes, zeros at first, on each rank; `dtype` is the network's; `pdl` turns
-        programmatic dependent launch on (sm_90 and later)."""
+        """`memory` holds the plan's bytes on each rank, zeros at first. `dtype` is the network's. `pdl` turns on
+        programmatic dependent launch (sm_90 and later)."""
         self._memory = memory
         self._plan = plan
         self.rank = rank
         self._pdl = pdl
         self._cuda = device.type == "cuda"
         self._number = 0
-        # Halves of words, where they can be taken in pairs.
+        # Two 16-bit logits share a word where both widths are even.
         pairs = dtype.itemsize == 2 and not plan.columns % 2 and not plan.vocab % 2
         self._words = plan.columns // 2 if pairs else plan.columns
         self._joined = torch.zeros(
@@ -104,27 +104,27 @@ class Exchange:
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody did not come in time, or `give_up` was called; from then on results mean nothing."""
+        """Whether a rank was late or `give_up` was called; from then on, results are meaningless."""
         return bool(self._is_lost[0])
 
     def give_up(self) -> None:
-        """End what waits on the device. From any thread."""
+        """Make kernels that wait on the device stop waiting. May be called from any thread."""
         self._is_lost[0] = 1
 
     def wait_at_most(self, seconds: float = PATIENCE.total_seconds()) -> None:
-        """For another rank, from the next step on."""
+        """Set how long to wait for another rank, from the next step on."""
         self._patience.fill_(int(seconds * 1e9))
 
     def close(self) -> None:
-        """Let go of the memory; nothing may be enqueued any more."""
+        """Release the memory; nothing may be enqueued afterwards."""
         self.give_up()
         self._memory.close()
 
     def begin(self, given: StepInput, rows: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Enqueue that a step of `rows` rows begins: all have the newest tokens of rank 0 in `given`.
+        """Enqueue the start of a step of `rows` rows: every rank gets rank 0's newest tokens into `given`.
 
-        Returns int32 [rows]: of rows whose token is `first` to `last` - 1 the row itself, else -1, and int64 [rows]:
-        that token, counted from `first`.
+        Return int32 [rows], the row's own index where its token is in `first` to `last` - 1, else -1; and int64
+        [rows], the token counted from `first`.
         """
         self._number = 0
         kernel = begin_kernel[(1,)](
@@ -150,12 +150,12 @@ class Exchange:
         return self._own_row[:rows], self._own_token[:rows]
 
     def sum(self, x: Tensor) -> Tensor:
-        """[T, size] -> the sum over all ranks, in its place."""
+        """Replace x [T, size] by its sum over all ranks, in place, and return it."""
         self.add(x, None, x)
         return x
 
     def add(self, x: Tensor, residual: Tensor | None, out: Tensor) -> None:
-        """out [T, size] = residual + the sum over all ranks of x [T, size], or of its parts fp32 [parts, T, size]."""
+        """Set out [T, size] to residual + the sum over all ranks of x: [T, size], or fp32 parts [parts, T, size]."""
         self._number += 1
         count = out.numel()
         block = 512 if count <= _FEW else 2048
@@ -181,7 +181,7 @@ class Exchange:
         split_alike(kernel)
 
     def join_columns(self, x: Tensor) -> Tensor:
-        """Logits [T, columns] of each rank -> [T, vocab] on rank 0; on the others they mean nothing."""
+        """Join the logits [T, columns] of all ranks to [T, vocab] on rank 0; the result is meaningless elsewhere."""
         rows, plan = x.shape[0], self._plan
         assert self._number == plan.sums
         out = self._joined[:rows]
@@ -209,7 +209,7 @@ class Exchange:
         return out
 
     def count(self, active: Tensor, counters: Tensor) -> None:
-        """Enqueue that counters int64 [slots, n] of the slots `active` int32 [rows] go up by 1, as by a sampler."""
+        """Enqueue adding 1 to counters int64 [slots, n] of the slots `active` int32 [rows], as a sampler does."""
         rows = len(active)
         kernel = count_kernel[(1,)](
             active,

@@ -1,4 +1,4 @@
-"""What other ranks have in a decode step in the place of a sampler: rank 0 draws, and they only count."""
+"""The stand-in for a sampler on ranks other than 0: rank 0 draws tokens, the other ranks only count them."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,15 +13,15 @@ from engine.sampling.sampler import Drawn
 
 
 class Counting:
-    """Takes the place of a `DeviceSampler` on a rank that nobody asks for tokens."""
+    """Stands in for a `DeviceSampler` on a rank that draws no tokens."""
 
     def __init__(
         self, vocab_size: int, slots: int, device: torch.device, count: Callable[[Tensor, Tensor], None]
     ) -> None:
-        """`count` is that of `Exchange`."""
+        """`count` is `Exchange.count`."""
         self.vocab_size = vocab_size
         self.token = torch.full((slots,), -1, dtype=torch.int64, device=device)
-        """The newest token of each slot, as rank 0 tells at the beginning of a step."""
+        """The newest token of each slot, int64 [slots], which rank 0 sends at the start of a step."""
         self._count = count
 
     def load(
@@ -32,22 +32,22 @@ class Counting:
         generated_ids: Sequence[int],
         seed: int,
     ) -> None:
-        """Nothing: rank 0 knows."""
+        """Do nothing: rank 0 holds the sampling state."""
 
     def words(self, slot: int) -> NDArray[np.int32]:
-        """None: rank 0 has the masks."""
+        """Not available: rank 0 holds the token masks."""
         raise NotImplementedError
 
     def row_words(self, row: int) -> NDArray[np.int32]:
-        """None: rank 0 has those of guesses, too."""
+        """Not available: rank 0 also holds the masks of guessed tokens."""
         raise NotImplementedError
 
     def draw(self, slots: Iterable[int]) -> Draw:
-        """The same for all."""
+        """Return the same `Draw` for all slots."""
         return Draw()
 
     def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[Drawn]:
-        """None: rank 0 has them."""
+        """Not available: rank 0 holds the drawn tokens."""
         raise NotImplementedError
 
     def sample(
@@ -58,6 +58,6 @@ class Counting:
         draw: Draw = ALL,
         overlaps: bool = True,
     ) -> None:
-        """Enqueue that the counters of `active` go up, where there are some."""
+        """Enqueue an increment of the counters of the slots `active`, if there are counters."""
         if counters is not None:
             self._count(active, counters)

@@ -1,7 +1,7 @@
-"""Memory of a GPU that the processes of other GPUs read and write as their own, by CUDA's IPC.
+"""GPU memory that the processes of other GPUs read and write like their own, through CUDA IPC.
 
-Torch has `symmetric_memory` for this, whose interface still changes and wants a named process group; what is needed of
-it are four calls of the driver.
+Torch offers `symmetric_memory`, but its interface still changes and needs a named process group. A few calls of the
+driver are enough here.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """The memory of every rank, as this process addresses it."""
+    """The memory of every rank, as addresses valid in this process."""
 
     addresses: tuple[int, ...]
     close: Callable[[], None]
-    """Lets go of all of it."""
+    """Release all of it."""
 
 
 def share_memory(
     nbytes: int, rank: int, device: torch.device, swap: Callable[[bytes], list[bytes]]
 ) -> PeerMemory:
-    """Take `nbytes` zeros of `device`, and open what the other ranks take; `swap` is `Group.swap`.
+    """Allocate `nbytes` zeros on `device`, and open the memory of the other ranks; `swap` is `Group.swap`.
 
     Raises RuntimeError where the GPUs cannot address each other's memory.
     """
@@ -58,7 +58,7 @@ def share_memory(
         addresses = []
         for other, data in enumerate(
             swap(b"" if failed else bytes(handle))
-        ):  # nobody waits for those who fail
+        ):  # a failed rank also swaps, so no rank waits for it
             if failed is not None:
                 raise failed
             if other == rank:

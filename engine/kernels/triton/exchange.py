@@ -1,9 +1,9 @@
-"""What the GPUs of a divided model send each other in a decode step: sums, logits and tokens, each one launch.
+"""Exchange sums, logits and tokens between the GPUs of a divided model in a decode step, with one launch each.
 
-Every rank writes into the memory of the others, and waits for what they write into its own. A word of 64 bits holds 32
-bits of data beside a tag, the number of the exchange, and is written at once: who finds the tag has the data, so
-there are no signals and no fences (the LL protocol of NCCL). Two buffers take turns. A rank writes into one again only
-after it has what all others sent in the exchange between, and they sent that after they had read what was there before.
+Every rank writes into the memory of the other ranks and waits for their data in its own. A 64-bit word holds 32 bits of
+data and a tag, the number of the exchange, and is written atomically: a reader that sees the tag has the data, so no
+signals or fences are needed (the LL protocol of NCCL). Two buffers alternate. A rank reuses a buffer only after it has
+received every rank's data of the exchange in between, which each rank sent after reading the buffer's old contents.
 
 The plain twin is `engine/execute/group.py`.
 """
@@ -15,18 +15,18 @@ import triton.language as tl
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
 LOOKS = tl.constexpr(1024)
-"""How often a rank looks for a word before it asks whether anybody is lost."""
+"""How often a rank polls for a word before it checks the time and whether a rank is lost."""
 
 
 @triton.jit
 def _tag(epoch, number):
-    """The tag of an exchange; 0 is that of memory that nobody has written."""
+    """Return the tag of an exchange; unwritten memory has the tag 0."""
     return (tl.load(epoch) + number) & 0x7FFFFFFF
 
 
 @triton.jit
 def _send(base, place, bits, tag, inside, CUDA: tl.constexpr):
-    """Write bits int32 with the tag at the words `place` int64 of the memory at address `base`."""
+    """Write `bits` int32 with the tag to the words `place` int64 of the memory at address `base`."""
     word = (tag << 32) | (bits.to(tl.int64) & 0xFFFFFFFF)
     if CUDA:
         tl.inline_asm_elementwise(
@@ -43,10 +43,10 @@ def _send(base, place, bits, tag, inside, CUDA: tl.constexpr):
 
 @triton.jit
 def _receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
-    """The bits int32 that come with the tag to the words `place` of the memory at `base`; all its threads have words.
+    """Wait for the tag in the words `place` of the memory at `base`, and return their bits int32.
 
-    Once `lost` is not 0, whatever is there. It becomes 1 when that takes longer than `patience`: nanoseconds, or looks
-    in the interpreter.
+    Every thread must have words. Set `lost` to 1 after a wait longer than `patience`: nanoseconds, or polls in the
+    interpreter. Once `lost` is not 0, return whatever is there.
     """
     at = (base + place * 8).to(tl.pointer_type(tl.int64))
     word = tl.load(at, mask=inside, other=0, volatile=True)
@@ -63,7 +63,7 @@ def _receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
                 now = tl.extra.cuda.globaltimer()
             began = tl.where(began == 0, now, began)
             tl.store(lost, 1, mask=now - began > patience)
-            # Every thread loads it, so that all take the same way from here.
+            # Every thread loads `lost`, so that all take the same branch.
             given_up = tl.max(tl.load(lost + place * 0, mask=inside, other=0, volatile=True), 0)
             waits = tl.where(given_up != 0, 0, waits)
     return (word & 0xFFFFFFFF).to(tl.int32)
@@ -88,11 +88,11 @@ def sum_kernel(
     PDL: tl.constexpr,
     CUDA: tl.constexpr,
 ):
-    """out [COUNT] = residual (None: 0) + the sum over all ranks of x [PARTS, COUNT], in fp32 and in the order of ranks.
+    """Compute out [COUNT] = residual (None: 0) + the sum over all ranks of x [PARTS, COUNT], in fp32, in rank order.
 
-    peers int64 [RANKS]: addresses of the memory of each, two buffers of RANKS * ROOM words; epoch int64 [1] and the
-    `number` of the exchange make its tag. lost int32 [1] and patience int64 [1] as in `_receive`. `out` may be x or the
-    residual. Programs cdiv(COUNT, BLOCK); BLOCK is at least the number of threads.
+    peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words. epoch int64 [1] plus
+    the `number` of the exchange is its tag. lost int32 [1] and patience int64 [1] are as in `_receive`. `out` may be
+    `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is at least the number of threads.
     """
     gdc_launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -135,10 +135,10 @@ def join_kernel(
     PDL: tl.constexpr,
     CUDA: tl.constexpr,
 ):
-    """On rank 0 out int32 [rows, TOTAL] = x int32 [rows, COLUMNS] of all ranks side by side; elsewhere it is untouched.
+    """Join x int32 [rows, COLUMNS] of all ranks side by side in out int32 [rows, TOTAL], on rank 0 only.
 
-    From word START on, the memory of rank 0 has RANKS * ROOM words for this. The rest as in `sum_kernel`. Programs
-    [cdiv(COLUMNS, BLOCK), rows].
+    The memory of rank 0 reserves RANKS * ROOM words for this, from word START on. Other arguments are as in
+    `sum_kernel`. Programs: [cdiv(COLUMNS, BLOCK), rows].
     """
     gdc_launch_dependents(PDL)
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -179,11 +179,11 @@ def begin_kernel(
     BLOCK: tl.constexpr,
     CUDA: tl.constexpr,
 ):
-    """A step begins: `epoch` goes up by EXCHANGES, and every rank has the tokens of rank 0.
+    """Begin a step: add EXCHANGES to `epoch`, and copy the newest tokens of rank 0 to every rank.
 
-    active int32 [ROWS]: the slot of each row, -1 for none; token int64 [slots]. From word START on every memory has
-    ROWS words for this. Of the rows whose tokens are FIRST to LAST - 1, own_row int32 [ROWS] is the row itself, else
-    -1, and own_token int64 [ROWS] counts from FIRST. One program, which does not overlap the kernel before.
+    active int32 [ROWS] is the slot of each row, -1 for none; token is int64 [slots]. Every memory reserves ROWS words
+    for this, from word START on. own_row int32 [ROWS] becomes the row's index where its token is in FIRST to LAST - 1,
+    else -1; own_token int64 [ROWS] becomes the token minus FIRST. One program, which does not overlap the kernel before.
     """
     now = tl.load(epoch) + EXCHANGES
     tag = now & 0x7FFFFFFF
@@ -209,9 +209,9 @@ def begin_kernel(
 
 @triton.jit
 def count_kernel(active, counters, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Where nobody samples: counters int64 [slots, WIDTH] of the slots `active` go up by 1, as by a sampler.
+    """Add 1 to counters int64 [slots, WIDTH] of the slots `active` int32 [ROWS], on ranks that have no sampler.
 
-    One program; active int32 [ROWS].
+    One program.
     """
     row = tl.arange(0, BLOCK)
     slot = tl.load(active + row, mask=row < ROWS, other=-1)
