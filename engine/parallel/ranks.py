@@ -91,7 +91,7 @@ class Ranks:
     """Ranks 1 to `count` - 1. They all end with this process, however it ends."""
 
     def __init__(self, order: Order, count: int, lost: Callable[[EngineError], None]) -> None:
-        """Start the ranks; each loads at once. When a rank is lost, all end, and `lost` is called once, from any thread.
+        """Start the ranks; each loads at once. If one is lost, all end, and `lost` is called once, from any thread.
 
         Raises EngineError if the processes cannot be started.
         """
@@ -146,11 +146,11 @@ class Ranks:
         return self._together(of_decode(step))
 
     def copy(self, source: Runs, target: Runs) -> None:
-        """Have the other ranks copy KV cache rows; the caller copies its own. Raises EngineError once a rank is lost."""
+        """Have the other ranks copy KV cache rows; the caller copies its own. Raises EngineError if a rank is lost."""
         self._broadcast(of_copy(source, target))
 
     def watch(self, ask: Callable[[], None] = lambda: None) -> None:
-        """Raise EngineError once a rank is lost: later results are meaningless. If `ask` raises it, all ranks are lost."""
+        """Raise EngineError once a rank is lost: later results mean nothing. If `ask` raises it, all are lost."""
         try:
             ask()
         except EngineError as error:

@@ -32,11 +32,11 @@ DRAFTED = 0.75
 _BELIEFS, _REMEMBERED = 12, 60
 """How many observations the initial estimate counts as, and how many observations are remembered."""
 _HOPE = 0.5
-"""Standard deviations added to a measured rate: otherwise guesses that failed a few times by chance would never be tried
-again. `Balance` bounds what this may cost."""
+"""Standard deviations added to a measured rate: otherwise guesses that failed a few times by chance would never be
+tried again. `Balance` bounds what this may cost."""
 RELAX = 1 / 256
-"""Share by which a measured rate returns to its initial estimate, for each token at which guesses were not worth checking
-or making: a text in which they never hold says little about the next one."""
+"""Share by which a measured rate returns to its initial estimate, for each token at which guesses were not worth
+checking or making: a text in which they never hold says little about the next one."""
 DRAFT_CREDIT, DRAFT_SAVED = 4.0, 8.0
 """CREDIT and SAVED for drafts, over all answers together: how often drafts hold says little about a single answer."""
 _DIVIDED = 0.7
@@ -325,8 +325,8 @@ class Pace:
     ) -> int:
         """Return how many tokens of `guess` to check in a step that so far has `rows` rows and yields `tokens` tokens.
 
-        The answer has `said` tokens, and `balance` is its own. The first `unread` tokens of the guess have been drawn but
-        not read; they are not counted. `spent`, the cost of drafting the guess, is paid whatever is checked.
+        The answer has `said` tokens, and `balance` is its own. The first `unread` tokens of the guess have been drawn
+        but not read; they are not counted. `spent`, the cost of drafting the guess, is paid whatever is checked.
         """
         if self.measures or not guess.tokens:
             return 0
@@ -345,8 +345,8 @@ class Pace:
         unread: int = 0,
         spent: float = 0.0,
     ) -> tuple[float, int]:
-        """Return the most tokens expected in the time of a step of one row, and how many tokens of `guess` give them; the
-        arguments are those of `count`."""
+        """Return the most tokens expected in the time of a step of one row, and how many tokens of `guess` give them.
+        The arguments are those of `count`."""
         expected, before = 0.0, self.costs.of(rows) + spent
         best, found = LEAST_GAIN * tokens / before, 0
         for count, chance in enumerate(self.acceptance.hold(guess)[unread : unread + MOST_ROWS - rows], 1):
@@ -360,8 +360,8 @@ class Pace:
     def drafts_more(
         self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
     ) -> bool:
-        """Return whether a draft model should guess one more token after `guess`, up to `most` in all, for one of `texts`
-        texts that it guesses for at once. The step has `rows` other rows, which yield `tokens`; drafts must yield
+        """Return whether a draft model should guess one more token after `guess`, up to `most` in all, for one of
+        `texts` texts that it guesses for at once. The step has `rows` other rows, which yield `tokens`; drafts must yield
         more than `least` tokens in the time of a step of one row."""
         costs, most = self.costs, min(most, MOST_ROWS - rows)
         if len(guess.tokens) >= most:

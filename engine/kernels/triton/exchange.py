@@ -183,7 +183,7 @@ def begin_kernel(
 
     active int32 [ROWS] is the slot of each row, -1 for none; token is int64 [slots]. Every memory reserves ROWS words
     for this, from word START on. own_row int32 [ROWS] becomes the row's index where its token is in FIRST to LAST - 1,
-    else -1; own_token int64 [ROWS] becomes the token minus FIRST. One program, which does not overlap the kernel before.
+    else -1; own_token int64 [ROWS] becomes the token minus FIRST. One program; it does not overlap the kernel before.
     """
     now = tl.load(epoch) + EXCHANGES
     tag = now & 0x7FFFFFFF
