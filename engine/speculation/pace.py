@@ -361,8 +361,8 @@ class Pace:
         self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
     ) -> bool:
         """Return whether a draft model should guess one more token after `guess`, up to `most` in all, for one of
-        `texts` texts that it guesses for at once. The step has `rows` other rows, which yield `tokens`; drafts must yield
-        more than `least` tokens in the time of a step of one row."""
+        `texts` texts that it guesses for at once. The step has `rows` other rows, which yield `tokens`; drafts must
+        yield more than `least` tokens in the time of a step of one row."""
         costs, most = self.costs, min(most, MOST_ROWS - rows)
         if len(guess.tokens) >= most:
             return False
