@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
 from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
+from chatterm.screens.chat.base import IN_THREAD
 from chatterm.screens.look import Terminal
 from chatterm.sessions.store import Store
 from chatterm.settings.settings import Settings
@@ -71,9 +72,13 @@ class Driver:
         await self.until(lambda: text in self.text())
 
     async def idle(self) -> None:
-        """Loaded, nothing is being answered or waits, and it has been painted."""
-        await self.until(lambda: self.app.chat.is_idle)
+        """Loaded, nothing is read in a thread, being answered or waiting, and it has been painted."""
+        await self.until(lambda: self.app.chat.is_idle and not self._is_reading)
         await self.pilot.pause()
+
+    @property
+    def _is_reading(self) -> bool:
+        return any(each.name == IN_THREAD and not each.is_finished for each in self.app.workers)
 
     async def types(self, text: str) -> None:
         await self.pilot.press(*("space" if character == " " else character for character in text))

@@ -91,7 +91,8 @@ class Kept:
     def check_store(self, store: Store) -> None:
         for session, seen in self._seen.items():
             _, tree, _ = store.load(session)
-            assert {exchange.id: exchange.user for exchange in tree.exchanges} == seen
+            stored = {exchange.id: exchange.user for exchange in tree.exchanges}
+            assert seen.items() <= stored.items(), "a message is gone"  # one may still have come in the end
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -62,6 +62,10 @@ def _named_servers(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
     return named_choices(remotes)
 
 
+IN_THREAD = "in_thread"
+"""The name of the workers of `in_thread`."""
+
+
 class ChatBase(Screen[None]):
     """Implements `chatterm.conversation.view.View`. The widgets are there once it is mounted."""
 
@@ -132,7 +136,7 @@ class ChatBase(Screen[None]):
                 if self.remarks.is_attached:
                     self.say(problem_text(error), "error")
 
-        self.run_worker(go())
+        self.run_worker(go(), name=IN_THREAD)
 
     def attempt(self, action: Callable[[], None]) -> None:
         """Do something; what cannot be done is said."""

@@ -214,6 +214,8 @@ async def test_several_answers_about_a_picture_stand_below_the_words_alone(
     with rough(said("Blue.")) as server:
         async with driven(anywhere(address(server)), (100, 30)) as driver:
             await driver.send("What is on @a.png?")
+            await driver.until(lambda: driver.answers == ["Blue."])
+            await driver.idle()
             await driver.send("/retry 2", wait=False)
             await driver.shows("2 answers  What is on a.png?")
             assert "sha256" not in driver.text()
