@@ -146,7 +146,7 @@ class Ranks:
         return self._together(of_decode(step))
 
     def copy(self, source: Runs, target: Runs) -> None:
-        """Have the other ranks copy KV cache rows; the caller then copies its own. Raises EngineError if one is lost."""
+        """Have the other ranks copy KV rows; the caller then copies its own. Raises EngineError if a rank is lost."""
         self._broadcast(of_copy(source, target))
 
     def watch(self, ask: Callable[[], None] = lambda: None) -> None:
