@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from textual.screen import ModalScreen
 
-from chatterm.backends.backend import Chunk, ModelChoice, ToolCall
+from chatterm.backends.backend import Chunk, Exchange, ModelChoice, ToolCall
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
 from chatterm.tools.deliberate import QUIET
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -69,10 +70,26 @@ def scripts(chance: random.Random) -> list[Script]:
 
 
 class Kept:
-    """Every exchange that any session had; none of them may be gone."""
+    """Every exchange that any session had: none of them may be gone, and none may be there that nobody began."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._seen: dict[str, dict[int, str]] = {}
+        self._begun: list[tuple[int, str]] = []
+        """All that were added to a tree and not taken back. A session may be left before the next check."""
+        add, drop = Tree.add, Tree.drop
+
+        def added(tree: Tree, parent: int | None, user: str, model: str) -> Exchange:
+            exchange = add(tree, parent, user, model)
+            self._begun.append((exchange.id, user))
+            return exchange
+
+        def dropped(tree: Tree, id: int) -> None:
+            user = tree[id].user
+            drop(tree, id)
+            self._begun.remove((id, user))
+
+        monkeypatch.setattr(Tree, "add", added)
+        monkeypatch.setattr(Tree, "drop", dropped)
 
     def check(self, driver: Driver) -> None:
         talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
@@ -89,18 +106,19 @@ class Kept:
         before.update(here)
 
     def check_store(self, store: Store) -> None:
+        there = {info.id: store.load(info.id)[1].exchanges for info in store.find()}
         for session, seen in self._seen.items():
-            _, tree, _ = store.load(session)
-            stored = {exchange.id: exchange.user for exchange in tree.exchanges}
-            assert seen.items() <= stored.items(), "a message is gone"  # one may still have come in the end
+            assert seen.items() <= {exchange.id: exchange.user for exchange in there.get(session, ())}.items()
+        stored = [(exchange.id, exchange.user) for exchanges in there.values() for exchange in exchanges]
+        assert sorted(stored) == sorted(self._begun)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_random_keys(seed: int, folder: Path) -> None:
+async def test_random_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(f"newer {seed}")
     backend = ScriptedBackend(scripts(chance), thinks=True, is_remote=seed % 2 == 1)
     store = Store.open(folder / "sessions.db")
-    kept = Kept()
+    kept = Kept(monkeypatch)
     choices = [
         ModelChoice("work/big", None, False, None, server="work", label="big\x1b[31m", context=262_144)
     ]
