@@ -5,13 +5,10 @@ python -m benchmarks.on_one_document [MODEL] [--tokens 4000] [--conversations 8]
 
 import argparse
 
+from benchmarks.resume import SENTENCE
 from engine.engine import Engine
 from engine.params import SamplingParams
 from models.units import bytes_text
-
-SENTENCE = (
-    "The harbour at Lindvik has two lights, a green one on the breakwater and a white one on the hill. "
-)
 
 
 def main() -> None:
