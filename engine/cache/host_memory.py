@@ -184,8 +184,10 @@ class Costs:
         return any(mine is not None and abs(mine - (theirs or 0.0)) > share * mine for mine, theirs in pairs)
 
     def brought_back(self, rows: int, seconds: float) -> None:
-        """So many rows were brought back in so long. Few of them tell little: most of that is waiting, for others'
-        steps among it."""
+        """Note that `rows` rows were brought back in this many seconds.
+
+        Few rows count for little, because most of their time is spent waiting, for example for other requests' steps.
+        """
         share = min(rows / ENOUGH_ROWS, 1.0)
         if self.brought is not None:
             self.brought += (seconds / rows - self.brought) * share / 2
