@@ -9,6 +9,8 @@ Up to eight rows, a layer takes six launches, weights are read once, and every r
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
+With `prepares`, o and down also multiply x by the weight of the norm that comes next, and sum its squares.
+
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
@@ -54,6 +56,7 @@ from engine.execute.cuda.tiles import (
     FUSED_MOST,
     MOST_CHUNKS,
     SMALLEST,
+    SMALLEST_OUTPUTS,
     Tile,
     choose_chunkings,
     most_chunks,
@@ -123,6 +126,8 @@ class FusedDecoder:
         self._on_host = on_host
         self._exchange = exchange
         self._wide = WideProducts(pdl)
+        self.prepares = False
+        """Whether the product that writes x prepares it for the product that norms it (see `linear_kernel`)."""
         self.cuts = cuts or table_cuts(network.device)
         self._machine = (1, 0)
         if network.device.type == "cuda":
@@ -147,6 +152,8 @@ class FusedDecoder:
 
         self._x = buffer(most, size)
         self._out = buffer(few, size)
+        self._prepared = buffer(few, size)
+        self._square_sums = buffer(few * triton.cdiv(size, SMALLEST_OUTPUTS), dtype=torch.float32)
         self._part = buffer(few if exchange is not None else 0, size, dtype=torch.float32)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
@@ -227,16 +234,19 @@ class FusedDecoder:
         own: int = 0,
         alone: StepInput | None = None,
     ) -> None:
-        network = self._network
-        for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
+        network, whole = self._network, self._network.spec
+        layers = list(zip(whole.layers, network.layers, strict=True))
+        norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
+        norms.append((whole.final_norm, network.final_norm))
+        programs = 0  # that have prepared x for the next norm
+        for index, (spec, layer) in enumerate(layers):
             attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
-            self._linear(
-                rows, x, attention.qkv, self._heads, norm=normed(spec.attention_norm, layer.attention_norm)
-            )
+            self._linear(rows, x, attention.qkv, self._heads, norm=norms[index], prepared=programs)
             self._attend(given, rows, index, self._heads, limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
-            self._add(rows, self._mixed, attention.out, x, after, scale)
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
+            following = norm if isinstance(feed, FeedForward) else None
+            programs = self._add(rows, self._mixed, attention.out, x, after, scale, following)
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
@@ -244,12 +254,11 @@ class FusedDecoder:
                 continue
             assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            self._linear(rows, x, weights.gate_up, inner, norm=norm, gate=feed)
+            self._linear(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
-            self._add(rows, inner, weights.down, x, after, scale)
-        whole = network.spec
-        norm, cap = (whole.final_norm, network.final_norm), whole.logit_cap or 0.0
-        self._linear(rows, x, network.head, logits, norm=norm, scale=whole.logit_scale, cap=cap)
+            programs = self._add(rows, inner, weights.down, x, after, scale, norms[index + 1])
+        scale, cap = whole.logit_scale, whole.logit_cap or 0.0
+        self._linear(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=programs)
 
     def _mix(
         self,
@@ -295,24 +304,37 @@ class FusedDecoder:
         return self._reference.logits(hidden)
 
     def _add(
-        self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float
-    ) -> None:
-        """Add `scale` times the product, normed if there is an `after`, to x."""
+        self,
+        rows: int,
+        given: Tensor,
+        layer: Linear,
+        x: Tensor,
+        after: Normed | None,
+        scale: float,
+        following: Normed | None,
+    ) -> int:
+        """Add `scale` times the product, normed if there is an `after`, to x.
+
+        Return the number of programs that have prepared x for the norm `following`; 0 if it is not prepared.
+        """
         exchange, here = self._exchange, x[:rows]
         if after is None and exchange is None:
-            self._linear(rows, given, layer, x, residual=x, scale=scale)
-            return
+            if not self.prepares or len(layer.parts) > 1:
+                following = None
+            programs = self._linear(rows, given, layer, x, residual=x, scale=scale, following=following)
+            return 0 if following is None else programs
         if exchange is None:
             self._linear(rows, given, layer, self._out)
         else:
             self._linear(rows, given, layer, self._part, scale=scale if after is None else 1.0)
             if after is None:
                 exchange.add(self._part[:rows], here, here)
-                return
+                return 0
             exchange.add(self._part[:rows], None, self._out[:rows])
         assert after is not None
         kernel = add_norm(self._out, x, after, scale, None, here, x, self._pdl)
         split_alike(kernel)
+        return 0
 
     def _linear(
         self,
@@ -326,9 +348,16 @@ class FusedDecoder:
         gate: FeedForward | None = None,
         scale: float = 1.0,
         cap: float = 0.0,
-    ) -> None:
-        """Run `linear_kernel` for each part of the layer, gated by `gate` if given."""
-        gated, stride, first = gate is not None, out.shape[1], 0
+        prepared: int = 0,
+        following: Normed | None = None,
+    ) -> int:
+        """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
+
+        With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
+        the norm `following`.
+        """
+        gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
+        weighs = norm or following
         for weight in layer.parts:
             outputs = weight.rows // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
@@ -337,10 +366,11 @@ class FusedDecoder:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
                 launch, matrix = packed_linear_kernel, {**ordered_planes_of(weight), "STRIDE": stride}
-            kernel = launch[(triton.cdiv(outputs, tile.outputs(gated)),)](
-                x,
+            programs = triton.cdiv(outputs, tile.outputs(gated))
+            kernel = launch[(programs,)](
+                self._prepared if prepared else x,
                 bias=weight.data if layer.bias is None else layer.bias[first:],
-                norm_weight=norm[1].weight if norm is not None else x,
+                norm_weight=weighs[1].weight if weighs is not None else x,
                 residual=x if residual is None else residual.view(-1)[first:],
                 out=out.view(-1)[first:],
                 COUNT=rows,
@@ -355,16 +385,21 @@ class FusedDecoder:
                 TILES=tile.tiles,
                 AHEAD=tile.ahead,
                 PDL=self._pdl,
-                OFFSET=norm[0].offset if norm is not None else 0.0,
+                OFFSET=weighs[0].offset if weighs is not None else 0.0,
                 **matrix,
                 **(activation(gate) if gate is not None else {}),
                 SCALE=scale,
                 CAP=cap,
+                prepared=self._prepared,
+                square_sums=self._square_sums,
+                PREPARED=prepared,
+                PREPARES=programs if following is not None else 0,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
             )
             split_alike(kernel)
             first += outputs
+        return programs
 
     def _attend(
         self,

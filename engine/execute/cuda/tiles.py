@@ -26,6 +26,10 @@ SMALLEST = 640
 length is a power of two room to go on."""
 
 
+SMALLEST_OUTPUTS = 8
+"""The fewest outputs that a program of a product without a gate computes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How a product is cut (see `linear_kernel`)."""

@@ -3,7 +3,7 @@
 The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after it,
 or the gated half of an MLP. Of a norm, x times its weight is rounded, and its scale multiplies the sums. Operations
 after the sums (bias, activation, residual) are done in fp32 and rounded once. Both are more accurate than rounding
-after each operation.
+after each operation. The product that writes x may do the first part for the product that norms it: see `prepare`.
 
 A program computes a few outputs for all rows. It starts to copy their weights into shared memory before it waits for
 the previous kernel (programmatic dependent launch), so memory is read without a break from the first kernel of a step
@@ -18,6 +18,7 @@ within a warp, of weights and rows alike.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
+import triton
 import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
@@ -61,6 +62,16 @@ def load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
     else:
         loaded = gl.load(at + column, mask=inside & (column < K), other=0.0)
     return loaded
+
+
+@jit
+def apply_weight(x, weight, OFFSET: tl.constexpr):
+    """Return x times a norm's weight + OFFSET, rounded to the dtype of x."""
+    if OFFSET == 0.0:  # noqa: SIM108 - this is known when the kernel is compiled
+        found = multiply(x, weight)
+    else:
+        found = (x.to(tl.float32) * (weight.to(tl.float32) + OFFSET)).to(x.dtype)
+    return found
 
 
 @jit
@@ -143,10 +154,7 @@ def _span(
         part = parts[fold]
         if NORM:
             squares += part.to(tl.float32) * part.to(tl.float32)
-            if OFFSET == 0.0:
-                part = multiply(part, scales[fold])
-            else:
-                part = (part.to(tl.float32) * (scales[fold].to(tl.float32) + OFFSET)).to(part.dtype)
+            part = apply_weight(part, scales[fold], OFFSET)
         normed += (part,)
     async_copy.wait_group(STAGES - 1)
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
@@ -182,7 +190,8 @@ def finish(
 ):  # fmt: skip
     """Finish and store the sums y (and `up`), fp32 [outputs, rows], of the outputs `at` and the rows b.
 
-    Rows of `out` are STRIDE apart; `scale` is that of the norm, `carried` the residual; see `linear_kernel`.
+    Rows of `out` are STRIDE apart; `scale` is that of the norm, `carried` the residual; see `linear_kernel`. Return
+    what was stored.
     """
     if GATED:  # noqa: SIM102 - this is known when the kernel is compiled
         if NORM:
@@ -201,7 +210,48 @@ def finish(
     y = capped(y, CAP)
     if RESIDUAL:
         y += carried
-    gl.store(out + b * STRIDE + at, y.to(out.dtype.element_ty), mask=(at < N) & (b < COUNT))
+    y = y.to(out.dtype.element_ty)
+    gl.store(out + b * STRIDE + at, y, mask=(at < N) & (b < COUNT))
+    return y
+
+
+@jit
+def prepare(
+    y,
+    weight,
+    at,
+    b,
+    prepared,
+    N: tl.constexpr,
+    STRIDE: tl.constexpr,
+    COUNT: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """Store finished outputs y times the weight of the norm that comes next; return their squares in fp32."""
+    gl.store(prepared + b * STRIDE + at, apply_weight(y, weight, OFFSET), mask=(at < N) & (b < COUNT))
+    y = gl.where(at < N, y.to(tl.float32), 0.0)
+    return y * y
+
+
+@jit
+def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr):
+    """Store the sums of a program's squares [outputs, rows], for `gather_sums`."""
+    total = gl.sum(squares, 0)
+    row = gl.arange(0, total.shape[0], layout=layout_of(total.type))
+    gl.store(square_sums + row * PREPARES + gl.program_id(0), total, mask=row < COUNT)
+
+
+@jit
+def gather_sums(
+    square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr
+):
+    """Return the sums of squares that PREPARED programs left, added up for each warp: [WARPS, ROWS]."""
+    EACH: tl.constexpr = triton.next_power_of_2(max((PREPARED + WARPS - 1) // WARPS, 16))
+    L: tl.constexpr = gl.BlockedLayout([1, 4, 1], [1, 4, 8], [WARPS, 1, 1], [1, 2, 0])
+    row, program = along(2, ROWS, L), along(0, WARPS, L) * EACH + along(1, EACH, L)
+    return gl.sum(
+        load(square_sums + row * PREPARED, program, row < COUNT, PREPARED, WARPS * EACH == PREPARED), 1
+    )
 
 
 @jit
@@ -232,6 +282,10 @@ def linear_kernel(
     GAIN: tl.constexpr = 1.0,
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
+    prepared=None,
+    square_sums=None,
+    PREPARED: tl.constexpr = 0,
+    PREPARES: tl.constexpr = 0,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
@@ -239,6 +293,10 @@ def linear_kernel(
     K] (bias [2 N]), gate above up, and out = `gated` of both. The sum so far is multiplied by SCALE and capped by CAP
     (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave unused
     may be anything.
+
+    With PREPARES, the number of programs, this product prepares x for the next one, which norms it by norm_weight [N] +
+    OFFSET: prepared [COUNT, N] becomes out times that, and square_sums, fp32 [COUNT, PREPARES], the sum of each
+    program's squares of `out`. With NORM and PREPARED, x is such a product, and there are sums of PREPARED programs.
 
     A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
     bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
@@ -253,6 +311,7 @@ def linear_kernel(
     W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
     X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
+    SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // (FOLDS * PAIR)
     SUMS: tl.constexpr = gl.BlockedLayout(
@@ -274,7 +333,7 @@ def linear_kernel(
         _copy_weights(held, weights, column, first + output, i, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE)
         async_copy.commit_group()
     scales = ()
-    if NORM:
+    if SQUARES:
         for fold in tl.static_range(FOLDS):
             scales += (load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
@@ -283,6 +342,10 @@ def linear_kernel(
     DONE: tl.constexpr = layout_of(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
+    after = ()
+    if PREPARES:
+        for j in tl.static_range(TILES):
+            after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     carried = ()
@@ -297,25 +360,30 @@ def linear_kernel(
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
         parts += (load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
+    if NORM and PREPARED > 0:
+        total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
     source = weights, column, first + output
     # fmt: off
     if SPANS * FOLDS <= UNROLLED:
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
-                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
-                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
             )
     # fmt: on
     scale = None
+    if SQUARES:
+        total = gl.sum(squares, 1)
     if NORM:
-        total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
+        total = gl.sum(gl.convert_layout(total, gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
+    left = gl.zeros([OUTPUTS, ROWS], tl.float32, layout=DONE)
     for j in tl.static_range(TILES):
         own = sums[j * FOLDS]
         for fold in tl.static_range(1, FOLDS):
@@ -325,8 +393,12 @@ def linear_kernel(
         if GATED:
             y, up = gl.split(y)
         # fmt: off
-        finish(
+        y = finish(
             y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
             N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT, UP_OFFSET,
         )
         # fmt: on
+        if PREPARES:
+            left += prepare(y, after[j], n + j * OUTPUTS, b, prepared, N, N, COUNT, OFFSET)
+    if PREPARES:
+        leave_sums(left, square_sums, PREPARES, COUNT)

@@ -9,9 +9,9 @@ warps divide the columns, and sums have one order, which only the tile decides.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply
+from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.linear import along, finish, load
+from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
 from engine.kernels.triton.packed import (
     COLUMNS,
     choice_of,
@@ -139,10 +139,7 @@ def _span(
         part = parts[chunk]
         if NORM:
             squares += part.to(tl.float32) * part.to(tl.float32)
-            if OFFSET == 0.0:
-                part = multiply(part, scales[chunk])
-            else:
-                part = (part.to(tl.float32) * (scales[chunk].to(tl.float32) + OFFSET)).to(part.dtype)
+            part = apply_weight(part, scales[chunk], OFFSET)
         normed += (part,)
         if EXACT and not MINIMA:
             common += (nothing,)
@@ -236,6 +233,10 @@ def packed_linear_kernel(
     CHOSEN: tl.constexpr = 1,
     SHARED: tl.constexpr = 1,
     order=None,
+    prepared=None,
+    square_sums=None,
+    PREPARED: tl.constexpr = 0,
+    PREPARES: tl.constexpr = 0,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
@@ -260,6 +261,7 @@ def packed_linear_kernel(
     SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
     HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
+    SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // PAIR
     LAST: tl.constexpr = (N + 7) // 8
@@ -291,7 +293,7 @@ def packed_linear_kernel(
         )
         async_copy.commit_group()
     norm_scales = ()
-    if NORM:
+    if SQUARES:
         for chunk in tl.static_range(COLUMNS // GROUP):
             norm_scales += (_load_norm(norm_weight, 0, chunk, order, K, WARPS, GROUP, WHOLE, X),)
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), GATED, ROWS)
@@ -300,6 +302,10 @@ def packed_linear_kernel(
     DONE: tl.constexpr = layout_of(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
+    after = ()
+    if PREPARES:
+        for j in tl.static_range(TILES):
+            after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
     constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
@@ -320,24 +326,29 @@ def packed_linear_kernel(
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for chunk in tl.static_range(COLUMNS // GROUP):
         parts += (_load_rows(rows, 0, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
+    if NORM and PREPARED > 0:
+        total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
     if TURNS <= UNROLLED:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
                 i, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
-                norm_scales, constant, K, NORM, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES,
-                STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
+                TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     else:
         for i in range(TURNS):
             sums, squares, parts, norm_scales = _span(
                 i, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
-                norm_scales, constant, K, NORM, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES,
-                STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
+                TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     scale = None
+    if SQUARES:
+        total = gl.sum(squares, 1)
     if NORM:
-        total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
+        total = gl.sum(gl.convert_layout(total, gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
+    left = gl.zeros([OUTPUTS, ROWS], tl.float32, layout=DONE)
     for j in tl.static_range(TILES):
         y = _added(gl.convert_layout(sums[j], SUMS), GATED, ROWS)
         up, at = y, n + j * OUTPUTS
@@ -347,9 +358,13 @@ def packed_linear_kernel(
             for k in tl.static_range(CHOSEN):
                 own = gl.load(bias + experts[k].to(tl.int64) * N + at, mask=at < N, other=0.0)
                 y += weighed[k] * own.to(tl.float32)
-        finish(
+        y = finish(
             y, up, at, b, scale, carried[j] if RESIDUAL else None, bias, out,
             N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT,
             UP_OFFSET,
         )
+        if PREPARES:
+            left += prepare(y, after[j], at, b, prepared, N, STRIDE, COUNT, OFFSET)
+    if PREPARES:
+        leave_sums(left, square_sums, PREPARES, COUNT)
     # fmt: on

@@ -22,7 +22,7 @@ from models.weights.block_formats import Kind
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
-    "counts": "*i32", "pairs": "i32", "most": "i32"}
+    "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
 NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least")
 SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
 
@@ -81,6 +81,8 @@ def attention(limit, group, dim, **features):
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
+    linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
+    linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
@@ -303,7 +305,7 @@ def test_products_of_many_rows_begin_with_their_weights() -> None:
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
     found = made(DENSE)
-    products, attentions = found[:6], found[6:]
+    products, attentions = found[:8], found[8:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"
