@@ -86,22 +86,26 @@ def masked(words, mask, rest):
 
 @jit
 def halves(pairs):
-    """Return the two bf16 of each int32: the lower one, the upper one."""
+    """Return the two bf16 of each int32 along a new last axis: the lower one, the upper one.
+
+    Both come from one copy of the int32 each, in one register. Taken apart into registers of 16 bits, they would be
+    moved once more before a product.
+    """
     return gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
+        "mov.b32 $0, $1;", "=r,r,r", [gl.join(pairs, pairs)], dtype=gl.bfloat16, is_pure=True, pack=2
     )
 
 
 @jit
 def signed_halves(pairs, less):
-    """Return the two bf16 of each int32 minus those of another: lower, upper. The differences must be exact."""
+    """Return the `halves` of each int32 minus those of another. The differences must be exact."""
     return gl.inline_asm_elementwise(
-        "{ .reg .b32 one, found; mov.b32 one, 0xBF80BF80; fma.rn.bf16x2 found, $3, one, $2; mov.b32 {$0, $1}, found; }",
-        "=h,=h,r,r",
-        [pairs, less],
-        dtype=(gl.bfloat16, gl.bfloat16),
+        "{ .reg .b32 one; mov.b32 one, 0xBF80BF80; fma.rn.bf16x2 $0, $3, one, $1; }",
+        "=r,r,r,r,r",
+        [gl.join(pairs, pairs), gl.join(less, less)],
+        dtype=gl.bfloat16,
         is_pure=True,
-        pack=1,
+        pack=2,
     )
 
 
@@ -159,29 +163,29 @@ def byte_pairs(words, FP8: tl.constexpr):
 
 @jit
 def small_halves(pairs):
-    """Return the two bf16 of each int32, times 2 ** 127: the lower one, the upper one."""
+    """Return the `halves` of each int32, times 2 ** 127."""
     return gl.inline_asm_elementwise(
-        "{ .reg .b32 large, nothing, found; mov.b32 large, 0x7F007F00; mov.b32 nothing, 0x80008000; "
-        "fma.rn.bf16x2 found, $2, large, nothing; mov.b32 {$0, $1}, found; }",
-        "=h,=h,r",
-        [pairs],
-        dtype=(gl.bfloat16, gl.bfloat16),
+        "{ .reg .b32 large, nothing; mov.b32 large, 0x7F007F00; mov.b32 nothing, 0x80008000; "
+        "fma.rn.bf16x2 $0, $1, large, nothing; }",
+        "=r,r,r",
+        [gl.join(pairs, pairs)],
+        dtype=gl.bfloat16,
         is_pure=True,
-        pack=1,
+        pack=2,
     )
 
 
 @jit
 def eighth_halves(pairs):
-    """Return the two bf16 of each int32, times 2 ** 120: the lower one, the upper one."""
+    """Return the `halves` of each int32, times 2 ** 120."""
     return gl.inline_asm_elementwise(
-        "{ .reg .b32 large, nothing, found; mov.b32 large, 0x7B807B80; mov.b32 nothing, 0x80008000; "
-        "fma.rn.bf16x2 found, $2, large, nothing; mov.b32 {$0, $1}, found; }",
-        "=h,=h,r",
-        [pairs],
-        dtype=(gl.bfloat16, gl.bfloat16),
+        "{ .reg .b32 large, nothing; mov.b32 large, 0x7B807B80; mov.b32 nothing, 0x80008000; "
+        "fma.rn.bf16x2 $0, $1, large, nothing; }",
+        "=r,r,r",
+        [gl.join(pairs, pairs)],
+        dtype=gl.bfloat16,
         is_pure=True,
-        pack=1,
+        pack=2,
     )
 
 
@@ -289,12 +293,11 @@ if knobs.runtime.interpret:
 
     def halves(pairs):
         """Return fp32, whose leading bits are those of a bf16."""
-        return _as_fp32(pairs << 16), _as_fp32(pairs & -65536)
+        return tl.join(_as_fp32(pairs << 16), _as_fp32(pairs & -65536))
 
     def signed_halves(pairs, less):
         """See above."""
-        pairs, less = halves(pairs), halves(less)
-        return pairs[0] - less[0], pairs[1] - less[1]
+        return halves(pairs) - halves(less)
 
     def byte_pairs(words, FP8):
         """Return fp32."""
@@ -304,13 +307,11 @@ if knobs.runtime.interpret:
 
     def small_halves(pairs):
         """See above."""
-        low, high = halves(pairs)
-        return low * 2.0**127, high * 2.0**127
+        return halves(pairs) * 2.0**127
 
     def eighth_halves(pairs):
         """See above."""
-        low, high = halves(pairs)
-        return low * 2.0**120, high * 2.0**120
+        return halves(pairs) * 2.0**120
 
     def looked_up(words):
         """See above."""

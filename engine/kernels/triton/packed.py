@@ -171,7 +171,7 @@ def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr
 
 @jit
 def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr, FLOATS: tl.constexpr):
-    """Return the numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large if the codes are unsigned."""
+    """Return the numbers of a pair of codes, [WARPS, 2, 32, 2]; they are 128 too large if the codes are unsigned."""
     if FLOATS == 2:
         found = halves(first[pair])
     elif (
@@ -214,8 +214,7 @@ def operand(
         first = looked_up(first[chunk])
     pairs = ()
     for i in tl.static_range(COUNT):
-        low, high = _pair(first, second, FIRST + i, BITS, MORE, FLOATS)
-        pairs += (gl.join(low, high),)
+        pairs += (_pair(first, second, FIRST + i, BITS, MORE, FLOATS),)
     joined = gl.join(pairs[0], pairs[1])
     if COUNT == 4:
         joined = gl.join(joined, gl.join(pairs[2], pairs[3]))
