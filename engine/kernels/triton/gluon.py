@@ -22,6 +22,7 @@ __all__ = [
     "eighth_halves",
     "gl",
     "halves",
+    "input_layout",
     "jit",
     "layout_of",
     "looked_up",
@@ -29,9 +30,11 @@ __all__ = [
     "mma_v2",
     "multiply",
     "own_layout",
+    "paired",
     "row_layout",
     "signed_halves",
     "small_halves",
+    "unpaired",
 ]
 jit = gluon.jit
 
@@ -54,6 +57,17 @@ def own_layout(warps):
     )
     rest = [[0, 8, 0], [0, 0, 32], [0, 0, 64], *([1 << i, 0, 0] for i in range(warps.bit_length() - 1))]
     return gl.SharedLinearLayout(columns + lanes + rest)
+
+
+@gluon.constexpr_function
+def input_layout(warps, columns, rows):
+    """Return the layout of inputs [warps, columns, rows]: that of a product's operand, but a thread has each once."""
+    width = columns // 4
+    neighbours = [[0, 1 << i, 0] for i in range(width.bit_length() - 1)]
+    others = [[0, 0, 8 << i] for i in range(rows.bit_length() - 4)]
+    lanes = [[0, width, 0], [0, 2 * width, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]]
+    warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(neighbours + others, lanes, warp, [], [warps, columns, rows])
 
 
 @gluon.constexpr_function
@@ -93,6 +107,28 @@ def halves(pairs):
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r,r", [gl.join(pairs, pairs)], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@jit
+def paired(numbers):
+    """Return bf16 [a, b, c] as int32 [a, b // 2, c] of two neighbours each, which a loop carries in one register."""
+    A: gl.constexpr = numbers.shape[0]
+    B: gl.constexpr = numbers.shape[1]
+    C: gl.constexpr = numbers.shape[2]
+    twice = gl.inline_asm_elementwise(
+        "mov.b32 $0, $2; mov.b32 $1, $2;", "=r,=r,r", [numbers], dtype=gl.int32, is_pure=True, pack=2
+    )
+    pairs, _ = gl.split(gl.permute(gl.reshape(twice, [A, B // 2, 2, C]), [0, 1, 3, 2]))
+    return pairs
+
+
+@jit
+def unpaired(pairs, layout: gl.constexpr):
+    """Return the numbers that were `paired`, in a layout."""
+    numbers = gl.permute(halves(pairs), [0, 1, 3, 2])
+    return gl.convert_layout(
+        gl.reshape(numbers, [pairs.shape[0], 2 * pairs.shape[1], pairs.shape[2]]), layout
     )
 
 
@@ -295,6 +331,14 @@ if knobs.runtime.interpret:
         """Return fp32, whose leading bits are those of a bf16."""
         return tl.join(_as_fp32(pairs << 16), _as_fp32(pairs & -65536))
 
+    def paired(numbers):
+        """Return the numbers, which are fp32."""
+        return numbers
+
+    def unpaired(pairs, layout):
+        """See above."""
+        return pairs
+
     def signed_halves(pairs, less):
         """See above."""
         return halves(pairs) - halves(less)
@@ -340,6 +384,10 @@ if knobs.runtime.interpret:
         return
 
     def own_layout(warps):
+        """Return None: there are no layouts."""
+        return
+
+    def input_layout(warps, columns, rows):
         """Return None: there are no layouts."""
         return
 

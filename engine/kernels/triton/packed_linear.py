@@ -9,7 +9,7 @@ warps divide the columns, and sums have one order, which only the tile decides.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2
+from engine.kernels.triton.gluon import async_copy, gl, input_layout, jit, layout_of, mma_v2, paired, unpaired
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
 from engine.kernels.triton.packed import (
@@ -78,7 +78,7 @@ def _load_rows(
     rows, i, chunk: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of a group in span i: K numbers for each of the matrices side by side."""
+    """Load the inputs of a group in span i, `paired`: K numbers for each of the matrices side by side."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
     at = _ordered(at, order, K)
     if CHOSEN == 1 or ACROSS * COLUMNS == K:
@@ -87,7 +87,7 @@ def _load_rows(
         choice = choice_of(i, X, WARPS, ACROSS)
         at -= choice * (ACROSS * COLUMNS)
         loaded = gl.load(rows + (choice * K + at), mask=given & (at < K) & (choice < CHOSEN), other=0.0)
-    return loaded
+    return paired(loaded)
 
 
 @jit
@@ -95,10 +95,10 @@ def _load_norm(
     norm_weight, i, chunk: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load the norm's weights of a group in span i."""
+    """Load the norm's weights of a group in span i, `paired`."""
     at = _columns(i, chunk, 1, X, WARPS, GROUP)
     at = _ordered(at, order, K)
-    return load(norm_weight, at, None, K, WHOLE)
+    return paired(load(norm_weight, at, None, K, WHOLE))
 
 
 @jit
@@ -127,6 +127,7 @@ def _span(
 ):  # fmt: skip
     """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
     CHUNKS: tl.constexpr = COLUMNS // GROUP
+    OPERAND: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=GROUP // 4)
     SCALES: tl.constexpr = CHUNKS // SHARED
     MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
     EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # codes give the numbers themselves, not 128 too large
@@ -136,10 +137,11 @@ def _span(
     normed, common, added = (), (), ()
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     for chunk in tl.static_range(CHUNKS):
-        part = parts[chunk]
+        part = unpaired(parts[chunk], X)
         if NORM:
             squares += part.to(tl.float32) * part.to(tl.float32)
-            part = apply_weight(part, scales[chunk], OFFSET)
+            part = apply_weight(part, unpaired(scales[chunk], X), OFFSET)
+        part = gl.convert_layout(part, OPERAND)
         normed += (part,)
         if EXACT and not MINIMA:
             common += (nothing,)
@@ -257,10 +259,10 @@ def packed_linear_kernel(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
     )
     W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=GROUP // 4)
-    X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=GROUP // 4)
     SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
     HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
+    X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
     SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // PAIR

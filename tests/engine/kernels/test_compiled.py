@@ -154,6 +154,7 @@ for kind, packing in PACKINGS.items():
     TYPES |= {"codes": "*i32", "more": "*i32", "scales": scales.get(packing.scales, "*fp16"), "supers": "*fp16"}
     constants = dict(COUNT=1, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
     constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
+    constants |= dict(PREPARED=256, square_sums="pointer")
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
     constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
@@ -166,7 +167,7 @@ for kind, packing in PACKINGS.items():
         "held": tile.ahead * tile.tiles * max(2, packing.planes[0] // 2),
         "products": loop.count("mma.sync"), "shared": shared,
         "needed": 8 * tile.tiles + (8 if packing.minimum or not exact else 0),
-        "spilled": ".local" in text})
+        "joined": len(re.findall(r"mov\\.b32\\s+%r\\d+, \\{", loop)), "spilled": ".local" in text})
 print(json.dumps(found))
 """
 
@@ -289,6 +290,7 @@ def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructio
     for found in made(PACKED):
         assert found["early"] == found["held"]
         assert found["products"] == found["needed"]
+        assert found["joined"] == 0, "two numbers would have been apart on their way to the tensor core"
         assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"
         assert not found["spilled"]
 
