@@ -25,6 +25,9 @@ from engine.kernels.triton.packed import (
 
 UNROLLED = tl.constexpr(4)
 """The most spans that are multiplied without a loop."""
+TURNING = tl.constexpr(2)
+"""The most tiles of a program that multiplies two spans per turn of the loop: the second finds its inputs where the
+first has loaded them, and places are known. With more tiles, registers would keep other programs away."""
 
 
 @jit
@@ -274,6 +277,7 @@ def packed_linear_kernel(
     WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K * CHOSEN
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
+    EACH: tl.constexpr = 2 if TURNS % 2 == 0 and TILES <= TURNING else 1
     PLACES: tl.constexpr = STAGES * TILES
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
@@ -338,12 +342,14 @@ def packed_linear_kernel(
                 TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
             )
     else:
-        for i in range(TURNS):
-            sums, squares, parts, norm_scales = _span(
-                i, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
-                norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
-                TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
-            )
+        for turn in range(TURNS // EACH):
+            for k in tl.static_range(EACH):
+                sums, squares, parts, norm_scales = _span(
+                    turn * EACH + k, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums,
+                    squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES,
+                    SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS,
+                    MMA, W, X,
+                )
     scale = None
     if SQUARES:
         total = gl.sum(squares, 1)

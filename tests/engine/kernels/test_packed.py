@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 CASES = {
-    "plain": (PackedTile(1, 1, 2), 1, 21, 256),
+    "plain": (PackedTile(1, 1, 2), 1, 21, 768),
     "norm": (PackedTile(2, 2, 1), 2, 40, 768),
     "bias": (PackedTile(2, 1, 2), 8, 30, 512),
     "gated": (PackedTile(1, 2, 2), 3, 24, 256),
