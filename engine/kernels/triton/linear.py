@@ -92,7 +92,7 @@ def _copy_weights(
     """Start copying the tiles of span i; zeros outside of the weights."""
     stage = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
-        place = held.index(stage * TILES + j)
+        place = held[j].index(stage)
         at, there = weights + j * OUTPUTS * K + (i * STEP + column), i * STEP + column < K
         if N % (TILES * OUTPUTS) != 0:
             there = there & (output + j * OUTPUTS < N)
@@ -160,7 +160,7 @@ def _span(
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     stage = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
-        tile = held.index(stage * TILES + j).load(W)
+        tile = held[j].index(stage).load(W)
         for fold in tl.static_range(FOLDS):
             added += (sums[j * FOLDS + fold] + mma_v2(tile, normed[fold], nothing),)
     if STAGES < SPANS:  # noqa: SIM102 - this is known when the kernel is compiled
@@ -328,7 +328,9 @@ def linear_kernel(
     matrix_row = output + line // FOLDS % PAIR * N
     weights = weight + first.to(tl.int64) * K + matrix_row * K
     column = _columns(line % FOLDS, 2, W, WARPS, FOLDS)
-    held = gl.allocate_shared_memory(dtype, [STAGES * TILES, WARPS, 16, SPAN], own_layout(WARPS))
+    held = ()  # by tile: between copies to the same memory, all warps would wait for each other
+    for _ in tl.static_range(TILES):
+        held += (gl.allocate_shared_memory(dtype, [STAGES, WARPS, 16, SPAN], own_layout(WARPS)),)
     for i in tl.static_range(STAGES):
         _copy_weights(held, weights, column, first + output, i, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE)
         async_copy.commit_group()

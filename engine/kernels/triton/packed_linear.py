@@ -38,10 +38,10 @@ def _copy_span(
 ):  # fmt: skip
     """Start copying the tiles of span i; zeros outside of the weights."""
     codes, more, scales, supers = planes
-    held_codes, held_more, held_scales, held_supers = held
-    stage = i - i // STAGES * STAGES
+    place = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
-        tile, place = first + j * (2 // PAIR), stage * TILES + j
+        held_codes, held_more, held_scales, held_supers = held[j]
+        tile = first + j * (2 // PAIR)
         # fmt: off
         copy_codes(
             held_codes.index(place), codes, tile, i, experts, BITS, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
@@ -151,10 +151,9 @@ def _span(
         else:
             common += (mma_v2(constant, part, nothing),)
     async_copy.wait_group(STAGES - 1)
-    held_codes, held_more, held_scales, held_supers = held
-    stage = i - i // STAGES * STAGES
+    place = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
-        place = stage * TILES + j
+        held_codes, held_more, held_scales, held_supers = held[j]
         values = load_rows(held_scales.index(place), WARPS, VALUES, MMA)
         high, low = 1.0, -0.0078125
         if SUPERS:
@@ -278,18 +277,19 @@ def packed_linear_kernel(
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
     EACH: tl.constexpr = 2 if TURNS % 2 == 0 and TILES <= TURNING else 1
-    PLACES: tl.constexpr = STAGES * TILES
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
     first = gl.program_id(0) * (TILES * OUTPUTS)
-    held_codes = gl.allocate_shared_memory(tl.int32, [PLACES, WARPS, 2, 32 * BITS], HELD)
-    held_scales = gl.allocate_shared_memory(scales.dtype.element_ty, [PLACES, WARPS, 16, VALUES], HELD)
-    held_more, held_supers = held_codes, held_scales
-    if MORE > 0:
-        held_more = gl.allocate_shared_memory(tl.int32, [PLACES, WARPS, 2, 32 * MORE], HELD)
-    if SUPERS:
-        held_supers = gl.allocate_shared_memory(tl.float16, [PLACES, WARPS, 16, 2], HELD)
-    held = held_codes, held_more, held_scales, held_supers
+    held = ()  # by tile: between copies to the same memory, all warps would wait for each other
+    for _ in tl.static_range(TILES):
+        held_codes = gl.allocate_shared_memory(tl.int32, [STAGES, WARPS, 2, 32 * BITS], HELD)
+        held_scales = gl.allocate_shared_memory(scales.dtype.element_ty, [STAGES, WARPS, 16, VALUES], HELD)
+        held_more, held_supers = held_codes, held_scales
+        if MORE > 0:
+            held_more = gl.allocate_shared_memory(tl.int32, [STAGES, WARPS, 2, 32 * MORE], HELD)
+        if SUPERS:
+            held_supers = gl.allocate_shared_memory(tl.float16, [STAGES, WARPS, 16, 2], HELD)
+        held += ((held_codes, held_more, held_scales, held_supers),)
     planes = codes, more, scales, supers
     # fmt: off
     for i in tl.static_range(STAGES):
