@@ -57,14 +57,15 @@ def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexp
 
 @jit
 def _copy(
-    held, plane, first, i, experts, L: tl.constexpr, WARPS: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
-    PER: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
-    MASKED: tl.constexpr,
+    held, plane, first, DOWN: tl.constexpr, i, experts, L: tl.constexpr, WARPS: tl.constexpr, LINES: tl.constexpr,
+    SIZE: tl.constexpr, PER: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr,
+    LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Start copying [WARPS, LINES, SIZE] of two tiles per warp, which lie contiguously by line and then by size.
 
-    PER tiles of columns share the data. With MASKED, copy only data of one of ACROSS tiles of columns (of CHOSEN
-    matrices) and of a tile of rows before LAST (with a second half that starts at UP: before LAST + UP).
+    The tiles lie DOWN tiles of rows below `first`. PER tiles of columns share the data. With MASKED, copy only data of
+    one of ACROSS tiles of columns (of CHOSEN matrices) and of a tile of rows before LAST (with a second half that
+    starts at UP: before LAST + UP).
     """
     row, column = _tile(first, i, LINES, L, WARPS, UP)
     line, whole = along(1, LINES, L) % (LINES // 2), column
@@ -74,10 +75,11 @@ def _copy(
         EACH: tl.constexpr = LAST * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
         plane += pick(experts, choice, CHOSEN).to(tl.int64) * EACH
     at = (row * ((ACROSS + PER - 1) // PER) + column // PER) * (LINES // 2 * SIZE) + line * SIZE
-    at = plane + (at + along(2, SIZE, L))
+    # A distance that is known is added last: the instruction that copies then adds it.
+    at = plane + (at + along(2, SIZE, L)) + DOWN * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
     if MASKED:
         bound = LAST if UP == 1 else LAST + along(1, LINES, L) // (LINES // 2) * UP
-        there = (row < bound) & (whole < ACROSS * CHOSEN) & (along(2, SIZE, L) >= 0)
+        there = (row < bound - DOWN) & (whole < ACROSS * CHOSEN) & (along(2, SIZE, L) >= 0)
         async_copy.async_copy_global_to_shared(held, at, mask=there)
     else:
         async_copy.async_copy_global_to_shared(held, at)
@@ -85,17 +87,17 @@ def _copy(
 
 @jit
 def copy_codes(
-    held, plane, first, i, experts, BITS: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr,
+    held, plane, first, DOWN: tl.constexpr, i, experts, BITS: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Start copying the words of a plane: 16 bytes per thread, or fewer for planes of two bits or one."""
     L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
-    _copy(held, plane, first, i, experts, L, WARPS, 2, 32 * BITS, 1, ACROSS, CHOSEN, UP, LAST, MASKED)
+    _copy(held, plane, first, DOWN, i, experts, L, WARPS, 2, 32 * BITS, 1, ACROSS, CHOSEN, UP, LAST, MASKED)
 
 
 @jit
 def copy_rows(
-    held, plane, first, i, experts, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr,
+    held, plane, first, DOWN: tl.constexpr, i, experts, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Start copying VALUES values of each row, of 16 bits or of eight."""
@@ -104,7 +106,7 @@ def copy_rows(
     L: tl.constexpr = gl.BlockedLayout(
         [1, 1, EACH], [1, 32 * EACH // VALUES, VALUES // EACH], [WARPS, 1, 1], [2, 1, 0]
     )
-    _copy(held, plane, first, i, experts, L, WARPS, 16, VALUES, PER, ACROSS, CHOSEN, UP, LAST, MASKED)
+    _copy(held, plane, first, DOWN, i, experts, L, WARPS, 16, VALUES, PER, ACROSS, CHOSEN, UP, LAST, MASKED)
 
 
 @jit

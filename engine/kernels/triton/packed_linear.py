@@ -41,21 +41,24 @@ def _copy_span(
     place = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         held_codes, held_more, held_scales, held_supers = held[j]
-        tile = first + j * (2 // PAIR)
         # fmt: off
         copy_codes(
-            held_codes.index(place), codes, tile, i, experts, BITS, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+            held_codes.index(place), codes, first, j * (2 // PAIR), i, experts,
+            BITS, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
         )
         if MORE > 0:
             copy_codes(
-                held_more.index(place), more, tile, i, experts, MORE, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+                held_more.index(place), more, first, j * (2 // PAIR), i, experts,
+                MORE, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
             )
         copy_rows(
-            held_scales.index(place), scales, tile, i, experts, VALUES, 1, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+            held_scales.index(place), scales, first, j * (2 // PAIR), i, experts,
+            VALUES, 1, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
         )
         if SUPERS:
             copy_rows(
-                held_supers.index(place), supers, tile, i, experts, 2, 2, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+                held_supers.index(place), supers, first, j * (2 // PAIR), i, experts,
+                2, 2, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
             )
         # fmt: on
 
