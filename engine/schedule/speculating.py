@@ -50,6 +50,8 @@ class Guessing:
     balance: Balance = field(default_factory=Balance)
     guess: Guess = NOTHING
     """The latest guess, as long as it was offered."""
+    tried: Guess = NOTHING
+    """The guess that was checked last: by the time its step is known to have ended, there may be a later one."""
     hoped: Guess = NOTHING
     """The guess that the step waited for while tokens were unread."""
     drafting_s: float = 0.0
@@ -150,8 +152,8 @@ class Speculating:
         tally.accepted_tokens += held
         if known is None:
             return
-        known.hoped = NOTHING
-        if known.guess.chances:
+        known.hoped, known.tried = NOTHING, known.guess
+        if known.tried.chances:
             sequence.drafted += guesses
             sequence.drafts_accepted += held
 
@@ -170,9 +172,9 @@ class Speculating:
             known.drafting_s = 0.0  # the next step may be one without guesses
             if not guesses:
                 continue
-            self.pace.acceptance.saw(known.guess, guesses, held)
+            self.pace.acceptance.saw(known.tried, guesses, held)
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
-            (self.pace.drafts if known.guess.chances else known.balance).saw(saved)
+            (self.pace.drafts if known.tried.chances else known.balance).saw(saved)
             sequence.saved_s += saved * costs.unit_s
         costs.saw(rows, seconds, len(checked))
 

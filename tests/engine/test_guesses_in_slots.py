@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from engine.cache.rows import Rows
 from engine.params import Constraint, SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-from engine.schedule.speculating import Speculating
+from engine.schedule.speculating import Guessing, Speculating
 from engine.speculation.pace import MOST_ROWS, Pace
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text
@@ -171,3 +172,20 @@ def test_a_draft_model_is_asked_once_all_tokens_are_read(eager: bool, fails: boo
     assert drafts.asked > 3
     assert 0 < accepted < drafted or fails
     assert bool(speculating.notes) is fails
+
+
+def test_a_step_teaches_about_the_guess_that_it_checked_though_there_is_a_later_one() -> None:
+    """The end of a step is known only when the next one begins, whose guesses are chosen before."""
+    scheduler = SimpleNamespace(tally=SimpleNamespace(guessed_tokens=0, accepted_tokens=0))
+    speculating = Speculating(scheduler, Pace(sizes=(1, 2, 4, 8)))  # type: ignore[arg-type]
+    answer = Sequence(Rows.of([1]), Priority.PERSON, PARAMS)
+    for _ in range(20):
+        speculating.pace.costs.saw(1, 0.01)
+    assert speculating.pace.costs.unit_s
+    known = speculating._known[answer] = Guessing(Text(None), guess=Guess((1, 2, 3), chances=(0.9, 0.9, 0.9)))
+    before = replace(speculating.pace.acceptance.drafted)
+    speculating.checked(answer, 3, 3)
+    known.guess = Guess((4,), chances=(0.1,))
+    speculating.saw([(answer, 3, 3)], 0.011)
+    assert (answer.drafted, answer.drafts_accepted) == (3, 3)
+    assert speculating.pace.acceptance.drafted.hoped > before.hoped
