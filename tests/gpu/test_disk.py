@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine import SamplingParams
+from engine.cache.host_memory import Costs
 from engine.store import buffers
 from tests.engine.keeping import answer, keep, saved
 from tests.gpu.engines import CONFIGS, an_engine, at_once
@@ -32,6 +33,12 @@ LENGTH = 1024
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("qwen3"), CONFIGS["qwen3"], dtype=torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the tier although a GPU computes the rows of such a small model faster than a disk gives them."""
+    monkeypatch.setattr(Costs, "worth_it", True)
 
 
 @pytest.fixture(params=list(WAYS))
