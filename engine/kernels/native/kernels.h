@@ -20,6 +20,9 @@ struct Inputs {
   int32_t wide;  // 1, 2, 4 or TILE
 };
 
+// How many of `rows` rows of inputs lie side by side.
+constexpr int32_t wide_of(int32_t rows) { return rows < 3 ? rows : rows < 5 ? 4 : TILE; }
+
 enum Form : int32_t { FORM_FLOAT = 1, FORM_INT8 = 2 };
 
 // Rows of a matrix to multiply, and the first byte that the thread reads after them. Memory is prefetched AHEAD bytes

@@ -16,8 +16,10 @@ constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an inte
 
 #ifdef __AVX512VL__
 constexpr int AT_ONCE_PLAIN = 4;  // rows of inputs whose sums stay in registers
+constexpr int BESIDE = 1;         // rows of a weight that are multiplied with them side by side
 #else
-constexpr int AT_ONCE_PLAIN = 2;
+constexpr int AT_ONCE_PLAIN = 3;
+constexpr int BESIDE = 4;
 #endif
 
 // Calls part with the number of rows of inputs that lie side by side, as a constant.
@@ -59,20 +61,62 @@ inline void multiply_plain_row(const uint8_t* row, const float* x, int32_t colum
   }
 }
 
+// The same for BESIDE rows of a weight, with the same order of sums: only one of the four sums of each product is in a
+// register at a time, so that each number that was loaded is used several times.
+template <typename Type, int N>
+inline void multiply_plain_rows(const uint8_t* row, size_t row_bytes, const float* x, int32_t columns, uintptr_t ahead,
+                                float* out, int32_t stride) {
+  const int32_t even = columns / 32 * 32;
+  Floats all[4][BESIDE][N];
+  for (int32_t j = 0; j < 4; ++j) {
+    Floats sums[BESIDE][N] = {};
+    for (int32_t i = 8 * j; i < even; i += 32) {
+      Floats given[N];
+      CT_UNROLL
+      for (int n = 0; n < N; ++n) given[n] = load(x + n * int64_t(columns) + i);
+      CT_UNROLL
+      for (int m = 0; m < BESIDE; ++m) {
+        const uint8_t* from = row + m * row_bytes + i * Type::BYTES;
+        if (8 * Type::BYTES * j % 64 == 0) __builtin_prefetch((const char*)(uintptr_t(from) + ahead));
+        const Floats weight = Type::eight(from);
+        CT_UNROLL
+        for (int n = 0; n < N; ++n) sums[m][n] += weight * given[n];
+      }
+    }
+    std::memcpy(all[j], sums, sizeof sums);
+  }
+  for (int m = 0; m < BESIDE; ++m) {
+    const uint8_t* from = row + m * row_bytes;
+    for (int n = 0; n < N; ++n) {
+      float rest = 0.0f;
+      for (int32_t i = even; i < columns; ++i) rest += Type::one(from + i * Type::BYTES) * x[n * int64_t(columns) + i];
+      out[n * stride + m] = sum_of((all[0][m][n] + all[1][m][n]) + (all[2][m][n] + all[3][m][n])) + rest;
+    }
+  }
+}
+
 // Reads each row of a weight from memory once: it stays in the cache until it has been multiplied with all inputs.
 template <typename Type>
 void multiply_plain(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
   const uint8_t* end = rows.data + size_t(rows.count) * rows.row_bytes;
-  for (int32_t i = 0; i < rows.count; ++i) {
+  for (int32_t i = 0, some; i < rows.count; i += some) {
+    some = BESIDE > 1 && Type::BYTES < 4 && x.rows > 2 && i + BESIDE <= rows.count ? BESIDE : 1;
     const uint8_t* row = rows.data + size_t(i) * rows.row_bytes;
     const uintptr_t ahead = AHEAD + (AHEAD < size_t(end - row) ? 0 : uintptr_t(rows.next) - uintptr_t(end));
     int32_t r = 0;
-    auto some = [&](auto multiply, int count) {
-      multiply(row, x.x + r * int64_t(rows.columns), rows.columns, ahead, out + r * int64_t(stride) + i, stride);
-      r += count;
+    auto multiply = [&](auto count) {
+      const float* given = x.x + r * int64_t(rows.columns);
+      float* to = out + r * int64_t(stride) + i;
+      if (some == 1) {
+        multiply_plain_row<Type, count.value>(row, given, rows.columns, ahead, to, stride);
+      } else {
+        multiply_plain_rows<Type, count.value>(row, rows.row_bytes, given, rows.columns, ahead, to, stride);
+      }
+      r += count.value;
     };
-    while (r + AT_ONCE_PLAIN <= x.rows) some(multiply_plain_row<Type, AT_ONCE_PLAIN>, AT_ONCE_PLAIN);
-    while (r < x.rows) some(multiply_plain_row<Type, 1>, 1);
+    while (r + AT_ONCE_PLAIN <= x.rows && x.rows - r != AT_ONCE_PLAIN + 1) multiply(Constant<AT_ONCE_PLAIN>{});
+    while (r + 2 <= x.rows) multiply(Constant<2>{});
+    if (r < x.rows) multiply(Constant<1>{});
   }
 }
 

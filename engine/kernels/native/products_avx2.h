@@ -20,6 +20,9 @@ constexpr bool SIGNED_BYTES = false;
 constexpr bool SIGNED_BYTES = true;
 #endif
 
+// Without it, GCC moves all additions behind all products, which then do not fit into the registers.
+inline void keep(__m256i& sums) { asm("" : "+x"(sums)); }
+
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 
 // sums + the products of unsigned a and signed b, added up in fours. Without VNNI, two products must fit into 16 bits.
@@ -54,29 +57,70 @@ namespace {
 
 constexpr size_t LANES_AHEAD = 4096;  // replaces AHEAD in these products
 
-// The products of COUNT * 4 digits of each row with as many numbers of one of N rows of inputs. Without VNNI,
-// neighbouring products are summed in 16 bits as long as they fit.
+// dots[r] = the products of COUNT * 4 digits of each row with as many numbers of row r of N rows of inputs. Without VNNI,
+// neighbouring products are summed in 16 bits as long as they fit, and the digits stay in a register while they are
+// multiplied with all inputs.
 template <int COUNT, int DEPTH, bool SIGNED, int N>
-inline LaneInts dot_of(const LaneBits* digits, const uint32_t* q) {
-  __m256i sums[2] = {};
+inline void dots_of(const LaneBits* digits, const uint32_t* q, LaneInts* dots) {
+  auto x = [&](int j, int r) { return _mm256_set1_epi32(int32_t(q[j * wide_of(N) + r])); };
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+  CT_UNROLL
+  for (int r = 0; r < N; ++r) {
+    __m256i sums[2] = {};
+    CT_UNROLL
+    for (int j = 0; j < COUNT; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j, r));
+    dots[r] = (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
+  }
+#else
+  if (SIGNED) {
+    CT_UNROLL
+    for (int r = 0; r < N; ++r) {
+      __m256i sums = _mm256_setzero_si256();
+      CT_UNROLL
+      for (int j = 0; j < COUNT; ++j) {
+        const __m256i w = (__m256i)digits[j];
+        sums = add_dot(sums, _mm256_abs_epi8(w), _mm256_sign_epi8(x(j, r), w));
+      }
+      dots[r] = (LaneInts)sums;
+    }
+    return;
+  }
   CT_UNROLL
   for (int i = 0; i < COUNT; i += DEPTH) {
-    auto x = [&](int j) { return _mm256_set1_epi32(int32_t(q[j * N])); };
-#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
-    CT_UNROLL
-    for (int j = i; j < i + DEPTH; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j));
-#else
-    __m256i pairs = _mm256_setzero_si256();
+    __m256i pairs[N];
     CT_UNROLL
     for (int j = i; j < i + DEPTH; ++j) {
-      const __m256i w = (__m256i)digits[j];
-      pairs = _mm256_add_epi16(pairs, SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x(j), w))
-                                             : _mm256_maddubs_epi16(w, x(j)));
+      CT_UNROLL
+      for (int r = 0; r < N; ++r) {
+        const __m256i products = _mm256_maddubs_epi16((__m256i)digits[j], x(j, r));
+        pairs[r] = j > i ? _mm256_add_epi16(pairs[r], products) : products;
+        keep(pairs[r]);
+      }
     }
-    sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
+    CT_UNROLL
+    for (int r = 0; r < N; ++r) {
+      const __m256i fours = _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1));
+      dots[r] = (LaneInts)(i ? _mm256_add_epi32((__m256i)dots[r], fours) : fours);
+    }
   }
-  return (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
+#endif
+}
+
+// Calls part with a number of rows of inputs as a constant.
+template <typename Part>
+inline void by_rows(int32_t rows, const Part& part) {
+  switch (rows) {
+    case 3:
+      return part(Constant<3>{});
+    case 5:
+      return part(Constant<5>{});
+    case 6:
+      return part(Constant<6>{});
+    case 7:
+      return part(Constant<7>{});
+    default:
+      return by_width(rows, part);
+  }
 }
 
 // Prefetches memory in order, and from `end` on what the thread multiplies next. An address that is never read need not
@@ -98,7 +142,7 @@ template <int TYPE, int N>
 struct LaneSums {
   using L = Lanes<TYPE>;
   static constexpr bool SIGNED = TYPE == CT_Q8_0 && SIGNED_BYTES;
-  static constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4;
+  static constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4, WIDE = wide_of(N);
   L block;
   LaneFloats sums[N];
 
@@ -112,12 +156,12 @@ struct LaneSums {
     for (int g = 0; g < GROUPS; ++g) {
       const int group = part * GROUPS + g;
       const LaneFloats scale = block.scale(group), low = block.low(group);
+      LaneInts dots[N];
+      dots_of<COUNT, L::DEPTH, SIGNED, N>(digits + g * COUNT, x.q + (8 * n + g * COUNT) * WIDE, dots);
       CT_UNROLL
       for (int r = 0; r < N; ++r) {
-        const uint32_t* q = x.q + (8 * n + g * COUNT) * N + r;
-        const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED, N>(digits + g * COUNT, q);
-        sums[r] = fused(to_floats(dot), scale * x.scale[n * N + r], sums[r]);
-        if (!SIGNED) sums[r] = fused(low, LaneFloats{} + lows[(n * GROUPS + g) * N + r], sums[r]);
+        sums[r] = fused(to_floats(dots[r]), scale * x.scale[n * WIDE + r], sums[r]);
+        if (!SIGNED) sums[r] = fused(low, LaneFloats{} + lows[(n * GROUPS + g) * WIDE + r], sums[r]);
       }
     }
   }
@@ -211,12 +255,12 @@ void multiply_interleaved_some(const Rows& rows, const Inputs& x, float* out, in
 
 template <int TYPE>
 void multiply_rows(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  by_width(x.wide, [&](auto wide) { multiply_some<TYPE, wide.value>(rows, x, out, stride); });
+  by_rows(x.rows, [&](auto count) { multiply_some<TYPE, count.value>(rows, x, out, stride); });
 }
 
 template <int TYPE>
 void multiply_interleaved(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  by_width(x.wide, [&](auto wide) { multiply_interleaved_some<TYPE, wide.value>(rows, x, out, stride); });
+  by_rows(x.rows, [&](auto count) { multiply_interleaved_some<TYPE, count.value>(rows, x, out, stride); });
 }
 
 }  // namespace

@@ -69,8 +69,7 @@ class SumsRoom {
   Buffer out_{0}, most_{0}, sum_{0};
 };
 
-// How many of `rows` rows of inputs lie side by side, and how many there is room for in all.
-inline int32_t wide_of(int32_t rows) { return rows < 3 ? rows : rows < 5 ? 4 : TILE; }
+// How many rows of inputs there is room for.
 inline int32_t with_padding(int32_t rows) { return int32_t(up_to(rows, wide_of(rows))); }
 
 // Memory for up to `rows` rows of inputs of up to `columns` columns, except the inputs of plain weights.
