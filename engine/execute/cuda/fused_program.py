@@ -245,7 +245,9 @@ class FusedDecoder:
             self._attend(given, rows, index, self._heads, limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
-            following = norm if not isinstance(weights, ExpertWeights) and _wants_norm(weights.gate_up) else None
+            following = (
+                norm if not isinstance(weights, ExpertWeights) and _wants_norm(weights.gate_up) else None
+            )
             programs = self._add(rows, self._mixed, attention.out, x, after, scale, following)
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
@@ -460,11 +462,11 @@ class FusedDecoder:
 
 
 def _wants_norm(layer: Linear) -> bool:
-    """Return whether a product is faster if the one before it prepares x for it: on an H200, it is so with few bits.
+    """Return whether a product is faster if the one before it prepares x for its norm.
 
-    Kernels with quantised weights wait for instructions, and the norm takes many. Steps of one and of eight tokens take
-    0.98 and 0.94 of their time for 8B in Q4_0, 0.98 and 0.95 in Q4_K_M, 0.92 and 0.91 for 0.6B in Q4_0; in Q8_0 8B takes
-    1.01 and 1.00, and in bf16 0.6B takes 1.12 and 0.99, because the sums of squares arrive later.
+    Kernels with quantised weights wait for instructions, and the norm takes many. On an H200, steps of one and of eight
+    tokens take 0.98 and 0.94 of their time for 8B in Q4_0, 0.98 and 0.95 in Q4_K_M, 0.92 and 0.91 for 0.6B in Q4_0. But
+    in Q8_0 8B takes 1.01 and 1.00, and in bf16 0.6B takes 1.12 and 0.99, because the sums of squares arrive later.
     """
     return all(part.planes is not None and PACKINGS[part.format].planes[0] < 8 for part in layer.parts)
 
