@@ -51,11 +51,12 @@ class CandidatesScreen(ModalScreen[None]):
     def __init__(self, conversation: Conversation, blocks: Callable[[], BlockMap | None]) -> None:
         super().__init__()
         self._conversation = conversation
+        self._all = conversation.choice  # now: one may fail before the screen is composed
         self._blocks = blocks
         self._is_over = False
 
     def compose(self) -> ComposeResult:
-        yield Candidates(self._conversation.choice)
+        yield Candidates(self._all)
 
     def on_mount(self) -> None:
         self._look()

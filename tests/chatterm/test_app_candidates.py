@@ -155,6 +155,24 @@ async def test_an_error_of_one_is_not_that_of_the_others() -> None:
         assert "no more room" in " ".join(driver.errors)
 
 
+async def test_one_that_fails_before_they_are_shown_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A screen is composed a little after it is asked for, on a busy machine much later."""
+    bad = Script(error=EngineError("no room"))
+    async with driven(ScriptedBackend([Script("first"), bad, Script("good")])) as driver:
+        await driver.send("q")
+        asked = []
+        monkeypatch.setattr(driver.app, "push_screen", asked.append)
+        await driver.send("/retry 2")
+        assert len(driver.app.chat.conversation.choice) == 1
+        monkeypatch.undo()
+        driver.app.push_screen(asked.pop())
+        await driver.shows("Answer 1 failed: no room")
+        await driver.pilot.press("2")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        await driver.idle()
+        assert driver.answers == ["good"]
+
+
 async def test_refused_altogether() -> None:
     class Refusing(ScriptedBackend):
         def candidates(self, text: str, count: int):  # type: ignore[no-untyped-def]
