@@ -21,7 +21,7 @@ from engine.cache.kv_cache import KVCache, Runs
 from engine.device import DTYPES
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.cuda.decode_runner import DecodeRunner
-from engine.execute.cuda.slots import DividedStep
+from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.group import Group
 from engine.execute.runner import Runner
 from engine.parallel.link import hear, receive, tell
@@ -51,7 +51,7 @@ class _Follower:
         """Copy rows of the KV cache."""
         self._cache.copy_rows(source, target)
 
-    def decode(self, step: DividedStep) -> None:
+    def decode(self, step: DividedStep | DividedCheck) -> None:
         """Enqueue a step of the decode runner."""
         assert self._decode_runner is not None
         self._decode_runner.follow(step)

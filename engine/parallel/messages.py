@@ -1,14 +1,15 @@
 """The messages of rank 0 to the other ranks about a step: int64 numbers, nothing pickled."""
 
 from array import array
+from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol
 
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import Runs
-from engine.execute.cuda.slots import Changes, DividedStep
+from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep
 
-STEP, COPY, DECODE = 1, 2, 3
+STEP, COPY, DECODE, CHECK = 1, 2, 3, 4
 _SPAN = 7
 """How many numbers come before the lists of a span."""
 
@@ -22,7 +23,7 @@ class Follower(Protocol):
     def copy_rows(self, source: Runs, target: Runs) -> None:
         """Copy rows of the KV cache."""
 
-    def decode(self, step: DividedStep) -> None:
+    def decode(self, step: DividedStep | DividedCheck) -> None:
         """Enqueue a step of the decode runner."""
 
 
@@ -42,10 +43,14 @@ def of_copy(source: Runs, target: Runs) -> bytes:
     return array("q", chain((COPY, len(source)), chain(*source), chain(*target))).tobytes()
 
 
-def of_decode(step: DividedStep) -> bytes:
+def of_decode(step: DividedStep | DividedCheck) -> bytes:
     """Encode a step of the decode runner."""
     words, counters = step.changes.words, step.changes.counters
-    numbers = array("q", (DECODE, len(words), step.rows, step.limit, step.own))
+    if isinstance(step, DividedStep):
+        numbers = array("q", (DECODE, len(words), step.rows, step.limit, step.own))
+    else:
+        spans = [number for slot, guesses in step.spans for number in (slot, len(guesses), *guesses)]
+        numbers = array("q", (CHECK, len(words), step.rows, step.limit, len(spans), *spans))
     for changed in (words, counters):
         numbers.extend(changed)
         numbers.extend(changed.values())
@@ -64,11 +69,25 @@ def follow(message: bytes, follower: Follower) -> None:
         follower.copy_rows(pairs[:count], pairs[count:])
     elif kind == DECODE:
         rows, limit, own = numbers[2:5]
-        words, counters = numbers[5 : 5 + 2 * count], numbers[5 + 2 * count :]
-        changes = Changes(_pairs(words), _pairs(counters))
-        follower.decode(DividedStep(changes, rows, limit, own))
+        follower.decode(DividedStep(_changes(numbers[5:], count), rows, limit, own))
+    elif kind == CHECK:
+        rows, limit, length = numbers[2:5]
+        spans = tuple(_guessed(numbers[5 : 5 + length]))
+        follower.decode(DividedCheck(_changes(numbers[5 + length :], count), rows, limit, spans))
     else:
         raise ValueError(f"a message of kind {kind}")
+
+
+def _changes(numbers: "array[int]", words: int) -> Changes:
+    return Changes(_pairs(numbers[: 2 * words]), _pairs(numbers[2 * words :]))
+
+
+def _guessed(numbers: "array[int]") -> Iterator[tuple[int, tuple[int, ...]]]:
+    at = 0
+    while at < len(numbers):
+        slot, count = numbers[at : at + 2]
+        at += 2 + count
+        yield slot, tuple(numbers[at - count : at])
 
 
 def _pairs(numbers: "array[int]") -> dict[int, int]:

@@ -20,7 +20,7 @@ from engine.batch import StepBatch
 from engine.build import Options, Pieces
 from engine.cache.kv_cache import Runs
 from engine.errors import EngineError
-from engine.execute.cuda.slots import DividedStep
+from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
@@ -141,7 +141,7 @@ class Ranks:
         """
         return self._together(of_step(batch))
 
-    def decode(self, step: DividedStep) -> AbstractContextManager[None]:
+    def decode(self, step: DividedStep | DividedCheck) -> AbstractContextManager[None]:
         """Like `step`, for a step of the decode runner."""
         return self._together(of_decode(step))
 

@@ -38,12 +38,9 @@ class ChecksGuesses(Protocol):
 class SeveralRows:
     """The device's side of such steps. It belongs to the loop thread."""
 
-    def __init__(
-        self, program: ChecksGuesses, sampler: DeviceSampler, slots: Slots, block_size: int, parts: int = 3
-    ) -> None:
+    def __init__(self, program: ChecksGuesses, slots: Slots, block_size: int, parts: int = 3) -> None:
         """What is planned has so many parts, each of a number for each row; the first are those of `spread_kernel`."""
         self._program = program
-        self._sampler = sampler
         self._slots = slots
         self._block_size = block_size
         given = slots.given
@@ -101,13 +98,8 @@ class SeveralRows:
         self._plan.send()
 
 
-class Checking(SeveralRows):
-    """Steps that check guesses."""
-
-    def __init__(self, program: ChecksGuesses, sampler: DeviceSampler, slots: Slots, block_size: int) -> None:
-        super().__init__(program, sampler, slots, block_size)
-        device = slots.given.active.device
-        self._chosen = torch.full((FEW, FEW), -1, dtype=torch.int32, device=device)
+class GuessedRows(SeveralRows):
+    """Steps with rows of guesses. On ranks other than 0 that is all: rank 0 draws, and tells how many guesses held."""
 
     def plan(self, spans: Items[tuple[int, Items[int]]]) -> None:
         """The next step is of these slots, with the newest token of each and guesses of what follows it."""
@@ -119,6 +111,19 @@ class Checking(SeveralRows):
                 slots[row], places[row], guesses[row] = slot, place, token
                 row += 1
         self._plan.send()
+
+    def draw(self, rows: int, draw: Draw) -> None:
+        """Draw nothing."""
+
+
+class Checking(GuessedRows):
+    """Steps that check guesses."""
+
+    def __init__(self, program: ChecksGuesses, sampler: DeviceSampler, slots: Slots, block_size: int) -> None:
+        super().__init__(program, slots, block_size)
+        self._sampler = sampler
+        device = slots.given.active.device
+        self._chosen = torch.full((FEW, FEW), -1, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
     def draw(self, rows: int, draw: Draw) -> None:
@@ -148,7 +153,8 @@ class Chaining(SeveralRows):
     """Steps that begin chains of drafts: from rows that are missing of texts, wherever slots were before."""
 
     def __init__(self, program: ChecksGuesses, sampler: DeviceSampler, slots: Slots, block_size: int) -> None:
-        super().__init__(program, sampler, slots, block_size, parts=6)
+        super().__init__(program, slots, block_size, parts=6)
+        self._sampler = sampler
 
     def plan(self, starts: Items[Start]) -> None:
         """The next step is of these; with FEW tokens together at most."""

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.checking import Checking, SeveralRows
+from engine.execute.cuda.checking import Checking, GuessedRows, SeveralRows
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.sharing import LEAST, choose_sharing, share
-from engine.execute.cuda.slots import Changes, DividedStep, Slots, StepInput
+from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler, Draw
@@ -53,6 +53,8 @@ class Seat(Generic[S]):
     """The row of its newest token, whether the host has read that token or not."""
     token: int
     """The index of that token within the answer."""
+    ahead: int
+    """How far the position of a token is beyond its row."""
     logprobs: int | None = None
     guided: bool = False
     """Whether the sequence has a constraint."""
@@ -101,8 +103,8 @@ class DecodeRunner(Generic[S]):
         self._graphs = graphs
         self._event = event
         self._several = several
-        self.together: Callable[[DividedStep], AbstractContextManager[None]] = lambda step: nullcontext()
-        """The context in which a step is enqueued, so that other ranks can `follow` it."""
+        self.together: Callable[[DividedStep | DividedCheck], AbstractContextManager[None]] | None = None
+        """The context in which a step is enqueued, so that other ranks can `follow` it; None if there are none."""
         self.watch: Callable[[], None] = lambda: None
         """Called when a step has ended. Raises EngineError if other ranks were lost and its tokens mean nothing."""
         self._sent = Changes({}, {})
@@ -141,12 +143,13 @@ class DecodeRunner(Generic[S]):
             sequence.allow(self.sampler.words(slot))
         self._free.pop()
         known = int(logits is None)
-        seat = Seat(sequence, slot, len(rows) - known, len(drawn) - known, params.logprobs, guided)
+        row, position = len(rows) - known, rows.positions[-1] if known else rows.next_position
+        seat = Seat(sequence, slot, row, len(drawn) - known, position - row, params.logprobs, guided)
         self._seats[sequence] = seat
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, params, prompt, drawn, sequence.seed)
         # Sent together with the changes of the next step, which is the first to read it.
-        self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
+        self.slots.put(slot, row, position)
         if logits is None:
             self.slots.given.token[slot : slot + 1].fill_(rows.token_ids[-1])
         else:
@@ -183,7 +186,7 @@ class DecodeRunner(Generic[S]):
     @property
     def checks_guesses(self) -> bool:
         """Whether `check` may be called."""
-        return isinstance(self._several, Checking)
+        return isinstance(self._several, GuessedRows)
 
     @property
     def firsts(self) -> int:
@@ -201,24 +204,28 @@ class DecodeRunner(Generic[S]):
         and must make it leave.
         """
         checking = self._several
-        assert isinstance(checking, Checking)
+        assert isinstance(checking, GuessedRows)
         assert not self._unread
         seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
         for seat, _ in seats:
             assert seat.sequence.table is not None
             self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
-        self.slots.send()
-        checking.plan([(seat.slot, guesses) for seat, guesses in seats])
         rows = rows_for(sum(1 + len(guesses) for _, guesses in seats))
         limit = context_limit(max(seat.row + len(guesses) for seat, guesses in seats))
+        planned = tuple((seat.slot, guesses) for seat, guesses in seats)
+        step = DividedCheck(self.slots.send(), rows, limit, planned)
+        checking.plan(planned)
         draw = self.sampler.draw([seat.slot for seat, _ in seats])
         if any(seat.guided for seat, _ in seats):
-            self._enqueue(("check logits", rows, limit), lambda: checking.compute(rows, limit))
+            with self._with_others(step):
+                self._enqueue(("check logits", rows, limit), lambda: checking.compute(rows, limit))
             self._guide_rows(seats, failed)
             self._enqueue(("check draws", rows, draw), lambda: checking.draw(rows, draw))
         else:
-            self._run_several(checking, rows, limit, draw)
+            with self._with_others(step):
+                self._run_several(checking, rows, limit, draw)
         self._wait()
+        self.watch()
         return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats if not seat.left]
 
     def _guide_rows(
@@ -244,13 +251,17 @@ class DecodeRunner(Generic[S]):
             held += 1
         seat.row += 1 + held
         seat.token += 1 + held
+        if self.together is not None:  # other ranks do not know which guesses held
+            self.slots.place(seat.slot, seat.row, seat.row + seat.ahead)
         return drawn[: 1 + held]
 
     def while_idle(self) -> bool:
         """Compile or record one step of several rows, unless any slot is taken. Return whether more are left."""
         if self._ahead and self._several is not None and not self._seats:
+            rows, limit, draw = self._ahead.pop()
             self._several.plan_nothing()
-            self._run_several(self._several, *self._ahead.pop())
+            with self._with_others(DividedCheck(self.slots.send(), rows, limit, ())):
+                self._run_several(self._several, rows, limit, draw)
         return bool(self._ahead) and not self._seats
 
     def _wait(self) -> None:
@@ -340,10 +351,19 @@ class DecodeRunner(Generic[S]):
         self._sent = self.slots.send()
         return rows
 
-    def follow(self, step: DividedStep) -> None:
+    def follow(self, step: DividedStep | DividedCheck) -> None:
         """Enqueue a step announced by the runner of rank 0."""
         self.slots.change(step.changes)
-        self._step(step.rows, step.limit, self.sampler.draw([]), step.own)
+        draw = self.sampler.draw([])
+        if isinstance(step, DividedStep):
+            self._step(step.rows, step.limit, draw, step.own)
+        else:
+            assert isinstance(self._several, GuessedRows)
+            self._several.plan(step.spans)
+            self._run_several(self._several, step.rows, step.limit, draw)
+
+    def _with_others(self, step: DividedStep | DividedCheck) -> AbstractContextManager[None]:
+        return nullcontext() if self.together is None else self.together(step)
 
     @torch.inference_mode()
     def prepare(self, streams: int = 1) -> None:
@@ -413,7 +433,7 @@ class DecodeRunner(Generic[S]):
         return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
 
     def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
-        with self.together(DividedStep(self._sent, rows, limit, own)):
+        with self._with_others(DividedStep(self._sent, rows, limit, own)):
             self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     def _compute(self, rows: int, limit: int, own: int) -> Tensor:
@@ -424,7 +444,7 @@ class DecodeRunner(Generic[S]):
         def run() -> None:
             self._logits[key] = self.program.run(*key)
 
-        with self.together(DividedStep(self._sent, *key)):
+        with self._with_others(DividedStep(self._sent, *key)):
             self._enqueue(("logits", *key), run)
         return self._logits.pop(key) if self._graphs is None else self._logits[key]
 

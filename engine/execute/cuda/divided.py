@@ -7,6 +7,7 @@ import torch
 
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
+from engine.execute.cuda.checking import Checking, GuessedRows
 from engine.execute.cuda.decode_runner import DecodeRunner, S, rows_for
 from engine.execute.cuda.exchange import Exchange, Plan
 from engine.execute.cuda.following import Counting
@@ -59,7 +60,12 @@ def make_divided_runner(
         sampler = DeviceSampler(vocab, ROWS, device, pdl)
     held = Slots(ROWS, rows_for(ROWS), -(-rows // cache.block_size) + 1, sampler.token)
     program = FusedDecoder(network, cache, held.given, pdl, exchange=exchange)
-    runner: DecodeRunner[S] = DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)
+    checking = (
+        Checking(program, sampler, held, cache.block_size)
+        if isinstance(sampler, DeviceSampler)
+        else GuessedRows(program, held, cache.block_size)
+    )
+    runner: DecodeRunner[S] = DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event, checking)
 
     def watch() -> None:
         if exchange.is_lost:

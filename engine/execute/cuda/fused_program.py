@@ -191,7 +191,7 @@ class FusedDecoder:
         """See `ChecksGuesses`; for at most FEW rows."""
         self._embed(given, rows)
         self._few(given, self._x, self._logits, rows, limit, alone=alone)
-        return self._logits[:rows]
+        return self._whole(self._logits[:rows])
 
     def _whole(self, logits: Tensor) -> Tensor:
         """Return all logits [rows, vocab], joined from the columns of every rank."""

@@ -46,6 +46,16 @@ class DividedStep:
     own: int
 
 
+@dataclass(frozen=True, slots=True)
+class DividedCheck:
+    """The same about a step that checks guesses: the arguments of `SeveralRows.compute` and of `Checking.plan`."""
+
+    changes: Changes
+    rows: int
+    limit: int
+    spans: tuple[tuple[int, tuple[int, ...]], ...]
+
+
 class Slots:
     """The host's side of a `StepInput`: it knows what the device holds, and sends only what differs.
 
@@ -78,10 +88,14 @@ class Slots:
         self._places: dict[int, int] = {}
 
     def put(self, slot: int, row: int, position: int) -> None:
+        """Give `slot` to a sequence: see `place`. Its block table is not known any more."""
+        self.place(slot, row, position)
+        self._tables[slot] = []
+
+    def place(self, slot: int, row: int, position: int) -> None:
         """Set the row and position of the newest token of `slot`. The device advances both with each step."""
         self._places[2 * slot] = row
         self._places[2 * slot + 1] = position
-        self._tables[slot] = []
 
     def show(self, slot: int, blocks: Items[int], first: int = 0) -> None:
         """Set the block table of `slot`. Blocks are only appended, but the last full one may be replaced.

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGUF
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -17,11 +19,13 @@ pytest.importorskip("triton")
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.compatibility import DIVIDED
+from engine.execute.cuda.checking import Checking, GuessedRows
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.exchange import Exchange, Plan
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
-from engine.execute.cuda.slots import DividedStep, Slots
+from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots
+from engine.execute.cuda.tiles import FEW
 from engine.parallel.messages import follow, of_decode
 from engine.parallel.ring import ROOM, Ring
 from engine.params import SamplingParams
@@ -126,7 +130,8 @@ class Answer:
     """A sequence as the runner has it."""
 
     def __init__(self, prompt: list[int]) -> None:
-        self.rows, self.params, self.seed = Rows.of(prompt), SamplingParams(temperature=0.0), 1
+        self.rows, self.params, self.seed = Rows.of(prompt), SamplingParams(temperature=2.0), 1
+        self.rows.next_position += 3  # as after a think span that was taken out
         self.table: Any = SimpleNamespace(blocks=[2, 3], first=0)
         self.generated: list[int] = []
 
@@ -149,7 +154,7 @@ def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[A
     vocab, exchange = network.whole.vocab_size, None
     sampler: DeviceSampler | Counting = DeviceSampler(vocab, 2, CPU)
     if network.share is not None:
-        plan = Plan.of(network, 2)
+        plan = Plan.of(network, FEW)
         exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
         if rank:
@@ -159,37 +164,57 @@ def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[A
     cache.kv.zero_()  # the row of the prompt was never computed
     slots = Slots(2, 2, 2, sampler.token)
     program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
-    found: DecodeRunner[Answer] = DecodeRunner(program, sampler, slots, 32, None, Now)
+    checking = (
+        Checking(program, sampler, slots, 16)
+        if isinstance(sampler, DeviceSampler)
+        else GuessedRows(program, slots, 16)
+    )
+    found: DecodeRunner[Answer] = DecodeRunner(program, sampler, slots, 32, None, Now, checking)
     found.prepare()
     return found
 
 
-def decoded(rank: int, ranks: int, path: Path, folder: Path, ring: Path, count: int) -> list[int]:
-    """The tokens after a first one, by runners of which only the first is asked."""
+def decoded(
+    rank: int, ranks: int, path: Path, folder: Path, ring: Path, count: int, guesses: list[tuple[int, ...]]
+) -> list[int]:
+    """The tokens after a first one, by runners of which only the first is asked: of a step for each of `guesses`, and
+    of `count` steps before and after those."""
     runner = runner_of(rank, ranks, path, folder)
     with ring.open("r+b") as file:
         messages = Ring(file.fileno())
     tokens: list[int] = []
     if rank:
         follower: Any = SimpleNamespace(decode=runner.follow)
-        for _ in range(count):
+        for _ in range(1 + 2 * count + len(guesses)):
             follow(messages.take(lambda: sleep(0.01)), follower)
         return tokens
     if ranks > 1:
 
         @contextmanager
-        def together(step: DividedStep) -> Iterator[None]:
+        def together(step: DividedStep | DividedCheck) -> Iterator[None]:
             messages.put(of_decode(step), 60.0)
             yield
 
         runner.together = together
+    runner._ahead = [(2, 640, runner.sampler.draw([0]))]
+    assert not runner.while_idle()
     answer = Answer([5])
     first = torch.zeros(runner.sampler.vocab_size)
-    first[9] = 1.0
+    first[9] = 100.0
     runner.join(answer, first)
-    for _ in range(count):  # always a step ahead of what is read
-        runner.launch([answer])
-        tokens += [token.token_id for _, token in runner.read()]
+
+    def launch() -> None:  # always a step ahead of what is read
+        for _ in range(count):
+            runner.launch([answer])
+            tokens.extend(token.token_id for _, token in runner.read())
+
+    launch()
+    if guesses:
+        tokens.extend(token.token_id for _, token in runner.read())
+    for guessed in guesses:
+        ((_, drawn),) = runner.check([(answer, guessed)], lambda sequence, error: None)
+        tokens += [token.token_id for token in drawn]
+    launch()
     return tokens
 
 
@@ -197,10 +222,14 @@ def test_a_runner_that_is_told_follows_the_one_that_draws(tmp_path: Path) -> Non
     """Also while both prepare: a step more on one of them, and they would wait for each other."""
     path, ring = write_checkpoint(tmp_path / "model", QWEN3), tmp_path / "ring"
     ring.write_bytes(bytes(2 * ROOM))
-    alone = decoded(0, 1, path, tmp_path, ring, 4)
-    together, nothing = run_ranks(2, decoded, 2, path, tmp_path, ring, 4)
-    assert alone == together
-    assert alone[0] == 9
+    truth = decoded(0, 1, path, tmp_path, ring, 8, [])
+    assert truth[0] == 9
+    wrong = [(token + 1) % 27 for token in truth]
+    guesses = [(truth[5], truth[6], wrong[7]), (wrong[8],), (truth[9],)]
+    together, nothing = run_ranks(2, decoded, 2, path, tmp_path, ring, 4, guesses)
+    assert together == truth[: len(together)]
+    assert len(together) == 15
+    assert len(set(together)) > 5
     assert not nothing
 
 
@@ -224,6 +253,21 @@ def test_who_follows_is_told_what_has_changed() -> None:
         assert heard[-1] == DividedStep(sent, 2, 640, row)
         assert torch.equal(told._words, followed._words)
         assert torch.equal(told.given.counters, followed.given.counters)
+
+
+@given(
+    st.dictionaries(st.integers(0, 2**40), st.integers(-1, 2**31)),
+    st.dictionaries(st.integers(0, 2**40), st.integers(-1, 2**31)),
+    st.lists(
+        st.tuples(st.integers(0, 255), st.lists(st.integers(0, 2**31), max_size=7).map(tuple)), max_size=4
+    ),
+)
+def test_a_step_of_guesses_is_told_whole(
+    words: dict[int, int], counters: dict[int, int], spans: list[tuple[int, tuple[int, ...]]]
+) -> None:
+    step, heard = DividedCheck(Changes(words, counters), 8, 640, tuple(spans)), []
+    follow(of_decode(step), SimpleNamespace(decode=heard.append))  # type: ignore[arg-type]
+    assert heard == [step]
 
 
 def test_a_follower_counts_where_rank_0_samples() -> None:
