@@ -187,6 +187,9 @@ def build(
         )
 
     plan, has_draft = plan_with_draft(plan_beside, _draft_bytes(options.draft))
+    if (group := options.group) is not None:  # rank 0 may need room for a draft model
+        agreed = group.least(plan.context_length), group.least(plan.num_blocks)
+        plan = replace(plan, context_length=agreed[0], num_blocks=agreed[1])
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device) if network.share is None else None
@@ -257,7 +260,7 @@ def _build_draft(
     """Build the engine of a draft model, with as many rows as the KV cache of the model that it guesses for. Raises
     EngineError and torch's errors."""
     device, context = pieces.cache.kv.device, min(plan.context_length, draft.positions)
-    vocab_size = min(draft.spec.vocab_size, network.spec.vocab_size)
+    vocab_size = min(draft.spec.vocab_size, network.whole.vocab_size)
     asked = Options(
         context=context,
         attention=pieces.backend.name if device.type == "cuda" else "auto",
@@ -283,7 +286,7 @@ def _build_draft(
         vocab_size,
         context,
         own.scheduler.max_chunk,
-        draft.spec.vocab_size >= network.spec.vocab_size,
+        draft.spec.vocab_size >= network.whole.vocab_size,
         draft.nbytes + own.cache.kv.nbytes,
         draft.nbytes / network.nbytes,
     )

@@ -4,7 +4,7 @@ import torch
 
 from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import GRAPH_BYTES, USEFUL_CONTEXT, USUAL_BYTES, kv_share
-from engine.execute.compatibility import DRAFTS_NEED, not_fused
+from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
 from engine.execute.cpu.held_weights import packs, read_model
 from engine.machine.drafts import first_here
@@ -66,7 +66,7 @@ def _refused(
     context: int | None,
     free: int,
 ) -> str | None:
-    if model.share is not None or _lacks_kernels(model, device):
+    if _lacks_kernels(model, device):
         return f"{DRAFTS_NEED}."
     if (why := tokenizer.difference(load_tokenizer(files))) is not None:
         return f"the tokenizer of {files.name} is different ({why}); choose a draft model of the same family."
@@ -91,5 +91,7 @@ def _refused(
 def _lacks_kernels(model: Network, device: torch.device) -> bool:
     """Whether no kernels here can check guesses for `model`: its decode steps compute one row per sequence."""
     if device.type == "cpu":
-        return unsupported(model.spec) is not None
+        return model.share is not None or unsupported(model.spec) is not None
+    if model.share is not None and not_divided(model.whole) is not None:
+        return True
     return model.dtype != torch.bfloat16 or not_fused(model.spec) is not None

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -15,10 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from engine.cache.rows import Rows
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.events import TokenEvent
 from engine.params import SamplingParams
+from engine.schedule.sequence import Sequence
+from engine.schedule.speculating import Speculating
+from tests.engine.speculation import Eager, Oracle, speculate
 from tests.engine.tiny import tiny_tokenizer
 from tests.gpu.engines import SIZES
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
@@ -209,6 +214,42 @@ def test_a_lost_rank_is_one_line_soon(
         with pytest.raises(EngineError, match="Load the model again"):
             answer(engine)
     assert rank.process.poll() is not None
+
+
+def guessed(engine: Engine, seed: int, speculation: str = "auto") -> Sequence:
+    """An answer, sampled where `seed` is odd, to a prompt of its own."""
+    params = SamplingParams(temperature=float(seed % 2), seed=seed, max_tokens=80, speculation=speculation)
+    sequence = engine.start(Rows.of([seed, *PROMPT]), params)
+    for _ in engine.events(sequence):
+        pass
+    return sequence
+
+
+def test_guesses_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong ones; and steps of one row go on where guesses end."""
+    accepted = 0
+    with loaded(folder, 2, monkeypatch) as engine:
+        for seed in range(8):
+            engine._engine_step.speculating = None
+            plain = guessed(engine, seed)
+            speculate(engine, Oracle(answers={0: list(plain.rows.token_ids)}, random=Random(seed)))
+            again = guessed(engine, seed)
+            assert again.generated == plain.generated, f"seed {seed}"
+            accepted += again.accepted
+    assert accepted > 50
+
+
+def test_a_draft_model_of_rank_0_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded(folder, 2, monkeypatch) as engine:
+        plain = [guessed(engine, seed, "off").generated for seed in range(4)]
+    with loaded(folder, 2, monkeypatch, draft=str(folder)) as engine:
+        assert engine._speculating is not None
+        drafts = engine._speculating.drafts
+        assert drafts is not None, engine.figures().notes
+        engine._engine_step.speculating = Speculating(engine._scheduler, Eager(), drafts=drafts)
+        sequences = [guessed(engine, seed, "draft") for seed in range(4)]
+        assert [sequence.generated for sequence in sequences] == plain
+        assert sum(sequence.accepted for sequence in sequences) > 50
 
 
 def test_streams_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
