@@ -243,10 +243,8 @@ def test_a_draft_model_of_rank_0_changes_nothing(folder: Path, monkeypatch: pyte
     with loaded(folder, 2, monkeypatch) as engine:
         plain = [guessed(engine, seed, "off").generated for seed in range(4)]
     with loaded(folder, 2, monkeypatch, draft=str(folder)) as engine:
-        assert engine._speculating is not None
-        drafts = engine._speculating.drafts
-        assert drafts is not None, engine.figures().notes
-        engine._engine_step.speculating = Speculating(engine._scheduler, Eager(), drafts=drafts)
+        assert engine._drafts is not None, engine.figures().notes
+        engine._engine_step.speculating = Speculating(engine._scheduler, Eager(), drafts=engine._drafts)
         sequences = [guessed(engine, seed, "draft") for seed in range(4)]
         assert [sequence.generated for sequence in sequences] == plain
         assert sum(sequence.accepted for sequence in sequences) > 50
