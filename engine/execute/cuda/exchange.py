@@ -19,8 +19,8 @@ from models.network import Network
 
 _WHILE_COMPILING_S = 300.0
 """How long to wait for another rank before the first answer, in seconds: each rank compiles its kernels."""
-_FEW = 128 * 1024
-"""Up to this many numbers, each program adds 512 of them; beyond, there would be too many programs to run at once."""
+_WARPS = 8
+"""Warps of a program; every thread has one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,7 @@ class Exchange:
         """Set out [T, size] to residual + the sum over all ranks of x: [T, size], or fp32 parts [parts, T, size]."""
         self._number += 1
         count = out.numel()
-        block = 512 if count <= _FEW else 2048
-        kernel = sum_kernel[(triton.cdiv(count, block),)](
+        kernel = sum_kernel[(triton.cdiv(count, 32 * _WARPS),)](
             x,
             residual,
             out,
@@ -172,10 +171,10 @@ class Exchange:
             RANKS=self._plan.ranks,
             ROOM=self._plan.rows * self._plan.size,
             PARTS=x.shape[0] if x.dim() == 3 else 1,
-            BLOCK=block,
+            BLOCK=32 * _WARPS,
             PDL=self._pdl,
             CUDA=self._cuda,
-            num_warps=4,
+            num_warps=_WARPS,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
@@ -186,7 +185,7 @@ class Exchange:
         assert self._number == plan.sums
         out = self._joined[:rows]
         bits = x.to(out.dtype).view(torch.int32)
-        kernel = join_kernel[(triton.cdiv(self._words, 1024), rows)](
+        kernel = join_kernel[(triton.cdiv(self._words, 32 * _WARPS), rows)](
             bits,
             out.view(torch.int32),
             *self._told,
@@ -199,10 +198,10 @@ class Exchange:
             ROOM=plan.rows * plan.columns,
             COLUMNS=self._words,
             TOTAL=out.view(torch.int32).shape[1],
-            BLOCK=1024,
+            BLOCK=32 * _WARPS,
             PDL=self._pdl,
             CUDA=self._cuda,
-            num_warps=4,
+            num_warps=_WARPS,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)

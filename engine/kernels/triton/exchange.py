@@ -2,8 +2,10 @@
 
 Every rank writes into the memory of the other ranks and waits for their data in its own. A 64-bit word holds 32 bits of
 data and a tag, the number of the exchange, and is written atomically: a reader that sees the tag has the data, so no
-signals or fences are needed (the LL protocol of NCCL). Two buffers alternate. A rank reuses a buffer only after it has
-received every rank's data of the exchange in between, which each rank sent after reading the buffer's old contents.
+signals or fences are needed (the LL protocol of NCCL). A thread sends one word at a time, and adjacent threads adjacent
+words: a GPU sends these together, so blocks have as many numbers as threads. Two buffers alternate. A rank reuses a
+buffer only after it has received every rank's data of the exchange in between, which each rank sent after reading the
+buffer's old contents.
 
 The plain twin is `engine/execute/group.py`.
 """
@@ -92,7 +94,7 @@ def sum_kernel(
 
     peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words. epoch int64 [1] plus
     the `number` of the exchange is its tag. lost int32 [1] and patience int64 [1] are as in `_receive`. `out` may be
-    `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is at least the number of threads.
+    `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of threads.
     """
     gdc_launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -105,12 +107,13 @@ def sum_kernel(
     buffer = (tag & 1) * (RANKS * ROOM)
     bits = own.to(tl.int32, bitcast=True)
     for other in tl.static_range(RANKS):
-        _send(tl.load(peers + other), buffer + rank * ROOM + at, bits, tag, inside, CUDA)
+        _send(tl.load(peers + other), buffer + rank * ROOM + at, bits, tag, inside & (rank != other), CUDA)
     mine, longest = tl.load(peers + rank), tl.load(patience)
     total = tl.zeros([BLOCK], tl.float32)
     for other in tl.static_range(RANKS):
-        found = _receive(mine, buffer + other * ROOM + at, tag, inside, lost, longest, CUDA)
-        total += found.to(tl.float32, bitcast=True)
+        others = inside & (rank != other)
+        found = _receive(mine, buffer + other * ROOM + at, tag, others, lost, longest, CUDA)
+        total += tl.where(others, found.to(tl.float32, bitcast=True), own)
     if residual is not None:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
@@ -149,14 +152,16 @@ def join_kernel(
     tag = _tag(epoch, number)
     inside = column < COLUMNS
     own = tl.load(x + at, mask=inside, other=0)
-    _send(first, START + rank * ROOM + at, own, tag, inside, CUDA)
     if rank == 0:
         longest = tl.load(patience)
-        for other in tl.static_range(RANKS):
+        tl.store(out + row * TOTAL + column, own, mask=inside)
+        for other in tl.static_range(1, RANKS):
             target = other * COLUMNS + column
             there = inside & (target < TOTAL)
             found = _receive(first, START + other * ROOM + at, tag, there, lost, longest, CUDA)
             tl.store(out + row * TOTAL + target, found, mask=there)
+    else:
+        _send(first, START + rank * ROOM + at, own, tag, inside, CUDA)
 
 
 @triton.jit(do_not_specialize=["rank"])

@@ -238,11 +238,11 @@ from engine.kernels.triton.exchange import begin_kernel, join_kernel, sum_kernel
 
 TYPES.update(peers="*i64", epoch="*i64", lost="*i32", patience="*i64", token="*i64", own_row="*i32", own_token="*i64")
 TYPES.update(dict.fromkeys(("number", "rank", "COUNT", "START", "FIRST", "LAST"), "i32"), x="*fp32")
-texts = [ptx(sum_kernel, 4, dict(RANKS=8, ROOM=1 << 18, PARTS=1, BLOCK=512, PDL=True, CUDA=True), ASTSource)[0]]
+texts = [ptx(sum_kernel, 8, dict(RANKS=8, ROOM=1 << 18, PARTS=1, BLOCK=256, PDL=True, CUDA=True), ASTSource)[0]]
 texts.append(ptx(begin_kernel, 1, dict(ROWS=64, RANKS=8, EXCHANGES=75, BLOCK=64, CUDA=True), ASTSource)[0])
 TYPES.update(x="*i32", out="*i32")
-shape = dict(RANKS=8, ROOM=1 << 20, COLUMNS=9496, TOTAL=75968, BLOCK=1024, PDL=True, CUDA=True)
-texts.append(ptx(join_kernel, 4, shape, ASTSource)[0])
+shape = dict(RANKS=8, ROOM=1 << 20, COLUMNS=9496, TOTAL=75968, BLOCK=256, PDL=True, CUDA=True)
+texts.append(ptx(join_kernel, 8, shape, ASTSource)[0])
 print(json.dumps([[text.count(what) for what in ("st.relaxed.sys", "ld.volatile", ".local")] for text in texts]))
 """
 
@@ -280,7 +280,7 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
     (sends, looks, spilled), *others = made(EXCHANGE)
-    assert sends == 8 * 512 // 128, "each rank gets what a thread has"
+    assert sends == 8, "to each rank one word of a thread, so that those of a warp go together"
     assert looks >= 2 * sends, "once, and again until it is there"
     assert not spilled
     assert all(sent and looked for sent, looked, _ in others)
