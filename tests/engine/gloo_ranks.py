@@ -14,6 +14,8 @@ from models.reference.decoder import Decoder
 
 CPU = torch.device("cpu")
 TOKENS = torch.tensor([3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62])
+_STEP = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-6}
+"""What rounding once may differ by if the ranks are summed in another order."""
 Case = tuple[ModelFiles, str]
 """A model, and how its weights are held."""
 
@@ -36,6 +38,10 @@ def each_logits(rank: int, ranks: int, meeting: str, cases: list[Case]) -> list[
     group = Group.join(Path(meeting), rank, ranks, CPU) if ranks > 1 else None
     if group is not None:
         assert group.least(10 - rank) == 11 - ranks
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            parts = [torch.randn(7, 33, generator=torch.Generator().manual_seed(r)) for r in range(ranks)]
+            total = torch.stack([part.to(dtype).float() for part in parts]).sum(0).to(dtype)
+            torch.testing.assert_close(group.sum(parts[rank].to(dtype)), total, rtol=_STEP[dtype], atol=1e-6)
     return [
         logits_of(
             load_model(files, dtype=torch.float32, device=CPU, quantize=quantize, rank=(rank, ranks)), group
