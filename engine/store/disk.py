@@ -221,7 +221,10 @@ class DiskTier:
         return True
 
     def _begin_file(self, owner: str) -> None:
-        """Create the file of a conversation, on the disk's thread. If it is gone later, it is not created again."""
+        """Create the file of a conversation, on the disk's thread. Writes create none: a file that is gone was deleted.
+
+        If it has been deleted since, everything is written again.
+        """
         if self._opened is None:
             return
         try:
