@@ -198,9 +198,7 @@ class DiskTier:
 
     def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, count: int) -> bool:
         """Have the first `count` rows of a block written, with zeros in place of the rest, which may belong to others.
-
-        Return False if there is no memory for that now.
-        """
+        Return False if there is no memory for that now."""
         slot = self._buffers.take_now()
         if slot is None:
             return False
@@ -221,10 +219,7 @@ class DiskTier:
         return True
 
     def _begin_file(self, owner: str) -> None:
-        """Create the file of a conversation, on the disk's thread. Writes create none: a file that is gone was deleted.
-
-        If it has been deleted since, everything is written again.
-        """
+        """Create a conversation's file, on the disk's thread. If it had one that is gone, write all of it again."""
         if self._opened is None:
             return
         try:
