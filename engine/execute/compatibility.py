@@ -60,8 +60,8 @@ NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
 PARTS_ARE_FUSED = os.environ.get("CHATTERM_FUSED_PARTS") == "1"
-"""Whether a network that is divided is computed by fused kernels: usually not before that was seen to work on GPUs. The
-other ranks find it in their environment, too."""
+"""Whether fused kernels compute a network that is divided: off by default, because steps of many rows lose on two GPUs.
+The other ranks inherit the environment, and so the choice."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """Features a network may have whose attention is a plain softmax over all preceding rows."""

@@ -9,7 +9,7 @@ from time import perf_counter
 LOOK_S = 1.0
 """The least seconds between two looks."""
 SHARE = 0.25
-"""The share of all cores that busy programs take; beside our threads, a program gets less than it wants."""
+"""The share of all cores from which other programs count as busy: beside our threads, they get less than they want."""
 _STAT = Path("/proc/stat")
 
 

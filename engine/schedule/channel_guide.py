@@ -33,9 +33,9 @@ class ChannelGuide:
     """Whether thinking is allowed."""
     count: int = 0
     _matcher: "Matcher | None" = field(init=False)
-    """None: the header so far is not a beginning that the grammar allows."""
+    """None: the grammar does not allow the header so far."""
     _header: list[int] | None = field(init=False)
-    """A header that may still become one of thinking."""
+    """The header so far, while it may still become one of thinking; otherwise None."""
     _due: list[int] = field(init=False)
     _thinks: bool = field(init=False)
 

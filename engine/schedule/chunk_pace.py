@@ -21,7 +21,7 @@ AIM = 0.8
 FIXED_S = 0.3 * DELAY_S
 """The assumed duration of a chunk of any size, for estimating how much faster a smaller chunk is."""
 ALL = 0.9
-"""From this share of its limits on, a chunk counts as full."""
+"""A chunk counts as full from this share of its limits on."""
 GROWTH = 4.0
 """The next chunk is at most this many times as large."""
 ATTENTION = 0.75
@@ -74,7 +74,7 @@ class ChunkPace:
     """The most that they may cost."""
 
     def saw(self, rows: int, cost: float, seconds: float) -> None:
-        """Note that a chunk of `rows` rows with this cost took `seconds`. A small, fast one says nothing."""
+        """Note that a chunk of `rows` rows with this cost took `seconds`. A small, fast chunk says nothing."""
         aim = AIM * DELAY_S
         if seconds > aim:
             share = (aim - FIXED_S) / (seconds - FIXED_S)

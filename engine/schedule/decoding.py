@@ -44,7 +44,7 @@ class Decoding:
     undrawn: set[Sequence] | None = None
     """The same for a step that was launched but whose draws are not enqueued yet."""
     behind: int = 0
-    """How many of the newest in flight came after the last `launch`."""
+    """How many of the newest entries in flight came after the last `launch`."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         """Decode `sequence` from now on. All its rows are computed; without `logits`, all except the last one."""

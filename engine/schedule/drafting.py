@@ -53,17 +53,17 @@ class Drafting:
     runner: Runner
     blocks: BlockManager
     vocab_size: int
-    """Number of tokens that both models know."""
+    """The number of tokens that both models know."""
     most_rows: int
-    """Most rows of a text."""
+    """The most rows of a text."""
     max_chunk: int
-    """Most rows of a reading step."""
+    """The most rows of a step that only reads."""
     draws: bool = True
-    """Whether it has logits for all tokens of the large model, so that tokens can be drawn from them."""
+    """Whether the draft model has logits for all tokens of the large one, so that tokens can be drawn from them."""
     nbytes: int = 0
     """Bytes of its weights and its KV cache."""
     cost: float = 0.0
-    """Estimated time of one of its steps, in steps of the model that it guesses for."""
+    """The estimated time of one of its steps, in steps of the model that it guesses for."""
     pace: IdlePace = field(default_factory=IdlePace)
     _readings: dict[Hashable, Reading] = field(default_factory=dict)
     _wish: list[int] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Drafting:
         return stop < len(tokens)
 
     def _wait(self) -> None:
-        """Wait until the device has computed the rows: the time they take decides how many are read at once."""
+        """Wait until the device has computed the rows, because their time decides how many are read at once."""
 
     def _span(self, reading: Reading, tokens: Sequence[int], guess: Guess) -> Span:
         """Return the span of the missing rows of a text and its guesses, with logits for the last row."""

@@ -21,7 +21,7 @@ from engine.schedule.idle_pace import IdlePace
 from engine.speculation.sources import NOTHING, Asked, Drawing, GoesOn, Guess
 
 FIRST_READ = 512
-"""Rows of a text that are read at once at first."""
+"""The rows of a text that are read at once, before their time has been measured."""
 GREEDY = Drawing(SamplingParams(temperature=0.0), 0, 0)
 """How to draw guesses for a text that gives no `Drawing`."""
 
@@ -41,7 +41,7 @@ class SlotDrafting(Drafting):
     decode_runner: DraftRunner
     pace: IdlePace = field(default_factory=lambda: IdlePace(FIRST_READ))
     sure: float = 0.8
-    """Moving average of the probability that it gave its tokens."""
+    """Moving average of the probability that the model gave its own tokens."""
     _places: dict[Hashable, Place] = field(default_factory=dict)
     """Places by text, least recently used first."""
 

@@ -57,7 +57,7 @@ class Guide:
         track: Callable[[], ThinkTracker | ChannelTracker],
         thinks: bool = True,
     ) -> "Guide":
-        """Return a guide for an answer of this tokenizer's model; `thinks`: the answer may begin with thinking."""
+        """Return a guide for an answer of this tokenizer's model. With `thinks`, it may begin with thinking."""
         stops, opener, lead = tuple(sorted(tokenizer.stop_ids)), tokenizer.think_start, list[int]()
         if tokenizer.channels is not None:
             opener = tokenizer.channels.channel

@@ -1,4 +1,4 @@
-"""What a constraint says about tokens not yet drawn: which must come next, and which guesses may."""
+"""What a constraint says about tokens not yet drawn: which ones must come next, and which guesses are allowed."""
 
 from collections.abc import Sequence as Items
 
@@ -8,15 +8,16 @@ from engine.schedule.guide import Guide
 from engine.schedule.sequence import Sequence
 
 MOST_FORCED = 64
-"""Most forced tokens taken at once; the constraint forces the rest after the next token."""
+"""The most forced tokens that are taken at once; the rest is forced again after the next token."""
 FEWEST_FORCED = 4
-"""Fewest forced tokens, per sequence in a slot: the others wait while one computes its forced tokens as a prompt."""
+"""The fewest forced tokens, per sequence in a slot, for which one leaves its slot: while it computes their rows as a
+prompt's, the others wait."""
 
 
 def is_to_jump(sequence: Sequence, together: int) -> bool:
     """Return whether a constrained sequence, one of `together` in slots, leaves its slot to take forced tokens.
 
-    The rows of those tokens have other bits than decoding gives: no guess may be checked before them.
+    The rows of those tokens get other bits than decoding would give them, so no guess may be checked before them.
     """
     assert sequence.guide is not None
     sequence.guide.follow(sequence.generated)

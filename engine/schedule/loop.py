@@ -59,7 +59,7 @@ class Loop:
 
     def post(self, job: Callable[[], None]) -> None:
         """Have `job` run, and return at once. It must not raise. Raises EngineError once closed."""
-        with self._door:  # a job posted after the end would never run, and its poster would wait for ever
+        with self._door:  # a job posted after the end would never run, and its poster would wait forever
             if self._closed is not None:
                 raise EngineError(*self._closed.args)
             self._jobs.put(job)
@@ -78,7 +78,7 @@ class Loop:
         return future.result()
 
     def fail(self, reason: EngineError) -> None:
-        """End the thread because of `reason`, which whoever waits and whoever asks later is told. From any thread."""
+        """End the thread with `reason`, the error that all waiting and all later callers get. For any thread."""
 
         def job() -> None:
             raise reason

@@ -83,10 +83,10 @@ class Scheduler:
     """Puts requests before idle work: idle work runs only while no request waits, in chunks short enough to give way.
 
     A sequence waits, runs (it holds a block table), is preempted if blocks run out, runs again, and finishes. Clients
-    take turns; otherwise the first to come is served first. A person's sequence runs once there is room for all its
-    rows and those before it run. In a step, the rows that decoding leaves go to prompts in that order
-    (`Sequence.place`). A preempted sequence keeps its place, and no sequence is preempted for one behind it. So the
-    oldest always progresses, and every sequence finishes.
+    take turns; otherwise the first to come is served first (`Sequence.place`). A person's sequence runs once there is
+    room for all its rows and the sequences before it run. In a step, the rows that decoding leaves go to prompts in the
+    same order. A preempted sequence keeps its place, and no sequence is preempted for one behind it. So the oldest
+    always progresses, and every sequence finishes.
 
     If blocks run out, idle work ends. A person's sequence first takes what idle work may take as well, then preempts
     idle work, then takes the cached blocks of the conversation in use beyond the sequence's own, and then preempts the
@@ -258,7 +258,7 @@ class Scheduler:
             self.commit(chunk.sequence, chunk.start, chunk.count)
 
     def commit(self, sequence: Sequence, start: int, count: int) -> None:
-        """Do the same for rows `start` to `start + count` of a sequence, which follow its committed rows."""
+        """Note the same for rows `start` to `start + count` of a sequence, which follow its committed rows."""
         if sequence.table is not None:
             keys = sequence.rows.keys[start : start + count]
             self.blocks.commit(sequence.table, keys, repeat(sequence.origin))
@@ -364,7 +364,8 @@ class Scheduler:
             self.preempt(others[-1])
 
     def _reserve(self, sequence: Sequence, rows: int) -> bool:
-        """Make room, preempting others if necessary. Return False if not; `sequence` may then be ended or preempted."""
+        """Make room, preempting others if necessary. Return False if there is none; `sequence` may then be ended or
+        preempted."""
         if sequence.table is None:  # it was preempted for an older sequence
             return False
         while True:

@@ -31,7 +31,7 @@ class Status(Enum):
 
 
 class Priority(IntEnum):
-    """Who waits for a sequence. Lower values go first."""
+    """Who waits for a sequence; lower values go first."""
 
     PERSON = 0
     IDLE = 1
@@ -104,7 +104,7 @@ class Sequence:
     earlier: int = 0
     """How many of them it began with, as the continuation of an answer."""
     told: int = 1
-    """How many tokens the last draw gave: the one drawn, and those that a constraint forces after it."""
+    """How many tokens the last draw gave: the one drawn, and those that a constraint forced after it."""
     expected: int = -1
     """The token that speculation expects next; -1: none."""
     guessed: int = 0

@@ -33,11 +33,11 @@ from engine.speculation.texts import Text, Texts
 T = TypeVar("T")
 
 AGAIN_IN_SLOTS = 256
-"""`AGAIN` for slots, where a step of one row overlaps with the next one: the host waits for a step that has guesses."""
+"""`AGAIN` for slots. There, plain steps overlap, but the host waits for a step that has guesses."""
 
 
 MOST_READING = 16
-"""Most time, in steps of the answer, that a draft model may spend reading its text; the rest is read in idle time."""
+"""The most time, in steps of one row, that a draft model may spend reading a text; the rest is read in idle time."""
 DRAFTS = Guess((-1,))
 """Stands for the guesses of a draft model while tokens that it needs are unread."""
 
@@ -51,11 +51,11 @@ class Guessing:
     guess: Guess = NOTHING
     """The latest guess, as long as it was offered."""
     tried: Guess = NOTHING
-    """The guess that was checked last: by the time its step is known to have ended, there may be a later one."""
+    """The guess that was checked last. When its step is known to have ended, there may already be a later one."""
     hoped: Guess = NOTHING
     """The guess that the step waited for while tokens were unread."""
     drafting_s: float = 0.0
-    """Seconds that the draft model took for the guess."""
+    """The seconds that the draft model took for the guess."""
     may_draft: bool = False
     """Whether the draft model is worth asking once all tokens are read."""
     reading_s: float = 0.0
@@ -190,7 +190,7 @@ class Speculating:
             self._try(lambda drafts: drafts.wish(sequence.rows.token_ids))
 
     def while_idle(self) -> bool:
-        """Have the draft model read for some milliseconds. Return whether more is left."""
+        """Have the draft model read for some milliseconds. Return whether it has more to read."""
         return bool(self._try(lambda drafts: drafts.while_idle()))
 
     def _begin(self, sequences: list[Sequence]) -> None:
@@ -317,8 +317,8 @@ class Speculating:
         return left - 1
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
-        """Reserve the row of the newest token and `count` more, or as many as fit into free blocks. Return how many
-        more."""
+        """Reserve the row of the newest token and `count` more, or as many more as fit into free blocks. Return how
+        many that are."""
         table, blocks = sequence.table, self.scheduler.blocks
         assert table is not None
         if count:

@@ -50,9 +50,9 @@ class EngineStep:
     timer: ChunkTimer | None = None
     """Set on a GPU only."""
     decode_s: float = 0.0
-    """Seconds of the last CPU batch that had neither a prompt nor guesses."""
+    """The seconds of the last batch on a CPU that had neither a prompt nor guesses."""
     seconds: float = 0.0
-    """Seconds of this step's batch if it only decodes, on a CPU; otherwise 0."""
+    """The seconds of this step's batch, if it only decodes and runs on a CPU; otherwise 0."""
     others: Others = field(default_factory=Others)
     alone: bool = False
     """Whether idle work is currently restricted to one core."""
@@ -64,14 +64,14 @@ class EngineStep:
     """None: speculation is off."""
     disk: DiskTier | None = None
     watch: Callable[[], None] = lambda: None
-    """Called after a token is sampled. Raises EngineError if the token is meaningless because other ranks are lost."""
+    """Called after a token is sampled. Raises EngineError if other ranks are lost, because it is meaningless then."""
     _launched_at: float = 0.0
     """When the host finished the last step of a decode runner; 0.0 if that says nothing about the next step."""
     _firsts: int = 0
     _checked: tuple[list[tuple[Sequence, int, int]], float] | None = None
     """The results of the guesses checked in the last step, and when that step began."""
     _waiting: float = 0.0
-    """Since when the device has been idle because guesses were hoped for; 0.0: it has work."""
+    """Since when the device has been idle because the step waited for guesses; 0.0: it has work."""
     _guided: dict[Sequence, None] = field(default_factory=dict)
     """Constrained sequences in slots whose tokens were just read, in reading order."""
 
@@ -106,9 +106,8 @@ class EngineStep:
     def step(self) -> None:
         """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
 
-        The tokens are read earlier if the draws of this step depend on them.
-
-        An error ends the sequences whose work failed, so that no client is left waiting.
+        The tokens are read earlier if the draws of this step depend on them. An error ends the sequences whose work
+        failed, so that no client is left waiting.
         """
         scheduler, decoding = self.scheduler, self.decoding
         step = Step()
@@ -304,7 +303,8 @@ class EngineStep:
         self.scheduler.finish(sequence, None, error)
 
     def _take_again(self, sequence: Sequence, token_id: int) -> None:
-        """Take a token reported before. If another one is drawn now, the next step is given the earlier one."""
+        """Take a token that was reported before. If another one is drawn now, leave the slot: the next step then gets
+        the earlier one."""
         known = sequence.known.pop(0)
         sequence.generated.append(known)
         sequence.rows.append(known)
@@ -414,7 +414,7 @@ class EngineStep:
         sequence.told = told + 1
 
     def _jump_ahead(self) -> None:
-        """Have sequences in slots leave them and jump if that saves far more steps than it costs the others."""
+        """Have sequences leave their slots and jump where that saves far more steps than it costs the others."""
         jumping, self._guided = self._guided, {}
         for sequence in jumping:
             if self.jumps and self.decoding is not None and sequence.joined:

@@ -1,20 +1,20 @@
 """Tracks the place in its text that an answer repeats with changes.
 
-before | def  one ( state ) : state . get     a changed token stands for the one in its place,
-now    | def  one ( known ) : known . get     and if some are left out, the place moves past them
+before | def  one ( state ) : state . get     a changed token stands for the one in its place;
+now    | def  one ( known ) : known . get     if tokens are left out, the place moves past them
 """
 
 from array import array
 from dataclasses import dataclass
 
 SPAN = 32
-"""Latest tokens of which it is recorded whether they are the same as before."""
+"""For this many of the latest tokens it is recorded whether they are the same as before."""
 RECENT = 8
-"""Window of the latest tokens to which MOSTLY and SOME apply."""
+"""The number of latest tokens to which MOSTLY and SOME apply."""
 MOSTLY, SOME = 6, 4
-"""Tokens of the window that must be the same for the place to predict what comes next, and for it to be followed."""
+"""How many of those must be the same for the place to predict what comes next, and for it to be followed."""
 AHEAD = 2
-"""Most tokens that may have been left out at once."""
+"""The most tokens that may have been left out at once."""
 _SPAN, _RECENT = (1 << SPAN) - 1, (1 << RECENT) - 1
 
 
@@ -36,6 +36,7 @@ class Copy:
 
     @property
     def recent(self) -> int:
+        """How many of the latest RECENT tokens are the same as before."""
         return (self._same & _RECENT).bit_count()
 
     def begin(self, place: int, length: int, known: int) -> None:

@@ -10,13 +10,14 @@ from statistics import median
 from engine.speculation.sources import Guess
 
 MOST_ROWS = 8
-"""Most rows of a step: up to here rows have the bits of rows computed one by one, and each costs less than a step."""
+"""The most rows of a step. Up to here rows have the bits of rows computed one by one, and each costs less than a step.
+"""
 LEAST_GAIN = 1.05
 """Guesses must be expected to raise the tokens per second by this factor."""
 CREDIT = 1.0
 """Steps that guesses may cost an answer before any of them held."""
 SAVED = 2.0
-"""Most saved steps that are remembered: guesses that held long ago pay for no more than these."""
+"""The most saved steps that are remembered: guesses that held long ago pay for no more than these."""
 SHARE = 0.01
 """Share of an answer's steps that guesses may cost in addition."""
 _LENGTHS = (4, 6, 10, 20)
@@ -30,7 +31,7 @@ _BELIEVED_DRAFTS = (0.2, 0.35, 0.5, 0.7, 0.9)
 DRAFTED = 0.75
 """Initial estimate for a token yet to be drafted: higher than is likely, or the rate would never be measured."""
 _BELIEFS, _REMEMBERED = 12, 60
-"""How many observations the initial estimate counts as, and how many observations are remembered."""
+"""How many observations the initial estimate counts as, and how many are remembered."""
 _HOPE = 0.5
 """Standard deviations added to a measured rate: otherwise guesses that failed a few times by chance would never be
 tried again. `Balance` bounds what this may cost."""
@@ -54,7 +55,7 @@ DOUBT = 2
 FADES = 64
 """After this many steps in a row without guesses, one measurement of each larger size is forgotten."""
 AGAIN = 32
-"""After this many steps with guesses one has none, to measure the time that guesses have to beat."""
+"""After this many steps with guesses, one step has none, to measure the time that guesses have to beat."""
 SHORT = 512
 """Contexts up to this many rows share their costs; longer ones do so by powers of two."""
 
@@ -87,7 +88,7 @@ class Costs:
     _plain: int = 0
     """Steps in a row without guesses."""
     _apart: int = 0
-    """Steps since the last one of one row."""
+    """Steps since the last step of one row."""
     draft: float = 0.0
     """Initial estimate of the time of a draft model's step, in steps of one row."""
     _drafts: dict[int, deque[float]] = field(default_factory=dict)
@@ -145,8 +146,8 @@ class Costs:
 
     def _judge(self) -> None:
         """Update the estimates. For a number of rows that was hardly measured, each extra row costs as much as with the
-        nearest number that was. More rows never cost less: of two that contradict this, the more measured one counts.
-        """
+        nearest number that was. More rows never cost less: if two numbers contradict this, the one that was measured
+        more often counts."""
         often = [rows for rows, latest in self._seen.items() if len(latest) > DOUBT]
         known, costs = {rows: self._weighed(rows, self.believed[rows - 1]) for rows in often}, self.ratios
         for rows in range(2, MOST_ROWS + 1):
@@ -185,8 +186,11 @@ class Rate:
     """How often guesses held lately; the initial estimate counts as some observations."""
 
     belief: float
+    """The initial estimate."""
     seen: float = 0.0
+    """How many observations are remembered."""
     now: float = -1.0
+    """The current estimate."""
 
     def __post_init__(self) -> None:
         self.now = self.belief
@@ -270,6 +274,7 @@ class Balance:
     """Tracks whether guesses pay in one answer, in steps of one row, and bounds their cost to a share of the answer."""
 
     saved: float = 0.0
+    """The steps saved so far, at most `most`; negative if guesses cost more than they saved."""
     credit: float = CREDIT
     most: float = SAVED
 
@@ -290,14 +295,15 @@ class Pace:
     """The costs at the current context length."""
     acceptance: Acceptance = field(default_factory=Acceptance)
     sizes: tuple[int, ...] = EVERY_SIZE
-    """Step sizes, see `Costs`."""
+    """Step sizes; see `Costs`."""
     again: int = AGAIN
+    """See AGAIN."""
     _known: dict[int, Costs] = field(default_factory=dict)
     """Costs by context length: the longer it is, the more of a step is attention, which each row pays for itself."""
     drafts: Balance = field(default_factory=lambda: Balance(credit=DRAFT_CREDIT, most=DRAFT_SAVED))
-    """Of the draft model, in all answers."""
+    """The balance of the draft model, over all answers."""
     draft: float = 0.0
-    """What a step of it is believed to take, in steps of one row."""
+    """The initial estimate of the time of a draft model's step, in steps of one row."""
 
     def turn_to(self, context: int) -> None:
         """Use the costs for a step that attends to `context` rows in all."""
@@ -387,6 +393,6 @@ class Pace:
         return False
 
     def relax(self) -> None:
-        """Record that drafts were not worth making for a token, or too expensive: in time they are tried again."""
+        """Record that drafts were not worth making for a token, or were too expensive: in time they are tried again."""
         self.acceptance.relax()
         self.drafts.saw(SHARE)

@@ -37,10 +37,11 @@ class Asked(NamedTuple):
     """A request to guess the next tokens of a text."""
 
     whom: Hashable
+    """Identifies the text, until `Source.end`."""
     tokens: Sequence[int]
     """All of the text so far."""
     most: int
-    """Most tokens to guess."""
+    """The most tokens to guess."""
     draw: "Callable[[Tensor, Sequence[int]], int] | None" = None
     """Returns the token that would be drawn after the text and the given tokens if logits [vocab] were the model's own;
     -1 if they are not numbers. None: unknown, and the likeliest token is as good a guess as any."""
@@ -49,7 +50,8 @@ class Asked(NamedTuple):
 
 
 GoesOn = Callable[[int, Guess, int], bool]
-"""Whether to guess one more token: for the text with this number, after this guess, while so many texts go on."""
+"""Whether to guess one more token. Arguments: the number of the text, its guess so far, and how many texts still go on.
+"""
 
 
 class Source(Protocol):

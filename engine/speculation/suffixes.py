@@ -15,9 +15,9 @@ from engine.speculation.sources import NOTHING, Guess
 GRAM = 3
 """Tokens of the shortest match."""
 LONGEST = 32
-"""Most tokens of a match that are compared."""
+"""The most tokens of a match that are compared."""
 LOOKED = 16
-"""Most places that are examined, the latest first."""
+"""The most places that are examined, the latest first."""
 FEW = 64
 """Fewer new tokens than this are linked one by one."""
 _FIRST_BITS = 10

@@ -11,11 +11,11 @@ from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.suffixes import LONGEST, SuffixIndex
 
 MOST_TOKENS = 1 << 18
-"""Most tokens of a text; beyond them only the end of its current branch is kept."""
+"""The most tokens of a text; beyond them only the end of its current branch is kept."""
 KEPT = 8
-"""Most texts that are kept of conversations that are not being answered."""
+"""The most texts that are kept of conversations that are not being answered."""
 ELSEWHERE = 1 << 17
-"""Most tokens from elsewhere: from earlier sessions, and from branches not said in this run."""
+"""The most tokens from elsewhere: from earlier sessions, and from branches not used in this run."""
 SURE = 8
 """A match of this length in the conversation's own text is taken without looking at other texts, and is followed."""
 SURER = 16
@@ -68,7 +68,7 @@ class Texts:
     """All texts. Each sequence being answered has its own; the client's other conversations are searched, too."""
 
     idle: list[Text] = field(default_factory=list)
-    """The latest comes last."""
+    """The texts of conversations that are not being answered, the latest last."""
     elsewhere: SuffixIndex = field(default_factory=SuffixIndex)
     """Texts from elsewhere, for the local user, who is not a client of a server."""
 

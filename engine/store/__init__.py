@@ -1,1 +1,1 @@
-"""KV blocks on disk: what a conversation has computed is there when the program runs again."""
+"""KV blocks on disk, so that what a conversation has computed is there when the program runs again."""

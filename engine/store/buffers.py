@@ -1,4 +1,4 @@
-"""Host memory that blocks go through between their files and the device, and the threads that fill it."""
+"""Host memory through which blocks pass between their files and the device, and the threads that fill it."""
 
 import os
 from collections import deque
@@ -16,27 +16,28 @@ from models.weights.staging import Slot, slots_of
 
 COUNT = 4
 AHEAD = 2
-"""So many buffers are filled while what was read before is copied from the others."""
+"""Number of buffers that are filled while earlier ones are copied to the device."""
 GROUP_BYTES = {"cuda": 32 * 1024**2, "cpu": 4 * 1024**2}
-"""Blocks are brought back in groups of about so many bytes, one buffer each; of one block at least."""
+"""The size of a buffer, in bytes: it holds as many blocks as fit, but at least one."""
 READERS = {"cuda": 12, "cpu": 1}
-"""Threads that read, at most: the cores of a CPU are for computing."""
+"""The most threads that read. On a CPU the cores are needed for computing."""
 
 
 class Buffers:
-    """`take_now` and `give` are for any thread, all else for that of the disk."""
+    """COUNT buffers. Any thread may call `take_now` and `give`; the rest belongs to the disk's thread."""
 
     def __init__(self, block_bytes: int, device: torch.device) -> None:
+        """Blocks take `block_bytes` each and are copied from and to `device`. Memory is allocated by `open`."""
         self.block_bytes = block_bytes
         self._device = device
         self.each = max(GROUP_BYTES[device.type] // block_bytes, 1)
-        """Blocks of a buffer."""
+        """Blocks per buffer."""
         self._free: SimpleQueue[Slot] = SimpleQueue()
         self._readers: Readers | None = None
         self._memory = ExitStack()
 
     def open(self) -> None:
-        """Take the memory, which is pinned beside a GPU. Raises RuntimeError where the system refuses."""
+        """Allocate the memory, pinned for a GPU, and start the threads. Raises RuntimeError if the system refuses."""
         cores = (os.cpu_count() or 1) - 2
         self._readers = Readers(max(min(cores, READERS[self._device.type]), 1))
         nbytes = self.each * self.block_bytes
@@ -44,19 +45,21 @@ class Buffers:
             self._free.put(slot)
 
     def take_now(self) -> Slot | None:
-        """A buffer, if one is free; what the device copied from it before comes before what it copies now."""
+        """Return a free buffer, or None. The device may still be copying from it; copies enqueued now come later."""
         try:
             return self._free.get_nowait()
         except Empty:
             return None
 
     def give(self, slot: Slot) -> None:
-        """It is free again, once the device has done the copies that were noted."""
+        """Return a buffer. `Slot.wait` waits for the copies that were noted in it."""
         self._free.put(slot)
 
     def read(self, folder: Folder, digests: Sequence[Digest]) -> Generator[tuple[Slot, int]]:
-        """Buffers with the blocks of `digests`, in order, and how many; whoever gets one gives it back. It ends before
-        the first block that is not whole. Raises OSError."""
+        """Yield buffers with the blocks of `digests`, in order, and the number of blocks in each.
+
+        The caller must `give` each buffer back. Ends before the first block that is missing or damaged. Raises OSError.
+        """
         reading: deque[_Group] = deque()
         starts = iter(range(0, len(digests), self.each))
         try:
@@ -74,7 +77,7 @@ class Buffers:
         finally:
             for group in reading:
                 while group.pending:
-                    with suppress(OSError):  # nobody asks for it any more
+                    with suppress(OSError):  # nobody needs it any more
                         group.wait()
                 self._free.put(group.slot)
 
@@ -86,10 +89,10 @@ class Buffers:
             group.pending.append(folder.read(digest, into, self._readers))
 
     def close(self) -> None:
-        """Give the memory back, which nobody may use any more."""
+        """End the threads and free the memory. Buffers must not be used afterwards."""
         if self._readers is not None:
             self._readers.close()
-        with suppress(RuntimeError):  # a device that has failed copies nothing any more
+        with suppress(RuntimeError):  # a device that has failed copies nothing more
             while (slot := self.take_now()) is not None:
                 slot.wait()
         self._memory.close()
@@ -97,13 +100,13 @@ class Buffers:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Blocks on their way into a buffer."""
+    """Blocks that are being read into a buffer."""
 
     slot: Slot
     pending: deque[Callable[[], bool]] = field(default_factory=deque)
 
     def wait(self) -> int:
-        """Until all are read; how many of the first are whole. Raises OSError."""
+        """Wait for all reads. Return the number of intact blocks before the first that is not. Raises OSError."""
         count, goes_on = 0, True
         while self.pending:
             goes_on = self.pending.popleft()() and goes_on

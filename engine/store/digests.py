@@ -1,4 +1,4 @@
-"""What names a block on disk: a hash over everything that its bits depend on."""
+"""The digest that identifies a block on disk: a SHA-256 chain over everything on which its bits depend."""
 
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -8,17 +8,17 @@ Digest = bytes
 
 
 def root(fingerprint: Mapping[str, str]) -> Digest:
-    """What every chain begins with: the weights, the kernels, and whatever else decides what is computed."""
+    """Return the digest at the root of every chain: of the weights, the kernels and all else that decides the bits."""
     return sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).digest()
 
 
 def after(parent: Digest, keys: Sequence[Hashable]) -> Digest:
-    """The digest of a block with the rows `keys` (see `engine/cache/rows.py`) behind the block `parent`."""
+    """Return the digest of the block with the rows `keys` (see `engine/cache/rows.py`) after the block `parent`."""
     return sha256(parent + repr(tuple(keys)).encode()).digest()
 
 
 def chain(parent: Digest, keys: Sequence[Hashable], size: int) -> Iterator[Digest]:
-    """Those of the full blocks of `size` rows that hold `keys`, behind the block `parent`."""
+    """Yield the digests of the full blocks of `size` rows that hold `keys`, after the block `parent`."""
     for start in range(0, len(keys) - size + 1, size):
         parent = after(parent, keys[start : start + size])
         yield parent

@@ -1,7 +1,7 @@
-"""The tier on disk: blocks of conversations are written in idle time, and brought back where a prompt needs them.
+"""The disk tier: blocks of conversations are written in idle time, and brought back when a prompt needs them.
 
-The loop's thread looks up and copies; a thread of its own reads and writes, so that a slow disk holds up nobody. What
-goes wrong ends the tier and nothing else: what is not there is computed.
+The loop's thread looks up and copies; a thread of the tier's own reads and writes, so that a slow disk holds up nobody.
+An error ends the tier and nothing else: what cannot be read is computed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,25 +30,26 @@ from engine.store.jobs import Bringing, Wish
 from models.weights.staging import Slot
 
 MOST_WISHES = 32
-"""Paths that are remembered to be written."""
+"""The most paths that are remembered to be written."""
 WRITING = 2
-"""Blocks that are handed to the disk and not written yet."""
+"""The most blocks handed to the disk's thread and not written yet."""
 WORTH_WAITING = 1024
-"""Rows of a prompt for which a CPU takes longer than it takes to look at the folder: some 20 ms where the files are
-cached, as those of weights are that were just read."""
+"""The rows of a prompt from which a CPU takes longer to compute them than to scan the folder, which takes some 20 ms
+if the files are in the page cache, as weights just read are."""
 KEPT_WITHIN = 0.1
-"""What was measured is written again where it has changed by such a share."""
+"""The measured times are saved again when they have changed by this share."""
 PATIENCE_S = 0.5, 5.0
-"""Seconds that anybody waits for a disk at least, and where it is not known how long computing takes: else so long."""
+"""The seconds that a request waits for the disk at least, and those that it waits if the time of computing is unknown.
+If that is known, the request waits as long as computing would take."""
 CLOSING_S = 1.0
-"""Seconds that an engine which ends goes on writing, at most."""
+"""The most seconds that an engine continues writing when it ends."""
 
 Post = Callable[[Callable[[], None]], None]
-"""Has something done on the loop's thread. Raises EngineError once that has ended."""
+"""Runs a job on the loop's thread. Raises EngineError once the loop has ended."""
 
 
 class DiskTier:
-    """Every public method is for the loop's thread."""
+    """The blocks on disk, as the engine uses them. For the loop's thread, except where a method says otherwise."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class DiskTier:
         post: Post,
         fingerprint: Callable[[], Mapping[str, str]],
     ) -> None:
-        """Files lie below `folder`, at most `most_bytes` of them (None: a share of what is free). `fingerprint` is
-        asked on another thread for what the bits of a block depend on."""
+        """Files are below `folder` and take at most `most_bytes` (None: a share of the free space). `fingerprint` is
+        called on another thread and returns everything that the bits of a block depend on."""
         self._cache = cache
         self._blocks = blocks
         self._post = post
@@ -68,30 +69,31 @@ class DiskTier:
         self._buffers = Buffers(self._nbytes, cache.kv.device)
         self._root = b""
         self._folder: Folder | None = None
-        """None until it was looked at, and once it is of no use."""
+        """None until it has been scanned, and once it is of no use."""
         self._wishes: list[Wish] = []
+        """The paths to be written; the last one is next."""
         self._looked = 0
-        """At so many of them, from the end, it was looked in vain."""
+        """How many of them, from the end, had nothing to be written just now."""
         self._names: dict[int, Digest] = {}
-        """Digests by the name of a block."""
+        """The digest of a block by its name."""
         self._bringing: list[Bringing] = []
         self._early: list[Callable[[], None]] | None = []
-        """Who asked before it was looked at; None from then on."""
+        """Requests made before the folder was scanned; None from then on."""
         self._writing = 0
         self._opened: Folder | None = None
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
         self._finished: Event | None = None
-        """Set once nothing can be written any more, where somebody waits for that."""
+        """What `finish` waits for: set once everything that can be written is."""
         self.problem = ""
-        """Why it is not used any more, in a line for people."""
+        """Why the tier is no longer used, in a line for people."""
         self.costs = Costs()
         self._kept = Costs()
-        """Those that other runs find."""
+        """The costs last saved for other runs."""
         self._hangs = False
-        """The disk gave nothing in time, once; that is not told to other runs, which may find it better."""
+        """Whether the disk once delivered nothing in time. Other runs are not told, because the disk may recover."""
         self.restored = self.written = 0
-        """Tokens so far."""
+        """Tokens brought back and written so far."""
         self._thread = Thread(target=self._work, name="disk", daemon=True)
         self._thread.start()
         self._tasks.put(lambda: self._begin(folder, fingerprint, most_bytes))
@@ -99,8 +101,10 @@ class DiskTier:
     # -- writing
 
     def wish(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
-        """Have the full blocks of a conversation written in idle time, as far as they are there then. The rows before
-        `until` are masked (see `Rows.masked_until`): those of them in the last block are written, too."""
+        """Have the full blocks of a conversation written in idle time, as far as they are still cached then.
+
+        Rows before `until` are masked (see `Rows.masked_until`); they are written even if the last block is not full.
+        """
         if self.problem:
             return
         wish = Wish(owner, list(keys), until)
@@ -109,23 +113,23 @@ class DiskTier:
                 self._wishes.remove(before)
                 wish.done, wish.digest = max((wish.done, wish.digest), (before.done, before.digest))
         self._wishes.append(wish)
-        self._wishes.sort(key=lambda one: is_chunk(one.owner))  # first what conversations then need not write
+        self._wishes.sort(key=lambda one: is_chunk(one.owner))  # chunks first: conversations then skip those
         self._looked = 0
         del self._wishes[:-MOST_WISHES]
         self._tasks.put(partial(self._begin_file, owner))
 
     def forget(self, owner: str) -> None:
-        """Nothing more of this conversation is written."""
+        """Write nothing more of this conversation."""
         self._wishes = [wish for wish in self._wishes if wish.owner != owner]
 
     def go_on(self) -> bool:
-        """Hand a block to the disk, if there is one to be written. Returns whether there may be another at once."""
+        """Hand a block to the disk's thread, if there is one to be written. Return whether there may be another."""
         if self._folder is None or self._writing >= WRITING:
             self._finish()
             return False
         if not self._hangs and self.costs.differ(self._kept, KEPT_WITHIN):
             self._keep_costs(self._folder)
-        if self._looked < len(self._wishes):  # the latest first; one at a time, for somebody may wait
+        if self._looked < len(self._wishes):  # the latest first, and one per call, because a request may wait
             wish = self._wishes[-1 - self._looked]
             if not self._next(self._folder, wish) and wish in self._wishes:
                 self._looked += 1
@@ -136,7 +140,7 @@ class DiskTier:
         return False
 
     def finish(self) -> None:
-        """For another thread: wait until what is to be written is, as far as it is there, or for a second."""
+        """Wait, on another thread, until everything that can be written is, but at most CLOSING_S."""
         finished = Event()
 
         def ask() -> None:
@@ -147,7 +151,7 @@ class DiskTier:
             finished.wait(CLOSING_S)
 
     def _finish(self) -> None:
-        """Nothing more is handed to the disk now: once it has written what it has, nobody need wait."""
+        """End the wait of `finish` if nothing is left to be written. Called when nothing more can be handed over."""
         is_over = self._folder is None or not self._writing
         if self._finished is not None and is_over and self._early is None:
             self._finished.set()
@@ -162,7 +166,7 @@ class DiskTier:
         self._tasks.put(keep)
 
     def _next(self, folder: Folder, wish: Wish) -> bool:
-        """Write the next block of a path. False where there is none (yet)."""
+        """Hand over the next block of a path. Return False if none is ready."""
         owner = wish.owner
         path = self._blocks.chain(wish.keys)
         for block in path[wish.done :]:
@@ -193,20 +197,20 @@ class DiskTier:
         return bool(tail)
 
     def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, count: int) -> bool:
-        """Have the first `count` rows of a block written, and zeros behind them, where anybody's may be. False where
-        there is no memory for that now."""
+        """Have the first `count` rows of a block written, with zeros in place of the rest, which may belong to others.
+        Return False if there is no memory for that now."""
         slot = self._buffers.take_now()
         if slot is None:
             return False
         rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
         held = self._in(slot, 0, rows)
         try:
-            # Put together on a GPU, they cross the bus as one.
+            # Gathered on the GPU, they cross the bus in one copy.
             whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
             whole.copy_(rows)[:, :, count:] = 0
             if whole is not held:
                 held.copy_(whole, non_blocking=True)
-        except RuntimeError:  # the device has no room for that
+        except RuntimeError:  # the device has no room for `whole`
             self._buffers.give(slot)
             return False
         slot.note_copy(rows.device)
@@ -215,7 +219,7 @@ class DiskTier:
         return True
 
     def _begin_file(self, owner: str) -> None:
-        """On the disk's thread: a file that is gone later was deleted, and is not made again."""
+        """Create a conversation's file, on the disk's thread. If it had one that is gone, write all of it again."""
         if self._opened is None:
             return
         try:
@@ -227,7 +231,7 @@ class DiskTier:
             self._tell(lambda: self._write_again(owner))
 
     def _write_again(self, owner: str) -> None:
-        """What was written is gone."""
+        """Start the paths of a conversation again, because what was written is gone."""
         for wish in self._wishes:
             if wish.owner == owner:
                 wish.done, wish.digest = 0, b""
@@ -260,9 +264,12 @@ class DiskTier:
         wanted: Callable[[], bool],
         then: Callable[[], None],
     ) -> None:
-        """Call `then`, on this thread, once what the disk has of `keys` behind what is there was brought back; at once
-        where that is nothing, or would take longer than computing it. `until`: as in `wish`; `idle`: as in
-        `BlockManager.reserve`; `wanted` says whether somebody still waits. What is on its way is not brought twice."""
+        """Bring back the blocks of `keys` that are on disk and follow those in the cache, then call `then` on this
+        thread: at once if there are none, or if reading them would take longer than computing.
+
+        `until` is as in `wish` and `idle` as in `BlockManager.reserve`; `wanted` says whether the caller still waits.
+        Blocks that are already being read are not read twice.
+        """
         is_long = len(keys) >= WORTH_WAITING and self._cache.kv.device.type == "cpu"
         if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
@@ -284,7 +291,7 @@ class DiskTier:
             return
         try:
             table = self._blocks.open(keys[: present * self._size], idle)
-        except Exception:  # noqa: BLE001 - whoever computes the prompt meets it again, and says it
+        except Exception:  # noqa: BLE001 - computing the prompt raises it again, and reports it
             then()
             return
         bringing = Bringing(table, keys[:end], idle, [wanted], [then], missing, end - present * self._size)
@@ -297,29 +304,29 @@ class DiskTier:
         patience = max(self.costs.computed * bringing.asked, least) if self.costs.computed else unknown
         bringing.timer = Timer(patience, lambda: self._tell(lambda: self._end(bringing, too_slow=True)))
         bringing.timer.daemon = True
-        with suppress(RuntimeError):  # the system gives no more threads now
+        with suppress(RuntimeError):  # the system can start no more threads now
             bringing.timer.start()
 
     def abandon(self) -> None:
-        """Nobody waits for the disk any more, because the loop ends, or the disk is of no use."""
+        """Answer everyone who waits for the disk, because the loop ends or the disk is of no use."""
         self._folder = None
         self._ready()
         for bringing in list(self._bringing):
             self._end(bringing)
 
     def _ready(self) -> None:
-        """It is known whether there is anything: who asked before is answered."""
+        """Answer the requests made before the folder was scanned."""
         early, self._early = self._early or [], None
         for ask in early:
             ask()
 
     def reach(self, keys: Sequence[Key]) -> int:
-        """How many of the first rows of `keys` are there or on disk."""
+        """Return how many of the first rows of `keys` are cached or on disk; 0 while the disk is not in use."""
         return 0 if self._folder is None else self._missing(self._folder, keys, 0)[2]
 
     def _missing(self, folder: Folder, keys: Sequence[Key], until: int) -> tuple[int, list[Digest], int]:
-        """How many full blocks of `keys` are there, here or in host memory; those after them that the disk has; up to
-        which row these go."""
+        """Return the number of full blocks of `keys` in the cache or host memory, the digests of those after them that
+        are on disk, and the row at which these end."""
         size, digest = self._size, self._root
         path = self._blocks.chain(keys)
         for block in path:
@@ -341,7 +348,7 @@ class DiskTier:
         return present, found, rows
 
     def _read(self, folder: Folder, bringing: Bringing) -> None:
-        """On the disk's thread: group by group, no more ahead than is copied soon."""
+        """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
         with suppress(EngineError), closing(self._buffers.read(folder, bringing.missing)) as groups:
             try:
                 for slot, count in groups:
@@ -366,7 +373,7 @@ class DiskTier:
                 at = table.blocks[table.length // size] * size
                 target = self._cache.kv[:, :, at : at + size]
                 target.copy_(self._in(slot, place, target), non_blocking=True)
-            except Exception:  # noqa: BLE001 - no room, or a copy that failed: the rest is computed
+            except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
                 bringing.is_over = True
                 break
             self._blocks.commit(table, bringing.keys[table.length : table.length + rows])
@@ -390,19 +397,19 @@ class DiskTier:
         for then in bringing.then:
             then()
 
-    # -- how it is
+    # -- figures
 
     def taken(self, owner: str) -> int:
-        """Bytes of the file of a conversation."""
+        """Return the bytes in the file of a conversation."""
         return self._folder.taken(owner) if self._folder is not None else 0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know: why it is not used any more."""
+        """Lines for people: why the tier is no longer used, if it is not."""
         return (self.problem,) if self.problem else ()
 
     def figures(self) -> DiskFigures:
-        """What it holds, and what bringing it back costs."""
+        """Return what the tier holds, and what bringing a token back costs."""
         folder = self._folder
         return DiskFigures(
             blocks=len(folder) if folder is not None else 0,
@@ -415,20 +422,20 @@ class DiskTier:
         )
 
     def close(self) -> None:
-        """End the thread, when it has written what it has. Closing twice is fine."""
+        """End the thread after the writes handed to it, waiting 5 s at most. Closing twice is fine."""
         if not self._closed:
             self._closed = True
             self._tasks.put(None)
             self._thread.join(5.0)
 
-    # -- how it is done
+    # -- helpers
 
     @property
     def _size(self) -> int:
         return self._blocks.block_size
 
     def _in(self, slot: Slot, place: int, like: Tensor) -> Tensor:
-        """A block in a buffer, as rows of the shape and dtype of `like`."""
+        """Return block `place` of a buffer as a tensor of the shape and dtype of `like`."""
         data = slot.memory[place * self._nbytes : (place + 1) * self._nbytes]
         return data.view(like.dtype).view(like.shape)
 
@@ -443,7 +450,7 @@ class DiskTier:
     def _begin(
         self, folder: Path, fingerprint: Callable[[], Mapping[str, str]], most_bytes: int | None
     ) -> None:
-        """On the disk's thread."""
+        """Open the folder and the buffers, on the disk's thread."""
         try:
             start = root(fingerprint())
             found = Folder(folder, start.hex()[:24], most_bytes)
@@ -483,7 +490,7 @@ class DiskTier:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
+            except Exception as error:  # noqa: BLE001 - whatever it is, the chat continues
                 self._fail(f"cannot be used ({error!r:.100})")
         if self._opened is not None:
             self._opened.close()

@@ -1,10 +1,10 @@
-"""The files of blocks: one for each conversation and fingerprint, and no more than a cap allows.
+"""The files of blocks: one per conversation and fingerprint, with a limit on their total size.
 
     FOLDER/<fingerprint>/<conversation>.kv
-    FOLDER/<fingerprint>/costs.json           what reading and computing were measured to take
+    FOLDER/<fingerprint>/costs.json           measured times of reading and computing
 
-A file is written by one process at a time, which holds a lock on it; any number read. Where room is needed whole
-conversations go, those used longest ago first.
+One process at a time writes a file and holds a lock on it; any number may read it. When room is needed, files of whole
+conversations are removed, the least recently used first.
 """
 
 import errno
@@ -24,17 +24,17 @@ from engine.store.readers import Readers
 from engine.store.records import Record, header, is_at_its_place, read, scan
 
 DEFAULT_SHARE = 0.1
-"""Of the free space, where nobody says how much may be taken,"""
+"""The default limit as a share of the free space."""
 DEFAULT_MOST = 20 * 10**9
-"""and at most so many bytes."""
+"""The largest default limit, in bytes."""
 LEFT_FREE = 256 * 1024**2
-"""Bytes of the disk that are left to others, sessions among them; of a small disk a twentieth."""
+"""Bytes of the disk that are always left free, for sessions and other programs; on a small disk, a twentieth of it."""
 MOST_OPEN = 4
-"""Files that are open at once."""
+"""The most files that are open at once."""
 _LOOKS = 200
-"""Blocks after which it is looked at what other processes have written."""
+"""After this many appended blocks, the sizes of all files are read again, because other processes write, too."""
 _CHUNK = "chunk-"
-"""So begin the names of what many conversations begin with."""
+"""The prefix of the names of chunks, with which many conversations begin."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _SUFFIX = ".kv"
 
@@ -45,21 +45,21 @@ class _File:
     records: dict[Digest, Record] = field(default_factory=dict)
     last: Record | None = None
     fd: int = -1
-    """Open while it was used lately."""
+    """-1 while the file is not open."""
     is_ours: bool = False
     """Whether this process holds the lock, and may append."""
 
     @property
     def end(self) -> int:
-        """Where the next record is written."""
+        """The offset at which the next record is written."""
         return self.last.end if self.last is not None else 0
 
 
 class Folder:
-    """The blocks of one fingerprint. One thread at a time reads and writes; what the disk refuses is OSError."""
+    """The blocks of one fingerprint. For one thread at a time. Errors of the disk are raised as OSError."""
 
     def __init__(self, root: Path, fingerprint: str, most_bytes: int | None = None) -> None:
-        """`most_bytes` is for all files below `root`; None: a share of the free space. Raises OSError."""
+        """`most_bytes` limits all files below `root`; None: `default_bytes`. Raises OSError."""
         self._root = root
         self._folder = root / fingerprint
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,37 +75,39 @@ class Folder:
                 self._known(path)
 
     def __len__(self) -> int:
-        """How many blocks can be read."""
+        """The number of blocks that can be read."""
         return len(self._found)
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._found
 
     def holds(self, owner: str, digest: Digest) -> bool:
-        """Whether the file of a conversation has a block, or that of a chunk: there it is for all who begin with it."""
+        """Whether the file of `owner` has a block, or a chunk's file has it for all conversations on that chunk."""
         file, found = self._files.get(self._path(owner)), self._found.get(digest)
         if found is not None and is_chunk(found[0].path.name):
             return True
         return file is not None and digest in file.records
 
     def taken(self, owner: str) -> int:
-        """Bytes of the blocks of a conversation."""
+        """Return the bytes in the file of a conversation."""
         file = self._files.get(self._path(owner))
         return file.end if file is not None else 0
 
     @property
     def costs(self) -> Path:
-        """Where it is kept what was measured."""
+        """The file with the measured times (see `engine/store/measured.py`)."""
         return self._folder / "costs.json"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files of all fingerprints."""
+        """The bytes of all files of all fingerprints."""
         return sum(size for _, size, _ in _files(self._root))
 
     def read(self, digest: Digest, into: memoryview, readers: Readers) -> Callable[[], bool]:
-        """Begin to read a block. What is returned is to be called once, on this thread: it waits, and says False where
-        there is none that is whole; that is not looked for again. Both raise OSError."""
+        """Begin to read a block into `into`. Call the returned function once, on this thread: it waits for the data.
+
+        It returns False if the block is missing or damaged, and then forgets the block. Both raise OSError.
+        """
         found = self._found.get(digest)
         if found is None:
             return lambda: False
@@ -115,7 +117,7 @@ class Folder:
         def is_whole() -> bool:
             if is_read():
                 return True
-            if self._found.get(digest) == found:  # no other file was found in its place
+            if self._found.get(digest) == found:  # unless another file has taken its place
                 del self._found[digest]
                 file.records.pop(digest, None)
             return False
@@ -123,8 +125,10 @@ class Folder:
         return is_whole
 
     def begin(self, owner: str) -> bool:
-        """Have a file for a conversation: if it is gone when a block is written, the conversation was deleted. False
-        where there was one that is gone. Raises OSError."""
+        """Make sure that a conversation has a file. If it is gone when a block is written, it was deleted or evicted.
+
+        Return False if the conversation had a file that is gone; it has a new one then. Raises OSError.
+        """
         path = self._path(owner)
         file = self._files.get(path)
         was_removed = file is not None and not self._is_there(file)
@@ -133,8 +137,11 @@ class Folder:
         return not was_removed
 
     def append(self, owner: str, digest: Digest, payload: memoryview) -> bool:
-        """Write a block behind those of a conversation that was begun. False where its file was removed, another
-        process writes it, or the cap has no room for it. Raises OSError; then nothing was written that is ever read."""
+        """Append a block to the file of a conversation for which `begin` was called.
+
+        Return False if the file was removed, another process writes it, or the limit leaves no room. Raises OSError;
+        what was written of the block is never read then.
+        """
         path = self._path(owner)
         file = self._files.get(path)
         if file is None or not self._is_there(file) or not (file.is_ours or self._lock(file)):
@@ -161,13 +168,13 @@ class Folder:
         return True
 
     def touch(self, digest: Digest) -> None:
-        """The conversation that has this block is used now."""
+        """Mark the file that has this block as used now."""
         if (found := self._found.get(digest)) is not None:
             with suppress(OSError):
                 os.utime(found[0].path)
 
     def close(self) -> None:
-        """Let go of every file. Closing twice is fine."""
+        """Close every file. Closing twice is fine."""
         for file in list(self._files.values()):
             self._let_go(file)
 
@@ -177,7 +184,7 @@ class Folder:
         return self._folder / f"{owner}{_SUFFIX}"
 
     def _known(self, path: Path) -> _File:
-        """A file, with the records that it has so far. Raises OSError."""
+        """Return a file with the records found in it. Raises OSError."""
         file = _File(path)
         if self._opened(file):
             self._scan(file)
@@ -185,7 +192,10 @@ class Folder:
         return file
 
     def _opened(self, file: _File, creates: bool = False) -> bool:
-        """Have a file open, and no more than a few. False where it is not there. Raises OSError."""
+        """Open a file if it is not open, and close others beyond MOST_OPEN. Return False if it does not exist.
+
+        Raises OSError.
+        """
         if file.fd >= 0:
             self._open.move_to_end(file)
             return True
@@ -198,19 +208,19 @@ class Folder:
         while len(self._open) > MOST_OPEN:
             self._close(next(iter(self._open)))
         if file.last is not None and not is_at_its_place(file.fd, file.last):
-            self._forget_blocks(file)  # it is another file: this one was removed meanwhile
+            self._forget_blocks(file)  # this is another file: the one we knew was removed in the meantime
             self._scan(file)
         return True
 
     def _is_there(self, file: _File) -> bool:
-        """Have a file open that nobody has removed; else nothing is known of it. Raises OSError."""
+        """Open a file and return True; if somebody has removed it, forget it and return False. Raises OSError."""
         if self._opened(file) and os.fstat(file.fd).st_nlink:
             return True
         self._let_go(file)
         return False
 
     def _close(self, file: _File) -> None:
-        """With the file its lock is given back."""
+        """Close a file, which releases its lock."""
         os.close(file.fd)
         file.fd, file.is_ours = -1, False
         del self._open[file]
@@ -221,19 +231,22 @@ class Folder:
             self._found[record.digest] = file, record
 
     def _lock(self, file: _File) -> bool:
-        """Have the file to ourselves, and cut off what a crash left at its end."""
+        """Lock a file for this process and cut off what a crash left at its end. Return False if another has it."""
         try:
             fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        self._scan(file)  # another process may have written meanwhile
+        self._scan(file)  # another process may have written in the meantime
         os.ftruncate(file.fd, file.end)
         file.is_ours = True
         return True
 
     def _make_room(self, nbytes: int, keep: Path) -> bool:
-        """Remove conversations until so many bytes fit below the cap and on the disk; never the one that is written to,
-        and none where that alone is too large. Raises OSError where the disk has no room."""
+        """Remove conversations until `nbytes` more fit within the limit and on the disk, and return whether they fit.
+
+        `keep`, the file to be written, is never removed; if it is too large by itself, nothing is. Raises OSError if
+        the disk has no room.
+        """
         self._appended += 1
         disk = shutil.disk_usage(self._folder)
         lacking = min(LEFT_FREE, disk.total // 20) + nbytes - disk.free
@@ -260,14 +273,14 @@ class Folder:
         return self._taken + nbytes <= most
 
     def _let_go(self, file: _File) -> None:
-        """Know nothing of it any more."""
+        """Forget a file and close it."""
         self._files.pop(file.path, None)
         self._forget_blocks(file)
         if file.fd >= 0:
             self._close(file)
 
     def _forget_blocks(self, file: _File) -> None:
-        """What another file has of them is found there."""
+        """Forget the blocks of a file; those that another file has, too, are found there from now on."""
         gone, file.records, file.last = file.records, {}, None
         for digest in gone:
             if self._found.get(digest, (None,))[0] is file:
@@ -279,37 +292,37 @@ class Folder:
 
 
 def chunk_owner(text: str) -> str:
-    """Under which name it is kept what conversations on this text begin with."""
+    """Return the name under which the blocks of a chunk with this text are kept."""
     return chunk_owner_of(sha256(text.encode("utf-8", "replace")).hexdigest())
 
 
 def chunk_owner_of(hexdigest: str) -> str:
-    """The same for the SHA-256 of the text."""
+    """Return the same name, given the SHA-256 of the text in hexadecimal."""
     return _CHUNK + hexdigest[:32]
 
 
 def is_chunk(owner: str) -> bool:
-    """Whether that is what many conversations begin with."""
+    """Whether a name is that of a chunk."""
     return owner.startswith(_CHUNK)
 
 
 def default_folder() -> Path:
-    """Where the blocks of conversations lie: beside the sessions, where $CHATTERM_DATA says where these are, else among
-    what may be computed again."""
-    from models.hub.catalogue import cache_folder  # for who only removes files
+    """Return the folder of the blocks of conversations: in $CHATTERM_DATA, beside the sessions, if that is set, else in
+    the cache folder."""
+    from models.hub.catalogue import cache_folder  # not needed by those who only remove files
 
     data = os.environ.get("CHATTERM_DATA")
     return (Path(data).expanduser() if data else cache_folder()) / "kv"
 
 
 def default_bytes(root: Path) -> int:
-    """What may be taken where nobody says how much: a share of what is free and what is taken already."""
+    """Return the default limit in bytes: a share of the free space plus what the files take, up to a maximum."""
     taken = sum(size for _, size, _ in _files(root))
     return min(int((shutil.disk_usage(root).free + taken) * DEFAULT_SHARE), DEFAULT_MOST)
 
 
 def forget(root: Path, owner: str) -> None:
-    """Remove what a conversation has on disk, whatever model computed it."""
+    """Remove the files of a conversation, whichever model computed them."""
     if _OWNER.fullmatch(owner):
         for path in root.glob(f"*/{owner}{_SUFFIX}"):
             with suppress(OSError):
@@ -317,12 +330,12 @@ def forget(root: Path, owner: str) -> None:
 
 
 def owners(root: Path) -> set[str]:
-    """Who has anything on disk, whatever model computed it."""
+    """Return the names of all conversations and chunks that have files, whichever model computed them."""
     return {path.stem for path in root.glob(f"*/*{_SUFFIX}")}
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """When each was used last, its bytes, its path."""
+    """Yield the time of last use, the bytes and the path of each file."""
     for path in root.glob(f"*/*{_SUFFIX}"):
         with suppress(OSError):
             info = path.stat()

@@ -1,4 +1,4 @@
-"""What the bits of a KV block depend on beside its tokens: the weights, and the code that computes with them."""
+"""Hashes of what the bits of a KV block depend on besides its tokens: the weights, and the code that uses them."""
 
 import os
 import sys
@@ -32,8 +32,8 @@ _SUFFIXES = {".py", ".cpp", ".h", ".so"}
 
 
 def of_weights(files: ModelFiles) -> str:
-    """A hash of the files of a model: their sizes, when they were written, and samples of what is in them, the
-    beginnings and the ends among them. Raises OSError."""
+    """Return a SHA-256 of a model's files: their names, sizes, modification times and samples of their contents, first
+    and last bytes included. Raises OSError."""
     digest = sha256()
     for path in _weight_files(files):
         with path.open("rb") as file:
@@ -48,7 +48,8 @@ def of_weights(files: ModelFiles) -> str:
 
 @cache
 def of_code() -> str:
-    """A hash of all code that computes, torch's version and the processor's instructions among it. Raises OSError."""
+    """Return a SHA-256 of all code that computes, the versions of torch and Python, and the CPU's instruction set.
+    Raises OSError."""
     top = Path(__file__).parents[2]
     digest = sha256(f"{torch.__version__} {sys.version} {torch.backends.cpu.get_cpu_capability()}".encode())
     for name in _CODE:

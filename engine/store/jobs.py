@@ -1,4 +1,4 @@
-"""What the tier on disk has to do: paths that are to be written, and blocks that are on their way."""
+"""The jobs of the disk tier: paths to be written, and blocks to be brought back."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -12,32 +12,38 @@ from engine.store.digests import Digest
 
 @dataclass(slots=True, eq=False)
 class Wish:
-    """A path of a conversation to be written, and how far that is: blocks, and the digest of the last."""
+    """A path of a conversation to be written, and how much of it is."""
 
     owner: str
     keys: list[Key]
     until: int
-    """Rows before this one cannot be made again by computing those after them: a last block that is not full is written
-    up to here."""
+    """Rows before this one are masked and cannot be computed again: a last block that is not full is written up to
+    here."""
     done: int = 0
+    """Blocks written so far."""
     digest: Digest = b""
+    """The digest of the last of them; empty if there are none."""
 
 
 @dataclass(slots=True, eq=False)
 class Bringing:
-    """Blocks on their way."""
+    """Blocks that are being brought back."""
 
     table: BlockTable
+    """Holds the blocks that are there, and those that arrive."""
     keys: Sequence[Hashable]
+    """The rows up to the last one on disk."""
     idle: bool
     wanted: list[Callable[[], bool]]
-    """Whether each of those who wait for it still does."""
+    """For each request that waits, whether it still does."""
     then: list[Callable[[], None]]
+    """What to call at the end, for each of them."""
     missing: list[Digest]
     asked: int
-    """Rows that were to come, and those that have."""
+    """The number of rows to bring back."""
     rows: int = 0
+    """The number of rows that have arrived."""
     timer: Timer = field(default_factory=lambda: Timer(0.0, int))
-    """Who waits does so no longer than computing takes."""
+    """Ends the wait after the time that computing would take."""
     is_over: bool = False
     began: float = field(default_factory=perf_counter)

@@ -1,4 +1,4 @@
-"""What a token was measured to take, kept between runs. What is in the file is never trusted, only looked up."""
+"""The measured times of a token, kept between runs in a file whose contents are checked before they are used."""
 
 import json
 from math import isfinite
@@ -10,21 +10,21 @@ from engine.cache.host_memory import Costs
 from models.files import write_whole
 
 LARGEST = 1 << 12
-"""Bytes of a file that is read at all; one of ours has about a hundred."""
+"""Bytes read of a file, at most; ours have about a hundred."""
 OLD_S = 7 * 86400.0
-"""So long it holds: where computing won, reading is measured again after it."""
+"""Measurements are valid for this many seconds; then reading is measured again, even if computing won."""
 SLOWEST_S = 1e4
-"""No token takes longer."""
+"""The most seconds that a token can plausibly take."""
 
 
 def keep(path: Path, costs: Costs) -> None:
-    """Write what is known now, whole or not at all. Raises OSError."""
+    """Write the measured times, all or nothing. Raises OSError."""
     known = {"brought_s": costs.brought, "computed_s": costs.computed, "at": time()}
     write_whole(path, json.dumps(known) + "\n")
 
 
 def kept(path: Path) -> Costs:
-    """What was written less than a week ago. Nothing is known where there is no file, or one that is none of ours."""
+    """Return what was written within the last week; empty costs if there is no file or it is not one of ours."""
     try:
         with path.open("rb") as file:
             found: Any = json.loads(file.read(LARGEST))

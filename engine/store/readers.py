@@ -1,4 +1,4 @@
-"""Threads that read side by side: one alone copies and checks at a fraction of what a disk and the bus carry."""
+"""Threads that read in parallel: a single one copies and checks at a fraction of the rate of the disk and the bus."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Readers:
-    """They do not keep a program from ending, whatever a disk that hangs does to them."""
+    """A pool of daemon threads, so that a disk that hangs does not keep the program from ending."""
 
     def __init__(self, count: int) -> None:
-        """Raises RuntimeError where the system gives no thread."""
+        """Start up to `count` threads. Raises RuntimeError if the system can start none."""
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._count = 0
         for number in range(count):
@@ -26,13 +26,13 @@ class Readers:
             self._count += 1
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done by one of them."""
+        """Have `work` done by one of the threads."""
         future: Future[T] = Future()
         self._tasks.put((future, work))
         return future
 
     def close(self) -> None:
-        """They end when all is done."""
+        """Let the threads end once all submitted work is done. Does not wait."""
         for _ in range(self._count):
             self._tasks.put(None)
 
@@ -41,5 +41,5 @@ class Readers:
             future, work = task
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it belongs to who waits
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
                 future.set_exception(error)

@@ -1,11 +1,11 @@
-"""A file of KV blocks: records that are only ever appended, each of which says what it is and whether it is whole.
+"""A file of KV blocks: append-only records, each with a digest that identifies its block and checksums.
 
     magic 4 | check of the payload 4 | size of the payload 8 | digest 32 | check of these 4 | payload
 
-Little-endian; checks are CRC-32, that of a payload over those of its pieces, which are read side by side. A reader goes
-from header to header and stops at the first that is not one: what a crash left half written is at the end, and is cut
-off before more is appended. Files are read and not mapped: a disk that fails in the middle is then an error, where a
-mapping would end the process.
+Sizes are in bytes and numbers little-endian. Checks are CRC-32; that of a payload is taken over the checks of its
+pieces, which are read in parallel. A reader goes from header to header and stops at the first invalid one: what a crash
+left incomplete is at the end, and is cut off before more is appended. Files are read, not mapped, so a disk that fails
+in the middle causes an error, where a mapping would end the process.
 """
 
 import os
@@ -23,30 +23,32 @@ _HEAD = struct.Struct("<4sIQ32s")
 _CHECK = struct.Struct("<I")
 HEADER = _HEAD.size + _CHECK.size
 LARGEST = 1 << 32
-"""Bytes of a payload; a header that says more is none."""
+"""The most bytes of a payload; a header with more is invalid."""
 PIECE = 1 << 20
 """Bytes of a payload that one thread reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where a block lies in a file."""
+    """The place of a block in a file."""
 
     digest: bytes
-    """32 bytes that stand for its rows and all before them (see `engine/store/digests.py`)."""
+    """32 bytes that stand for its rows and all rows before them (see `engine/store/digests.py`)."""
     offset: int
-    """Of the payload."""
+    """The first byte of the payload."""
     size: int
+    """The bytes of the payload."""
     check: int
+    """The checksum of the payload."""
 
     @property
     def end(self) -> int:
-        """Where the next record begins."""
+        """The byte at which the next record begins."""
         return self.offset + self.size
 
 
 def scan(fd: int, start: int = 0) -> Iterator[Record]:
-    """The whole records of a file from byte `start` on, in order; payloads are not read. Raises OSError."""
+    """Yield the complete records of a file from byte `start` on, in order, without reading payloads. Raises OSError."""
     length = os.fstat(fd).st_size
     while (record := _header(os.pread(fd, HEADER, start), start)) is not None and record.end <= length:
         yield record
@@ -54,20 +56,23 @@ def scan(fd: int, start: int = 0) -> Iterator[Record]:
 
 
 def is_at_its_place(fd: int, record: Record) -> bool:
-    """Whether a file still has a record where it was found. Raises OSError."""
+    """Whether a file still has `record` in the same place. Raises OSError."""
     return next(scan(fd, record.offset - HEADER), None) == record
 
 
 def header(digest: bytes, payload: memoryview) -> bytes:
-    """What is written before a payload."""
+    """Return the HEADER bytes to be written before a payload."""
     checks = [crc32(payload[at : at + PIECE]) for at in range(0, len(payload), PIECE)]
     head = _HEAD.pack(_MAGIC, _joined(checks), len(payload), digest)
     return head + _CHECK.pack(crc32(head))
 
 
 def read(fd: int, record: Record, into: memoryview, readers: Readers) -> Callable[[], bool]:
-    """Begin to read the payload of a record. What is returned is to be called once: it waits, and says False where that
-    is not what was written or not as long as `into`, or raises OSError. The file may be closed before."""
+    """Begin to read the payload of a record into `into`. The file may be closed before that is done.
+
+    Call the returned function once: it waits, and returns False if the payload is damaged or not as long as `into`.
+    Both raise OSError.
+    """
     if len(into) != record.size:
         return lambda: False
     own = os.dup(fd)
@@ -76,7 +81,7 @@ def read(fd: int, record: Record, into: memoryview, readers: Readers) -> Callabl
         pieces.append(readers.submit(partial(_piece, own, into[at : at + PIECE], record.offset + at)))
 
     def is_whole() -> bool:
-        wait(pieces)  # also where one fails: nobody writes to `into` any more
+        wait(pieces)  # even if one fails, so that nobody writes to `into` afterwards
         os.close(own)
         checks = [check for piece in pieces if (check := piece.result()) is not None]
         return len(checks) == len(pieces) and _joined(checks) == record.check
@@ -85,7 +90,7 @@ def read(fd: int, record: Record, into: memoryview, readers: Readers) -> Callabl
 
 
 def _piece(fd: int, into: memoryview, offset: int) -> int | None:
-    """Read a part of a payload; its check, None where the file ends before."""
+    """Read a piece of a payload and return its check, or None if the file ends too early."""
     done = 0
     while done < len(into):
         got = os.preadv(fd, [into[done:]], offset + done)

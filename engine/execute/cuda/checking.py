@@ -1,11 +1,11 @@
-"""Steps with several rows of a sequence, each as if decoded alone: they check guesses, or begin a chain of drafts.
+"""Steps with several rows per sequence, each computed as if decoded alone: to check guesses, or to begin drafts.
 
     spread      slots, tokens -> a `StepInput` whose "slots" are the rows
-    layers      the K and V of all rows first, then every row attends to those before it
-    draw        row 0 of each sequence; its row 1 if that token was guessed; ... Of a chain: the last row of each
+    layers      in each, K and V of all rows are written first; then every row attends to those before it
+    draw        row 0 of each sequence; its row 1 if that token was guessed; ... For a chain of drafts, the last row
 
-What draws is the sampler of every other step, with the sequence's own slot: a token has its own random number, its own
-penalties. So the slot ends where decoding one by one would have brought it, and the next step goes on from there.
+The sampler is that of every other step and uses the sequence's own slot, so each token has its own random number and
+penalties. The slot ends up in the state that decoding row by row would have left, and the next step continues there.
 """
 
 from collections.abc import Sequence as Items
@@ -20,26 +20,26 @@ from engine.execute.cuda.tiles import FEW
 from engine.sampling.device_sampler import DeviceSampler, Draw
 
 PART = 1024
-"""Blocks of a table that are copied at once."""
+"""Entries of a block table that `spread_kernel` copies at once."""
 
 
 class ChecksGuesses(Protocol):
-    """A decode program that can do it."""
+    """A decode program that can compute several rows of a sequence in one step."""
 
     def check(self, given: StepInput, alone: StepInput, rows: int, limit: int) -> Tensor:
-        """As `DecodeProgram.run`, with another `StepInput`, where rows of one sequence may follow each other; logits
-        always in the same memory.
+        """Enqueue a step as `DecodeProgram.run` does, but of `given`, in which rows of one sequence may follow each
+        other. Return logits [rows, vocab], for the same `rows` always in the same memory.
 
-        By `alone` each is the only one, in a block of its own.
+        `alone` describes the same rows, each as the only one of a sequence, in its own block.
         """
         ...
 
 
 class SeveralRows:
-    """The device's side of such steps. It belongs to the loop thread."""
+    """Holds the device state of such steps. It belongs to the loop thread."""
 
     def __init__(self, program: ChecksGuesses, slots: Slots, block_size: int, parts: int = 3) -> None:
-        """What is planned has so many parts, each of a number for each row; the first are those of `spread_kernel`."""
+        """A plan consists of `parts` arrays of one number per row; the first three are those of `spread_kernel`."""
         self._program = program
         self._slots = slots
         self._block_size = block_size
@@ -57,16 +57,16 @@ class SeveralRows:
         self._rows = step_input(blocks, active, token)
         self._alone = step_input(1, active, token)
         self._logits: dict[int, Tensor] = {}
-        """By how many rows: always the same memory, as steps may be recordings."""
+        """The logits by number of rows: always the same memory, because steps may be recorded."""
 
     def run(self, rows: int, limit: int, draw: Draw) -> None:
-        """Enqueue what was planned: `rows` rows (a count of a graph), none of which lies at `limit` or beyond."""
+        """Enqueue the planned step of `rows` rows (the size of a graph), all of which lie below row `limit`."""
         self.compute(rows, limit)
         self.draw(rows, draw)
 
     @torch.inference_mode()
     def compute(self, rows: int, limit: int) -> None:
-        """Enqueue what gives the logits of its rows."""
+        """Enqueue the first half of a step, which computes the logits of its rows."""
         from engine.kernels.triton.guesses import spread_kernel
 
         given, to, alone = self._slots.given, self._rows, self._alone
@@ -88,11 +88,11 @@ class SeveralRows:
         self._logits[rows] = self._program.check(to, alone, rows, limit)
 
     def draw(self, rows: int, draw: Draw) -> None:
-        """Enqueue the draws from the logits that were computed last."""
+        """Enqueue the second half of a step, which draws from these logits."""
         raise NotImplementedError
 
     def plan_nothing(self) -> None:
-        """The next step is of nobody: it is only to be compiled or recorded."""
+        """Plan a step without sequences, which is run only to compile or record it."""
         slots, *_ = self._plan.begin()
         slots.fill(-1)
         self._plan.send()
@@ -102,7 +102,7 @@ class GuessedRows(SeveralRows):
     """Steps with rows of guesses. On ranks other than 0 that is all: rank 0 draws, and tells how many guesses held."""
 
     def plan(self, spans: Items[tuple[int, Items[int]]]) -> None:
-        """The next step is of these slots, with the newest token of each and guesses of what follows it."""
+        """Plan a step of these slots: for each its newest token, and the guesses for the tokens after it."""
         slots, places, guesses = self._plan.begin()
         slots.fill(-1)
         row = 0
@@ -127,7 +127,7 @@ class Checking(GuessedRows):
 
     @torch.inference_mode()
     def draw(self, rows: int, draw: Draw) -> None:
-        """As long as guesses hold; with the masks of rows (`row_words`)."""
+        """Enqueue the draws of each sequence, as long as its guesses hold, with the masks of the rows (`row_words`)."""
         from engine.kernels.triton.guesses import follow_kernel
 
         given, logits = self._slots.given, self._logits[rows]
@@ -142,22 +142,22 @@ class Start(NamedTuple):
 
     slot: int
     tokens: Items[int]
-    """The last ones of it, whose rows are missing."""
+    """Its last tokens, whose rows have not been computed."""
     row: int
-    """Of the first of them."""
+    """The row of the first of them."""
     said: int
-    """Tokens of the answer so far."""
+    """The number of tokens of the answer so far."""
 
 
 class Chaining(SeveralRows):
-    """Steps that begin chains of drafts: from rows that are missing of texts, wherever slots were before."""
+    """Steps that begin chains of drafts: they compute the missing rows of texts, wherever the slots were before."""
 
     def __init__(self, program: ChecksGuesses, sampler: DeviceSampler, slots: Slots, block_size: int) -> None:
         super().__init__(program, slots, block_size, parts=6)
         self._sampler = sampler
 
     def plan(self, starts: Items[Start]) -> None:
-        """The next step is of these; with FEW tokens together at most."""
+        """Plan a step that begins at `starts`, which have at most FEW tokens together."""
         slots, places, tokens, draws, at, steps = self._plan.begin()
         slots.fill(-1)
         draws.fill(-1)
@@ -186,6 +186,6 @@ class Chaining(SeveralRows):
 
     @torch.inference_mode()
     def draw(self, rows: int, draw: Draw) -> None:
-        """After the last row of each."""
+        """Enqueue the draws after the last row of each text."""
         chosen = self._plan.parts[3][:rows]
         self._sampler.sample(self._logits[rows], chosen, self._slots.given.counters, draw, overlaps=False)

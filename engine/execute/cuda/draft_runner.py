@@ -1,10 +1,10 @@
-"""The decode runner of a draft model: chains of tokens, each fed to the next on the device, and read once.
+"""The decode runner of a draft model: the device feeds each token of a chain into the next step, the host reads all.
 
-    device   | the rows that are missing of each text -> guess 1 | guess 1 -> guess 2 | ... | -> guess k
-    host     | enqueues all of it                                                     | waits, and reads k tokens
+    device   | the missing rows of each text -> guess 1 | guess 1 -> guess 2 | ... | -> guess k
+    host     | enqueues all of this                                                | waits, and reads k tokens
 
-Where a text goes on otherwise than was guessed, the next chain says so: a slot begins wherever it is told to, and rows
-of guesses that were wrong are written over.
+If a text continues differently than guessed, the next chain simply begins elsewhere: each chain says where its slot
+begins, and rows of wrong guesses are overwritten.
 """
 
 from collections.abc import Sequence as Items
@@ -28,11 +28,11 @@ from engine.sampling.sampler import Drawn
 from models.network import Network
 
 Chain = tuple[Start, BlockTable, int]
-"""Where it begins, the rows of its text, and how many tokens it has."""
+"""Where the chain begins, the block table of its text, and the number of tokens to draft."""
 
 
 class DraftRunner(DecodeRunner[Any]):
-    """Nobody joins it: a slot is of whichever text it was loaded for last."""
+    """Drafts tokens in slots. Sequences do not `join`: a slot belongs to the text for which it was loaded last."""
 
     counts = tuple(rows for rows in ROWS if rows <= FEW)
     tells = True
@@ -40,20 +40,21 @@ class DraftRunner(DecodeRunner[Any]):
     def load(
         self, slot: int, params: SamplingParams, prompt: Items[int], answer: Items[int], seed: int
     ) -> None:
-        """Draw from now on in `slot` as the answer with these parameters does, but for its constraint, which is not
-        asked, and always with the chance of each token."""
+        """Make `slot` draw as the answer with these parameters draws, but without its constraint, and with the
+        log-probability of each token."""
         bias = {token: more for token, more in params.logit_bias.items() if token < self.sampler.vocab_size}
         drawn = replace(params, constraint=None, logprobs=0, logit_bias=bias)
         self.sampler.load(slot, drawn, prompt, answer, seed)
 
     def begin(self, slot: int) -> None:
-        """It is of another text, or of other rows."""
+        """Prepare `slot` for another text, or for another block table of the same one."""
         self.slots.put(slot, 0, 0)
 
     def chain(self, chains: Items[Chain]) -> list[list[Drawn]]:
-        """The tokens of each, and wait for them. Their tables have room for all rows but the last token's.
+        """Draft all chains, wait for them, and return the tokens of each.
 
-        Each begins with FEW rows at most. Raises EngineError where an output is no number.
+        A chain begins with at most FEW missing rows, and its table has room for the rows of all tokens except the last.
+        Raises EngineError if an output is not a number.
         """
         for start, table, _ in chains:
             self.slots.show(start.slot, table.blocks, table.first)
@@ -73,7 +74,7 @@ class DraftRunner(DecodeRunner[Any]):
         return found
 
     def _begin(self, starts: list[Start]) -> None:
-        """Enqueue the first token of these."""
+        """Enqueue the step that draws the first token of each chain."""
         chaining = self._several
         assert isinstance(chaining, Chaining)
         chaining.plan(starts)
@@ -83,12 +84,12 @@ class DraftRunner(DecodeRunner[Any]):
 
 
 def _newest(start: Start) -> int:
-    """The row of its newest token."""
+    """Return the row of the text's newest token."""
     return start.row + len(start.tokens) - 1
 
 
 def _groups(starts: list[Start]) -> list[list[Start]]:
-    """Side by side in as few steps as have room for their rows."""
+    """Group the beginnings of chains into steps of at most FEW rows, in order."""
     groups, rows = [list[Start]()], 0
     for start in starts:
         if rows + len(start.tokens) > FEW:
@@ -107,8 +108,10 @@ def make_draft_runner(
     graphs: Graphs | None,
     cuts: Cuts | None = None,
 ) -> DraftRunner:
-    """On the GPU of `cache`, for texts of up to `rows` rows and the first `vocab_size` tokens. Raises EngineError where
-    the fused kernels do not know the network, and ImportError where triton is not installed."""
+    """Return a runner on the GPU of `cache`, for texts of up to `rows` rows and the first `vocab_size` tokens.
+
+    Raises EngineError if the fused kernels do not support the network, and ImportError if triton is not installed.
+    """
     from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 
     if (reason := unsupported(network)) is not None:

@@ -2,7 +2,7 @@
 
 The host knows neither which experts are chosen nor how often, and never waits to find out.
 
-    few rows, four launches a layer, and two for a shared expert:
+    few rows, three launches a layer, and two for a shared expert:
         norm, router, choice          router_kernel   x -> ids, shares
         (norm, shared gate and up)    linear_kernel   x -> inner
         norm, gate and up, activation gate_up_kernel  ids, x -> inner

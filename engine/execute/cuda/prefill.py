@@ -1,7 +1,6 @@
 """Runs many rows through the layers with the library's products, and one kernel between each two of them.
 
-The plain twin is `models/reference/decoder.py`. Prompts and decode steps of more than 16 rows (`fused_program.py`) use
-it.
+The plain twin is `models/reference/decoder.py`. Prompts use it, and decode steps of many rows (`fused_program.py`).
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""The parts of Gluon that kernels use: Triton's language in which a kernel says which thread holds which data.
+"""The parts of Gluon that kernels use: the variant of Triton's language in which kernels assign data to threads.
 
-Triton's interpreter does not know Gluon. There, plain Triton computes instead, and layouts mean nothing.
+Triton's interpreter does not know Gluon. There, plain Triton computes the same, and layouts mean nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,no-redef,untyped-decorator,misc"
@@ -61,7 +61,7 @@ def own_layout(warps):
 
 @gluon.constexpr_function
 def input_layout(warps, columns, rows):
-    """Return the layout of inputs [warps, columns, rows]: that of a product's operand, but a thread has each once."""
+    """Return the layout of inputs [warps, columns, rows]: an operand's, but a thread holds each number only once."""
     width = columns // 4
     neighbours = [[0, 1 << i, 0] for i in range(width.bit_length() - 1)]
     others = [[0, 0, 8 << i] for i in range(rows.bit_length() - 4)]
@@ -72,7 +72,7 @@ def input_layout(warps, columns, rows):
 
 @gluon.constexpr_function
 def row_layout(warps, count):
-    """Return the layout of values [warps, 16, count] of a tile's rows: a thread has them for the rows that it sums."""
+    """Return the layout of values [warps, 16, count] of a tile's rows: a thread has those of the rows that it sums."""
     warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
     values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
@@ -100,10 +100,10 @@ def masked(words, mask, rest):
 
 @jit
 def halves(pairs):
-    """Return the two bf16 of each int32 along a new last axis: the lower one, the upper one.
+    """Return the two bf16 of each int32 along a new last axis, the lower one first.
 
-    Both come from one copy of the int32 each, in one register. Taken apart into registers of 16 bits, they would be
-    moved once more before a product.
+    Both stay in one register, a copy of the int32. Split into registers of 16 bits, they would have to be moved once
+    more before a product.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r,r", [gl.join(pairs, pairs)], dtype=gl.bfloat16, is_pure=True, pack=2
@@ -125,7 +125,7 @@ def paired(numbers):
 
 @jit
 def unpaired(pairs, layout: gl.constexpr):
-    """Return the numbers that were `paired`, in a layout."""
+    """Return the numbers that `paired` joined, bf16 [a, b, c], in `layout`."""
     numbers = gl.permute(halves(pairs), [0, 1, 3, 2])
     return gl.convert_layout(
         gl.reshape(numbers, [pairs.shape[0], 2 * pairs.shape[1], pairs.shape[2]]), layout
@@ -134,7 +134,7 @@ def unpaired(pairs, layout: gl.constexpr):
 
 @jit
 def signed_halves(pairs, less):
-    """Return the `halves` of each int32 minus those of another. The differences must be exact."""
+    """Return the `halves` of each int32 minus those of its counterpart in `less`. The differences must be exact."""
     return gl.inline_asm_elementwise(
         "{ .reg .b32 one; mov.b32 one, 0xBF80BF80; fma.rn.bf16x2 $0, $3, one, $1; }",
         "=r,r,r,r,r",
@@ -147,10 +147,10 @@ def signed_halves(pairs, less):
 
 @jit
 def byte_pairs(words, FP8: tl.constexpr):
-    """Decode the bytes of int16 words (`kv_rows.py`) to bf16: those of the lower bytes, those of the upper bytes.
+    """Decode the bytes of int16 words (`kv_rows.py`) to bf16; return the lower bytes' numbers and the upper bytes'.
 
-    It handles the bytes of two words at a time. The bits of E4M3, placed in a bf16, are the number divided by 2 ** 120.
-    A signed byte is its lower seven bits behind the leading bits of 128, minus 128, or minus 256 if it is negative.
+    Two words are decoded at a time. The bits of E4M3, placed in a bf16, are the number divided by 2 ** 120. A signed
+    byte is its lower seven bits behind the leading bits of 128, minus 128, or minus 256 if it is negative.
     """
     if FP8:
         return gl.inline_asm_elementwise(

@@ -1,4 +1,4 @@
-"""What a step with several rows of one sequence needs beyond other steps: its rows, and which of them may draw.
+"""Kernels for steps with several rows per sequence: they fill in the rows, and decide which of them draw.
 
 In a step that checks guesses, a row is the newest token of a sequence or a guess. In a step that begins a chain of
 drafts, it is a token generated since the last chain, and the newest comes last. The rows of a sequence are adjacent.
@@ -30,10 +30,11 @@ def spread_kernel(
     """Give each row of a step the inputs of a sequence of its own: rows take the place of slots. The grid is [rows].
 
     slots, places, guesses int32 [rows]: the slot of a row's sequence, -1 for none; how many rows it comes after the row
-    of the slot's newest token (below 0: before); its token, if that is not the newest. token int64 [slots], counters
-    int64 [slots, 2] and tables int32 [slots, table_stride] are those of a `StepInput`. So are row_active int32 [rows],
-    row_token, row_counters and row_tables, by row. alone_counters int64 [rows, 2] and alone_tables int32 [rows, 1]
-    describe a sequence that has only the row's own block, with the row at its true place in it.
+    of the slot's newest token (negative: before it); its token, unless that is the newest. token int64 [slots],
+    counters int64 [slots, 2] and tables int32 [slots, table_stride] are those of a `StepInput`. row_active int32
+    [rows], row_token, row_counters and row_tables are those of the `StepInput` to fill, by row. alone_counters int64
+    [rows, 2] and alone_tables int32 [rows, 1] describe a sequence that has only the row's own block, with the row at
+    its true place in it. BLOCK is the number of rows of a block; PART entries of a table are copied at once.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -60,10 +61,10 @@ def spread_kernel(
 
 @triton.jit(do_not_specialize=["place"])
 def follow_kernel(slots, places, guesses, token, chosen, place, ROWS: tl.constexpr):
-    """Decide which rows draw at `place` within their sequences: those whose token was just drawn. Runs one program.
+    """Decide which rows at `place` in their sequences draw: those whose token was just drawn. Runs one program.
 
-    slots, places, guesses and token are as above; chosen int32 [ROWS, ROWS]: the slot, or -1, for each place and row.
-    Rows of the previous place with a slot there have drawn.
+    slots, places, guesses and token are as in `spread_kernel`. chosen int32 [ROWS, ROWS] has the slot of each row that
+    draws, by place and row, else -1; this writes line `place` and reads the line before it.
     """
     row = tl.arange(0, ROWS)
     slot = tl.load(slots + row)
@@ -78,11 +79,11 @@ def follow_kernel(slots, places, guesses, token, chosen, place, ROWS: tl.constex
 
 @triton.jit
 def seek_kernel(draws, tokens, at, steps, token, counters, numbers, PITCH: tl.constexpr):
-    """Make slots continue from elsewhere in their texts, in which row and position are equal. The grid is [rows].
+    """Make slots continue from elsewhere in their texts, whose rows and positions are equal. The grid is [rows].
 
     draws, tokens, at, steps int32 [rows]: the slot, -1 for none; its newest token; the row of that token; the number of
-    tokens of the answer. They are written to token int64 [slots], counters int64 [slots, 2] and numbers int64 (PITCH
-    apart; see `sampling.py`).
+    tokens of the answer. They are written to token int64 [slots], counters int64 [slots, 2] and numbers int64, whose
+    slots lie PITCH apart (see `sampling.py`).
     """
     row = tl.program_id(0)
     slot = tl.load(draws + row).to(tl.int64)

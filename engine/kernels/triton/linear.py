@@ -1,16 +1,16 @@
 """Products of a decode step of one to 16 rows, fused with the operations before and after them.
 
 The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after it,
-or the gated half of an MLP. Of a norm, x times its weight is rounded, and its scale multiplies the sums. Operations
-after the sums (bias, activation, residual) are done in fp32 and rounded once. Both are more accurate than rounding
-after each operation. The product that writes x may do the first part for the product that norms it: see `prepare`.
+or the gated half of an MLP. For a norm, x times the norm's weight is rounded, and 1 / RMS multiplies the sums.
+Operations after the sums (bias, activation, residual) are done in fp32 and rounded once. Both are more accurate than
+rounding after each operation. The product that writes x may also multiply it by the weight of the norm that follows and
+sum its squares: see `prepare`.
 
 A program computes a few outputs for all rows. It starts to copy their weights into shared memory before it waits for
 the previous kernel (programmatic dependent launch), so memory is read without a break from the first kernel of a step
-to the last. In registers, the weights would keep the next kernels from starting beside it. Its warps divide the
-columns; each multiplies its own on tensor cores, where rows up to the eighth cost nothing more and those up to the 16th
-little, and the result of a row does not depend on the other rows. Sums over the columns have one order, which only the
-tile decides.
+to the last. (In registers, the weights would leave no room for programs of the next kernels.) Its warps divide the
+columns; each multiplies its own on tensor cores, where up to eight rows cost the same and up to 16 little more, and the
+result of a row does not depend on the other rows. The order of the sums over the columns depends only on the tile.
 
 The kernels are written in Gluon, Triton's language with layouts: a thread copies eight neighbouring weights, 16 bytes,
 and reads the same ones again, into the registers from which the tensor core takes them. (This permutes the columns
@@ -52,7 +52,7 @@ def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr
 
 @jit
 def load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
-    """Load elements at + column where the column is below K and `inside` holds, else 0; with WHOLE, all columns are."""
+    """Load the elements at + column, or 0 where column >= K (never with WHOLE) or `inside`, unless None, is False."""
     if WHOLE and inside is None:
         loaded = gl.load(at + column)
     elif WHOLE:
@@ -89,7 +89,7 @@ def _copy_weights(
     STAGES: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Start copying the tiles of span i; zeros outside of the weights."""
+    """Start copying the tiles of span i, with zeros outside the weights."""
     stage = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         place = held[j].index(stage)
@@ -108,7 +108,7 @@ def _coming(
     STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs of the span after i: the rows of each fold, and the norm's weights that belong to them."""
-    after = i + 1 - (i + 1) // SPANS  # after the last span it is the last one again, unused
+    after = i + 1 - (i + 1) // SPANS  # the last span loads its own inputs again, which are not used
     coming, scales = (), ()
     for fold in tl.static_range(FOLDS):
         at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
@@ -235,7 +235,7 @@ def prepare(
 
 @jit
 def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr):
-    """Store the sums of a program's squares [outputs, rows], for `gather_sums`."""
+    """Add up a program's squares [outputs, rows] and store the sum of each row, for `gather_sums`."""
     total = gl.sum(squares, 0)
     row = gl.arange(0, total.shape[0], layout=layout_of(total.type))
     gl.store(square_sums + row * PREPARES + gl.program_id(0), total, mask=row < COUNT)
@@ -245,7 +245,7 @@ def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr
 def gather_sums(
     square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Return the sums of squares that PREPARED programs left, added up for each warp: [WARPS, ROWS]."""
+    """Add up the sums of squares of PREPARED programs, a share of them in each warp, and return fp32 [WARPS, ROWS]."""
     EACH: tl.constexpr = triton.next_power_of_2(max((PREPARED + WARPS - 1) // WARPS, 16))
     L: tl.constexpr = gl.BlockedLayout([1, 4, 1], [1, 4, 8], [WARPS, 1, 1], [1, 2, 0])
     row, program = along(2, ROWS, L), along(0, WARPS, L) * EACH + along(1, EACH, L)
@@ -294,9 +294,10 @@ def linear_kernel(
     (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave unused
     may be anything.
 
-    With PREPARES, the number of programs, this product prepares x for the next one, which norms it by norm_weight [N] +
-    OFFSET: prepared [COUNT, N] becomes out times that, and square_sums, fp32 [COUNT, PREPARES], the sum of each
-    program's squares of `out`. With NORM and PREPARED, x is such a product, and there are sums of PREPARED programs.
+    With PREPARES, the number of programs, this product also prepares `out` for the next one, which norms it by
+    norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to
+    the sum of the squares of each program's outputs. With NORM and PREPARED, x has been prepared like this, and
+    square_sums fp32 [COUNT, PREPARED] has the sums of the programs that did it; the weight is not applied again.
 
     A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
     bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are

@@ -1,12 +1,12 @@
 """Weights in planes (`models/weights/packing.py`) as operands of tensor cores, for kernels in Gluon.
 
 A code of up to seven bits is put behind the leading bits of 128: one shift and one mask turn two codes into the bf16 of
-128 + code. The excess, 128 + offset times the sum of each group's activations, is subtracted from the sums; a product
+128 + code. The excess, (128 + offset) times the sum of each group's activations, is subtracted from the sums; a product
 with a constant gives these sums of activations for all rows of weights. A signed code of eight bits is 128 + its lower
 seven bits, minus 128, or minus 256 if it is negative. A code of MXFP4 or fp8 is a small floating-point number, whose
-bits are put where a bf16 has them; one of IQ4_NL is looked up. Scales multiply the sum of a group, in fp32.
+bits are put where a bf16 has them; a code of IQ4_NL is looked up. Scales multiply the sum of a group, in fp32.
 
-Adjacent columns need not belong to one matrix: with `experts`, they are those of each expert in turn.
+Adjacent columns need not belong to one matrix: with `experts`, the columns of each chosen expert follow one another.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
@@ -32,13 +32,14 @@ COLUMNS = tl.constexpr(128)
 
 @jit
 def choice_of(i, L: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr):
-    """Return for the tiles of columns [WARPS, 1, 1] of span i the index of their matrix among those side by side."""
+    """Return which of the matrices side by side each warp's tile of columns in span i belongs to: [WARPS, 1, 1]."""
     return (i * WARPS + along(0, WARPS, L)) // ACROSS
 
 
 @jit
 def pick(numbers, choice, CHOSEN: tl.constexpr):
-    """Return the number of each choice. (Indexed loads would need one for every register that a tensor core reads.)"""
+    """Return numbers[choice] of CHOSEN numbers, by comparisons: indexed loads would be repeated for every register that
+    a tensor core reads."""
     found = gl.where(choice == 0, numbers[0], numbers[CHOSEN - 1])
     for j in tl.static_range(1, CHOSEN - 1):
         found = gl.where(choice == j, numbers[j], found)
@@ -47,9 +48,9 @@ def pick(numbers, choice, CHOSEN: tl.constexpr):
 
 @jit
 def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, UP: tl.constexpr):
-    """Return the tile of rows and the tile of columns of places [WARPS, axis_size, 1] in two tiles per warp.
+    """Return the numbers of the tiles of rows and of columns to which places [WARPS, axis_size, 1] belong.
 
-    The second tile of rows lies UP after the first.
+    Each warp has two tiles, one half of the places each; the second lies UP tiles of rows after the first.
     """
     half = along(1, axis_size, L) // (axis_size // 2)
     return first + half * UP, i * WARPS + along(0, WARPS, L)
@@ -63,9 +64,9 @@ def _copy(
 ):  # fmt: skip
     """Start copying [WARPS, LINES, SIZE] of two tiles per warp, which lie contiguously by line and then by size.
 
-    The tiles lie DOWN tiles of rows below `first`. PER tiles of columns share the data. With MASKED, copy only data of
-    one of ACROSS tiles of columns (of CHOSEN matrices) and of a tile of rows before LAST (with a second half that
-    starts at UP: before LAST + UP).
+    The tiles lie DOWN tiles of rows below `first`. PER tiles of columns share the data. With MASKED, zeros take the
+    place of data beyond the ACROSS tiles of columns (of each of CHOSEN matrices) and the LAST tiles of rows (if the
+    second half starts at UP, LAST from there on).
     """
     row, column = _tile(first, i, LINES, L, WARPS, UP)
     line, whole = along(1, LINES, L) % (LINES // 2), column
@@ -75,7 +76,7 @@ def _copy(
         EACH: tl.constexpr = LAST * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
         plane += pick(experts, choice, CHOSEN).to(tl.int64) * EACH
     at = (row * ((ACROSS + PER - 1) // PER) + column // PER) * (LINES // 2 * SIZE) + line * SIZE
-    # A distance that is known is added last: the instruction that copies then adds it.
+    # A constant distance is added last, so that the copying instruction itself can add it.
     at = plane + (at + along(2, SIZE, L)) + DOWN * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
     if MASKED:
         bound = LAST if UP == 1 else LAST + along(1, LINES, L) // (LINES // 2) * UP
@@ -100,7 +101,7 @@ def copy_rows(
     held, plane, first, DOWN: tl.constexpr, i, experts, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Start copying VALUES values of each row, of 16 bits or of eight."""
+    """Start copying VALUES values for each row, of 8, 16 or 32 bits."""
     BYTES: tl.constexpr = plane.dtype.element_ty.primitive_bitwidth // 8
     EACH: tl.constexpr = max(VALUES * BYTES // 8, 4) // BYTES
     L: tl.constexpr = gl.BlockedLayout(
@@ -136,7 +137,7 @@ def _eight(given):
 
 @jit
 def load_words(held, WARPS: tl.constexpr, BITS: tl.constexpr):
-    """Load the words of a plane that a thread has, in order: BITS tensors int32 [WARPS, 2, 32]."""
+    """Load the words of a plane that belong to a thread, in order: BITS tensors int32 [WARPS, 2, 32]."""
     L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
     words = held.load(L)
     if BITS == 8:
@@ -228,9 +229,9 @@ def operand(
 
 @jit
 def load_rows(held, WARPS: tl.constexpr, VALUES: tl.constexpr, MMA: tl.constexpr):
-    """Load values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], laid out like the sums.
+    """Load the values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], laid out like the sums.
 
-    For unsigned bytes, return the low halves, then the high ones.
+    Unsigned bytes hold two values each: all low halves are returned first, then all high halves.
     """
     L: tl.constexpr = row_layout(WARPS, VALUES)
     given = held.load(L)

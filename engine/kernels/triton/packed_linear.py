@@ -3,7 +3,7 @@
 The plain twin is `models/reference/tiled.py`, with the fused operations as in `linear.py`. The difference is how
 weights reach the tensor cores: a warp copies two tiles of 8 rows and 128 columns at a time, and expands their codes to
 numbers in registers (`packed.py`). All else is as in `linear_kernel`: weights and scales are copied before the wait,
-warps divide the columns, and sums have one order, which only the tile decides.
+warps divide the columns, and the order of sums depends only on the tile.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index"
@@ -26,8 +26,9 @@ from engine.kernels.triton.packed import (
 UNROLLED = tl.constexpr(4)
 """The most spans that are multiplied without a loop."""
 TURNING = tl.constexpr(2)
-"""The most tiles of a program that multiplies two spans per turn of the loop: the second finds its inputs where the
-first has loaded them, and places are known. With more tiles, registers would keep other programs away."""
+"""Programs of up to this many tiles multiply two spans per turn of the loop: the second finds its inputs in the
+registers that the first has loaded, and knows its place in shared memory. With more tiles, the registers needed would
+keep other programs off the multiprocessor."""
 
 
 @jit
@@ -36,7 +37,7 @@ def _copy_span(
     SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Start copying the tiles of span i; zeros outside of the weights."""
+    """Start copying the tiles of span i, with zeros outside the weights."""
     codes, more, scales, supers = planes
     place = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
@@ -73,7 +74,7 @@ def _columns(
 
 @jit
 def _ordered(at, order, K: tl.constexpr):
-    """Return the column of x at each place of the planes; places from K on become K, which is no column."""
+    """Return the column of x for each column of the planes; columns from K on become K, where nothing is loaded."""
     if order is not None:
         at = gl.load(order + at, mask=at < K, other=K)
     return at
@@ -113,7 +114,7 @@ def _coming(
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs of the span after i: the rows of each group, and the norm's weights that belong to them."""
-    after = i + 1 - (i + 1) // TURNS  # after the last span it is the last one again, unused
+    after = i + 1 - (i + 1) // TURNS  # the last span loads its own inputs again, which are not used
     coming, scales = (), ()
     for chunk in tl.static_range(COLUMNS // GROUP):
         coming += (_load_rows(rows, after, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
@@ -175,7 +176,7 @@ def _span(
             total += mma_v2(tile, normed[chunk], nothing if EXACT else common[chunk]) * (
                 values[chunk // SHARED] * high
             )
-            if MINIMA:  # times the sum of the rows, of which `common` is -128 times
+            if MINIMA:  # times the sum of x over the group; `common` is -128 times that sum
                 total += common[chunk] * (values[SCALES + chunk // SHARED] * low)
         added += (total,)
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
