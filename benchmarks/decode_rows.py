@@ -1,41 +1,56 @@
 """Seconds per decode step alone, by number and length of the sequences; the tokens are not read.
 
-python -m benchmarks.decode_rows --shape 0.6B --rows 1,2,8,64,256 --context 512,1024
+python -m benchmarks.decode_rows --shapes 0.6B,8B --formats bf16,q4_0 --rows 1,2,8,64,256 --context 512,1024
+    [--against TREE]
+
+With `--against`, steps of this program and of the one in the source folder TREE (the parent commit, say) take turns on
+one GPU, and the ratio of their medians is printed.
 """
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import torch
 
+from benchmarks.formats import random_quantized
+from benchmarks.options import names, numbers
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.params import SamplingParams
 
-BLOCK, STEPS, ROUNDS, PROFILED = 32, 64, 5, 8
+BLOCK, STEPS, WARM, ROUNDS, PROFILED = 32, 64, 2, 5, 8
+
+
+def round_seconds(runner: DecodeRunner, rows: int, context: int, params: SamplingParams) -> float:
+    """Return seconds per step of `rows` sequences from row `context` on."""
+    slots = list(range(rows))
+    blocks = -(-(context + STEPS) // BLOCK)
+    for slot in slots:
+        runner.sampler.load(slot, params, [], [], slot)
+        runner.slots.put(slot, context, context)
+        runner.slots.show(slot, list(range(slot * blocks, (slot + 1) * blocks)))
+    runner.slots.send()
+    torch.cuda.synchronize()
+    began = perf_counter()
+    for step in range(STEPS):
+        runner.step(slots, context + step)
+    torch.cuda.synchronize()
+    return (perf_counter() - began) / STEPS
 
 
 def step_seconds(runner: DecodeRunner, rows: int, context: int, params: SamplingParams) -> list[float]:
-    """Return seconds per step of `rows` sequences from row `context` on, for each round but the first."""
-    slots = list(range(rows))
-    blocks = -(-(context + STEPS) // BLOCK)
-    found = []
-    for round in range(ROUNDS + 1):
-        for slot in slots:
-            runner.sampler.load(slot, params, [], [], slot)
-            runner.slots.put(slot, context, context)
-            runner.slots.show(slot, list(range(slot * blocks, (slot + 1) * blocks)))
-        runner.slots.send()
-        torch.cuda.synchronize()
-        began = perf_counter()
-        for step in range(STEPS):
-            runner.step(slots, context + step)
-        torch.cuda.synchronize()
-        if round:
-            found.append((perf_counter() - began) / STEPS)
-    return sorted(found)
+    """Return `round_seconds` of several rounds, sorted, without those that compile and record."""
+    return sorted([round_seconds(runner, rows, context, params) for _ in range(WARM + ROUNDS)][WARM:])
 
 
 def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
@@ -51,37 +66,121 @@ def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is measured: a shape, how its weights are held, the most rows and the longest context."""
+
+    shape: str
+    form: str
+    rows: int
+    context: int
+    temperature: float
+    plain: bool = False
+
+
+class Steps:
+    """A random model whose steps are timed."""
+
+    def __init__(self, asked: Asked) -> None:
+        spec, device, room = SHAPES[asked.shape], torch.device("cuda"), asked.context + STEPS
+        network = (
+            random_model(spec, torch.bfloat16, device, room)
+            if asked.form == "bf16"
+            else random_quantized(spec, asked.form, torch.bfloat16, device, room)
+        )
+        heads, blocks = spec.attention, asked.rows * -(-room // BLOCK)
+        cache = KVCache(
+            len(spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, device
+        )
+        cache.kv.zero_()
+        self.runner: DecodeRunner = make_decode_runner(
+            network, cache, "triton", room, asked.rows, Graphs(), not asked.plain
+        )
+        self._params = SamplingParams(temperature=asked.temperature)
+
+    def seconds(self, rows: int, context: int) -> float:
+        """Return seconds per step."""
+        return round_seconds(self.runner, rows, context, self._params)
+
+
+class OtherSteps:
+    """The same in a process that runs the source in another folder."""
+
+    def __init__(self, asked: Asked, tree: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__, "--answer", json.dumps(asdict(asked))],
+            env=os.environ
+            | {"PYTHONPATH": f"{tree.resolve()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self, rows: int, context: int) -> float:
+        """Return seconds per step. Raises SystemExit when the process has failed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(rows, context, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit("The program in the other folder has failed.")
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def answer(asked: Asked) -> None:
+    """Measure what the lines of standard input ask for, until it ends."""
+    steps = Steps(asked)
+    for line in sys.stdin:
+        rows, context = map(int, line.split())
+        print(steps.seconds(rows, context), flush=True)
+
+
+def compare(name: str, steps: Steps, other: OtherSteps | None, rows: int, context: int) -> None:
+    """Measure both in turn and print a line."""
+    sides: list[Steps | OtherSteps] = [steps] if other is None else [steps, other]
+    rounds = [[side.seconds(rows, context) for side in sides] for _ in range(WARM + ROUNDS)][WARM:]
+    middles = [median(times) for times in zip(*rounds, strict=True)]
+    own = [times[0] * 1e6 for times in rounds]
+    ratio = "" if other is None else f", the other {middles[1] * 1e6:.0f}: {middles[1] / middles[0]:.3f}x"
+    print(
+        f"{name}, context {context:>6}, {rows:>3} rows: {middles[0] * 1e6:>8.0f} us a step "
+        f"({min(own):.0f} to {max(own):.0f}), {rows / middles[0]:>8.0f} tokens/s{ratio}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Run the benchmark; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
-    parser.add_argument("--context", default="512,1024")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=names, default=["0.6B"])
+    parser.add_argument("--formats", type=names, default=["bf16"])
+    parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
+    parser.add_argument("--context", type=numbers, default=[512, 1024])
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--plain", action="store_true", help="the plain modules")
     parser.add_argument("--profile", action="store_true", help="which kernels take how long")
+    parser.add_argument("--against", type=Path, help="a folder with other source, measured in turn")
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    rows, contexts = ([int(x) for x in text.split(",")] for text in (given.rows, given.context))
-    spec, device = SHAPES[given.shape], torch.device("cuda")
-    network = random_model(spec, torch.bfloat16, device, max(contexts) + STEPS)
-    blocks = max(rows) * -(-(max(contexts) + STEPS) // BLOCK)
-    heads = spec.attention
-    cache = KVCache(len(spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, device)
-    cache.kv.zero_()
-    for context in contexts:
-        runner = make_decode_runner(
-            network, cache, "triton", context + STEPS, max(rows), Graphs(), not given.plain
-        )
-        for count in rows:
-            times = step_seconds(runner, count, context, SamplingParams(temperature=given.temperature))
-            middle = times[len(times) // 2]
-            print(
-                f"{given.shape}, context {context:>6}, {count:>3} rows: {middle * 1e6:>8.0f} us a step "
-                f"({times[0] * 1e6:.0f} to {times[-1] * 1e6:.0f}), {count / middle:>8.0f} tokens/s",
-                flush=True,
-            )
-            if given.profile:
-                print(kernel_times(runner, count, context), flush=True)
+    if given.answer:
+        return answer(Asked(**json.loads(given.answer)))
+    for shape, form in product(given.shapes, given.formats):
+        for context in given.context:
+            asked = Asked(shape, form, max(given.rows), context, given.temperature, given.plain)
+            steps, other = Steps(asked), None if given.against is None else OtherSteps(asked, given.against)
+            for rows in given.rows:
+                compare(f"{shape} {form}", steps, other, rows, context)
+                if given.profile:
+                    print(kernel_times(steps.runner, rows, context), flush=True)
+            if other is not None:
+                other.close()
+    return None
 
 
 if __name__ == "__main__":
