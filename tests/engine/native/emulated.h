@@ -1,0 +1,95 @@
+// The instructions of AVX-512 and VNNI that the kernels use, in AVX2. Included before everything else.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace emulated {
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+
+template <typename To, typename From>
+inline To same_bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <typename To>
+inline To load(const void* from) {
+  To to;
+  std::memcpy(&to, from, sizeof to);
+  return to;
+}
+
+inline void store(void* to, Floats from) { std::memcpy(to, &from, sizeof from); }
+
+template <typename To, typename Number>
+inline To all(Number x) {
+  To to;
+  for (int i = 0; i < 16; ++i) to[i] = x;
+  return to;
+}
+
+inline Floats floats(Ints x) {
+  Floats to;
+  for (int i = 0; i < 16; ++i) to[i] = float(x[i]);
+  return to;
+}
+
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+  for (int i = 0; i < 16; ++i) c[i] = std::fmaf(a[i], b[i], c[i]);
+  return c;
+}
+
+// sums + unsigned a * signed b, added up in fours. Even and odd bytes apart: maddubs would saturate.
+inline __m256i dot(__m256i sums, __m256i a, __m256i b) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+  return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+}
+
+inline Ints dot(Ints sums, Ints a, Ints b) {
+  struct Halves {
+    __m256i of[2];
+  };
+  Halves found = same_bits<Halves>(sums);
+  const Halves x = same_bits<Halves>(a), y = same_bits<Halves>(b);
+  for (int i = 0; i < 2; ++i) found.of[i] = dot(found.of[i], x.of[i], y.of[i]);
+  return same_bits<Ints>(found);
+}
+
+}  // namespace emulated
+
+#undef _mm256_dpbusd_epi32
+#undef _mm256_dpbusd_avx_epi32
+#define _mm256_dpbusd_epi32 emulated::dot
+#define _mm256_dpbusd_avx_epi32 emulated::dot
+#ifdef EMULATES_AVX512
+#define __m512 emulated::Floats
+#define __m512i emulated::Ints
+#define _mm512_cvtepi32_ps emulated::floats
+#define _mm512_dpbusd_epi32 emulated::dot
+#define _mm512_fmadd_ps emulated::multiply_add
+#define _mm512_loadu_ps emulated::load<emulated::Floats>
+#define _mm512_loadu_si512 emulated::load<emulated::Ints>
+#define _mm512_mul_ps(a, b) ((a) * (b))
+#define _mm512_set1_epi32 emulated::all<emulated::Ints>
+#define _mm512_set1_ps emulated::all<emulated::Floats>
+#define _mm512_setzero_ps() (emulated::Floats{})
+#define _mm512_setzero_si512() (emulated::Ints{})
+#define _mm512_storeu_ps emulated::store
+#define __AVX512F__ 1
+#define __AVX512BW__ 1
+#define __AVX512DQ__ 1
+#define __AVX512VL__ 1
+#define __AVX512VNNI__ 1
+#else
+#define __AVXVNNI__ 1
+#endif
