@@ -6,6 +6,8 @@ from pathlib import Path
 
 # As many tests run side by side as there are cores: threads of their own would only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The programs that tests start would otherwise compile all modules of chatterm with every start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch

@@ -198,8 +198,9 @@ class _Link:
         task, self._task = self._task, None
         if task is not None:
             self._over.set()
-            done, _ = await asyncio.wait({task}, timeout=5)
-            if not done:
+            if self._client is not None and self._client.done():
+                await asyncio.wait({task}, timeout=5)
+            if not task.done():
                 task.cancel()
                 await asyncio.wait({task}, timeout=5)
 

@@ -115,19 +115,27 @@ def _message(line: bytes) -> Any:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End it and its processes: by closing its input, then by asking, then by force."""
+    """End it and its processes: by closing its input, then by asking, then by force; cancelled, by force at once."""
     assert process.stdin is not None
     process.stdin.close()
+    clock = asyncio.get_running_loop().time
+    cancelled: asyncio.CancelledError | None = None
     for sent in (None, signal.SIGTERM, signal.SIGKILL):
+        if cancelled is not None and sent is not signal.SIGKILL:
+            continue
         if sent is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, sent)
-        waited = 0.0
-        while (
-            process.returncode is None and waited < _PATIENCE_S
-        ):  # `wait` would wait for its children's pipes, too
-            await asyncio.sleep(_LOOK_S)
-            waited += _LOOK_S
+        until = clock() + _PATIENCE_S
+        try:
+            while (
+                process.returncode is None and clock() < until
+            ):  # `wait` would wait for its children's pipes, too
+                await asyncio.sleep(_LOOK_S)
+        except asyncio.CancelledError as error:
+            cancelled = error
         if process.returncode is not None:
             break
     process._transport.close()  # type: ignore[attr-defined]
+    if cancelled is not None:
+        raise cancelled

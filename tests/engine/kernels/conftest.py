@@ -1,9 +1,7 @@
 """Triton's interpreter, without what it does again and again."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -11,34 +9,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         from triton import language
         from triton.runtime import interpreter
 
-        from tests.engine.kernels import quick
+        from tests.engine.kernels import quick, quick_calls
     except ImportError:
         pass
     else:
-        # Whenever a kernel calls a function, the interpreter patches the language once more, which takes as long as
-        # everything else it does. Once for a launch will do.
-        patched: set[tuple[bool, bool]] = set()
-        launch = interpreter.GridExecutor.__call__
-
-        @cache
-        def sees(function: Callable[..., Any]) -> tuple[bool, bool]:
-            """Which of the modules that are patched a function knows."""
-            known = list(map(id, function.__globals__.values()))
-            return id(language) in known, id(language.core) in known
-
-        def patch(call: Any) -> None:
-            if sees(call.fn) not in patched:
-                patched.add(sees(call.fn))
-                interpreter._patch_lang(call.fn)
-
-        def launch_anew(self: Any, *args: Any, **options: Any) -> None:
-            patched.clear()
-            launch(self, *args, **options)
-
-        def call(self: Any, *args: Any, **options: Any) -> Any:
-            patch(self)
-            return self.rewrite()(*args, **options)
-
         # Shapes, types and what numpy calls them are few, and are made anew with every number otherwise.
         make_type, make_tensor = language.core.block_type.__init__, language.core.tensor.__init__
         types: dict[Any, dict[str, Any]] = {}
@@ -85,6 +59,5 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         interpreter.interpreter_builder.options = replace(
             interpreter.interpreter_builder.options, sanitize_overflow=False
         )
-        interpreter.GridExecutor.__call__ = launch_anew
-        interpreter.InterpretedFunction.__call__ = call
         quick.install()
+        quick_calls.install()

@@ -16,10 +16,20 @@ NUMBERS = INTEGERS | {"fp32": np.dtype(np.float32)}
 BITS = INTEGERS | {"int1": np.dtype(bool)}
 """How the interpreter holds the types whose results numpy has the same type for."""
 
+WHOLE = {name: INTEGERS[name] for name in ("int32", "int64")}
+
+
+def divide(left: Any, right: Any) -> Any:
+    """Towards zero, as the interpreter does."""
+    return (left - np.fmod(left, right)) // right
+
+
 OPERATORS: dict[str, tuple[Any, dict[Any, Any]]] = {
     "add": (np.add, NUMBERS),
     "sub": (np.subtract, NUMBERS),
     "mul": (np.multiply, NUMBERS),
+    "floordiv": (divide, WHOLE),
+    "mod": (np.fmod, WHOLE),
     "and": (np.bitwise_and, BITS),
     "or": (np.bitwise_or, BITS),
     "xor": (np.bitwise_xor, BITS),
@@ -66,6 +76,11 @@ def number_of(given: Any, dtype: Any, held: Any) -> tuple[Any, Any]:
     return constant(given, dtype), type(given)
 
 
+def facts(found: Any) -> dict[str, Any]:
+    """All but the numbers of a tensor."""
+    return {name: value for name, value in found.__dict__.items() if name != "handle"}
+
+
 def like(result: dict[str, Any], data: Any, dtype: Any) -> Any:
     """A tensor of a type that is known, without the questions of its making."""
     handle, found = Handle.__new__(Handle), tensor.__new__(tensor)
@@ -93,7 +108,7 @@ def quick(name: str, slow: Callable[..., Any]) -> Callable[..., Any]:
         key = self.type.name, kind
         if key not in known:
             found = slow(self, other)
-            known[key] = {each: value for each, value in found.__dict__.items() if each != "handle"}
+            known[key] = facts(found)
             return found
         return like(known[key], compute(right, left) if turned else compute(left, right), self.handle.dtype)
 
@@ -113,7 +128,7 @@ def moved(slow: Callable[..., Any]) -> Callable[..., Any]:
         key = self.type.name, other.type.name
         if key not in known:
             found = slow(self, other)
-            known[key] = {each: value for each, value in found.__dict__.items() if each != "handle"}
+            known[key] = facts(found)
             return found
         at = self.handle
         size = max(1, at.get_element_ty().primitive_bitwidth // 8)
@@ -138,7 +153,7 @@ def where(slow: Callable[..., Any]) -> Callable[..., Any]:
         key = condition.type.name, given.type.name, one, two
         if key not in known:
             found = slow(self, condition, x, y)
-            known[key] = {each: value for each, value in found.__dict__.items() if each != "handle"}
+            known[key] = facts(found)
             return found
         return like(known[key], np.where(condition.handle.data, left, right), given.dtype)
 

@@ -40,7 +40,10 @@ HOW = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
     folder: Path = tmp_path_factory.mktemp("drafts")
-    config = tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=VOCAB)
+    config = tiny_qwen3(
+        num_hidden_layers=1, head_dim=64, num_attention_heads=2, num_key_value_heads=1,
+        hidden_size=32, intermediate_size=32, vocab_size=VOCAB,
+    )  # fmt: skip
     return load_model(files_of(write_checkpoint(folder, config)), dtype=torch.float32, device=DEVICE)
 
 

@@ -52,9 +52,12 @@ PARAMS = [
 @pytest.fixture(scope="module", params=["qwen3", "window"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
     config = {
-        "qwen3": tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=24),
-        "window": tiny(MistralConfig, num_hidden_layers=1, head_dim=64, sliding_window=12, vocab_size=24),
-    }[request.param]
+        "qwen3": tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=24, intermediate_size=32),
+        "window": tiny(
+            MistralConfig, num_hidden_layers=1, head_dim=64, sliding_window=12, vocab_size=24,
+            hidden_size=48, intermediate_size=32, num_attention_heads=3, num_key_value_heads=1,
+        ),
+    }[request.param]  # fmt: skip
     folder = write_checkpoint(tmp_path_factory.mktemp("guesses"), config)
     return load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
 

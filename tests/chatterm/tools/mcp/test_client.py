@@ -1,5 +1,6 @@
 """A client against a real server of the SDK: what is offered, what comes back, and servers that misbehave."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -145,6 +146,32 @@ def is_running(mark: Path) -> bool:
             if str(mark).encode() in line.read_bytes():
                 return True
     return False
+
+
+async def test_a_process_is_ended_although_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = asyncio.Event(), pipes._ended
+
+    async def noted(process: asyncio.subprocess.Process) -> None:
+        begun.set()
+        await ended(process)
+
+    monkeypatch.setattr(pipes, "_ended", noted)
+    monkeypatch.setattr(pipes, "_PATIENCE_S", 600.0)
+    server = Server("test", sys.executable, ("-c", "import time; time.sleep(600)", str(tmp_path)))
+
+    async def hold() -> None:
+        with (tmp_path / "log").open("wb") as log:
+            async with pipes.process_of(server, log, lambda: None):
+                assert is_running(tmp_path)
+
+    held = asyncio.create_task(hold())
+    await begun.wait()
+    held.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert not is_running(tmp_path)
 
 
 def test_closing_ends_the_process(tmp_path: Path) -> None:
