@@ -9,8 +9,8 @@ Up to eight rows, a layer takes six launches, weights are read once, and every r
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
-Before products with few bits per weight, o and down do most of the norm: they multiply x by its weights and sum the
-squares.
+Before products with few bits per weight, o and down do most of the norm: they multiply x by the norm's weights and sum
+its squares.
 
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
