@@ -51,9 +51,11 @@ class Text:
             if places and length >= SURE:
                 copy.begin(places[-1] - 1, length, len(tokens))
             return best
-        if copy.place < 0 or copy.recent < MOSTLY or copy.length <= best.length or most < 1:
+        if copy.place < 0 or copy.recent < MOSTLY or most < 1:
             return best
-        found = tuple(tokens[copy.place + 1 : copy.place + 1 + most])
+        if copy.length < best.length or (copy.length == best.length and not copy.changes):
+            return best
+        found = copy.coming(tokens, most)
         return Guess(found, copy.length, not best.tokens or best.tokens[0] == found[0])
 
     def turn_to(self, tokens: "array[int]", common: int) -> None:

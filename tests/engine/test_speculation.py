@@ -107,6 +107,21 @@ def test_a_text_that_is_said_again_with_changes_is_followed() -> None:
     assert text.copy.place < 0
 
 
+def test_a_token_is_expected_to_be_changed_as_it_was_the_last_time() -> None:
+    parts = [[4, *range(1000 + part, 1012 + part)] for part in range(0, 1200, 12)]
+    before = [token for part in parts for token in part]
+    now = [99 if token == 4 else token for token in before[:650]] + before[650:]
+    texts = Texts()
+    text = texts.take(None, [*before, 0, 0, 0])
+    text.go_on(now[:20])
+    wrong = set()
+    for at in range(20, len(now) - 7):
+        guess = texts.guess(text, 7)
+        wrong |= {at + ahead for ahead, token in enumerate(guess.tokens) if now[at + ahead] != token}
+        text.go_on(now[at : at + 1])
+    assert wrong == {26, 650}, "only the first one that is changed and the first one that is not"
+
+
 @given(st.lists(TOKENS, max_size=6))
 def test_a_place_that_is_followed_lies_before_what_follows_it(parts: list[list[int]]) -> None:
     texts = Texts()

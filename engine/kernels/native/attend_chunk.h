@@ -1,5 +1,5 @@
-// Attention of many queries: 64 rows of K and V are converted to fp32 once for all queries, and multiplied like
-// matrices. Part of kernels_impl.h.
+// Attention of many queries: a few at a time are multiplied with 64 rows of K and V, which the first of them convert to
+// fp32 for the others. Part of kernels_impl.h.
 //
 // The result of a query does not depend on the other queries: its sums have one order, and rows that it must not see
 // add zeros.
@@ -11,174 +11,205 @@
 namespace chatterm {
 namespace {
 
-constexpr int32_t TOGETHER = 6;  // queries whose sums fit into the registers
+constexpr int32_t TOGETHER = 3;           // queries whose sums, for VECTORS vectors, just fit into the registers
+constexpr int32_t VECTORS = 4;            // vectors of K or V that are multiplied with them
+constexpr int32_t SIDE = WIDTH / 8;       // rows of K in a vector: eight numbers of each
+constexpr int32_t KEYS = VECTORS * SIDE;  // rows of K that are multiplied side by side
+constexpr int32_t ASK_ROWS = 16;          // rows of V between two requests for later rows
 
-// c[M][N * WIDTH] += a[M][depth] * b[depth][N * WIDTH]
-template <int M, int N>
-inline void add_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
-                           int32_t c_row) {
+// Calls part(M, first) for all queries, M at a time: M is their number as a constant, and one is alone only if there is
+// no other.
+template <typename Part>
+inline void by_queries(int32_t queries, const Part& part) {
+  int32_t first = 0;
+  for (int32_t left = queries; left > TOGETHER + 1 || left == TOGETHER; left -= TOGETHER, first += TOGETHER) {
+    part(Constant<TOGETHER>{}, first);
+  }
+  for (; queries - first > 1; first += 2) part(Constant<2>{}, first);
+  if (first < queries) part(Constant<1>{}, first);
+}
+
+// A vector of part(0), part(1), ..., eight numbers each.
+template <typename Part>
+inline Wide joined(const Part& part) {
+  Floats parts[SIDE];
+  CT_UNROLL
+  for (int i = 0; i < SIDE; ++i) parts[i] = part(i);
+  Wide v;
+  std::memcpy(&v, parts, sizeof v);
+  return v;
+}
+
+// The numbers of a row from d on; zeros after the last one.
+template <typename Type>
+inline Wide widen(const uint8_t* row, int32_t d, int32_t dim) {
+  return joined([&](int i) {
+    return i == 0 || d + 8 * i < dim ? Type::eight(row + (d + 8 * i) * Type::BYTES) : Floats{};
+  });
+}
+
+// Eight numbers of each of SIDE rows.
+template <typename Type>
+inline Wide widen_beside(const uint8_t* const* rows, int32_t d) {
+  return joined([&](int i) { return Type::eight(rows[i] + d * Type::BYTES); });
+}
+
+// The K or V of up to ATTEND_ROWS rows.
+struct Tile {
+  const uint8_t* rows[ATTEND_ROWS];
+  int32_t count;
+};
+
+// The rows that come next. They are prefetched while others are multiplied, a few lines at a time: the processor waits
+// where many are missing at once.
+struct Later : Tile {
+  int32_t bytes, row, byte, step;  // of a row; where the next line is; lines at a time
+
+  // Spreads the lines over so many calls of `ask`.
+  void spread(int32_t calls) {
+    row = byte = 0;
+    step = (count * ((bytes + 63) / 64) + calls - 1) / calls;
+  }
+  void ask() {
+    for (int32_t i = 0; i < step && row < count; ++i) {
+      __builtin_prefetch(rows[row] + byte, 0, 2);
+      if ((byte += 64) >= bytes) byte = 0, ++row;
+    }
+  }
+};
+
+// scores[M][rows] = q[M][dim] times rows of K. The products of every eighth column are summed separately, and these
+// sums are added in the order of `sum_of`, as in a decode step. With FIRST, the rows are converted to `keys`
+// [rows / KEYS][dim / 8][KEYS][8]; without it they are read from there. Inlined, the sums would not stay in registers.
+template <typename Type, int M, bool FIRST>
+[[gnu::noinline]] void score_tile(const float* q, int32_t dim, const Tile& tile, Later& later, float* keys,
+                                  float* scores) {
+  for (int32_t r = 0; r < tile.count; r += KEYS, keys += KEYS * dim) {
+    later.ask();
+    Wide sums[M][VECTORS] = {};
+    for (int32_t d = 0; d < dim; d += 8) {
+      Wide query[M];
+      CT_UNROLL
+      for (int m = 0; m < M; ++m) query[m] = joined([&](int) { return load(q + m * dim + d); });
+      CT_UNROLL
+      for (int n = 0; n < VECTORS; ++n) {
+        float* place = keys + VECTORS * SIDE * d + n * WIDTH;
+        const Wide key = FIRST ? widen_beside<Type>(tile.rows + r + n * SIDE, d) : load_wide(place);
+        if (FIRST) store_wide(place, key);
+        CT_UNROLL
+        for (int m = 0; m < M; ++m) sums[m][n] += query[m] * key;
+      }
+    }
+    CT_UNROLL
+    for (int m = 0; m < M; ++m) {
+      Floats each[KEYS];
+      std::memcpy(each, sums[m], sizeof each);
+      CT_UNROLL
+      for (int i = 0; i < KEYS; i += 4) {
+        sum_four(each[i], each[i + 1], each[i + 2], each[i + 3], scores + m * ATTEND_ROWS + r + i);
+      }
+    }
+  }
+}
+
+// out[M][N * WIDTH] += weights[M][rows] times columns from d on of rows of V, converted to or read from `values`
+// [rows][padded(dim)].
+template <typename Type, int M, int N, bool FIRST>
+[[gnu::noinline]] void mix_tile(const float* weights, int32_t dim, int32_t d, const Tile& tile, Later& later,
+                                float* values, float* out) {
+  const int32_t wide = padded(dim);
   Wide sums[M][N];
   CT_UNROLL
   for (int m = 0; m < M; ++m) {
     CT_UNROLL
-    for (int n = 0; n < N; ++n) sums[m][n] = load_wide(c + m * c_row + n * WIDTH);
+    for (int n = 0; n < N; ++n) sums[m][n] = load_wide(out + m * wide + d + n * WIDTH);
   }
-  for (int32_t k = 0; k < depth; ++k) {
-    Wide right[N];
-    CT_UNROLL
-    for (int n = 0; n < N; ++n) right[n] = load_wide(b + k * b_row + n * WIDTH);
-    CT_UNROLL
-    for (int m = 0; m < M; ++m) {
+  for (int32_t r = 0; r < tile.count;) {
+    later.ask();
+    for (const int32_t end = r + ASK_ROWS < tile.count ? r + ASK_ROWS : tile.count; r < end; ++r) {
+      Wide weight[M];
       CT_UNROLL
-      for (int n = 0; n < N; ++n) sums[m][n] += right[n] * a[m * a_row + k];
+      for (int m = 0; m < M; ++m) weight[m] = weights[m * ATTEND_ROWS + r] - Wide{};  // copied to all places
+      float* place = values + r * wide + d;
+      CT_UNROLL
+      for (int n = 0; n < N; ++n) {
+        const Wide value = FIRST ? widen<Type>(tile.rows[r], d + n * WIDTH, dim) : load_wide(place + n * WIDTH);
+        if (FIRST) store_wide(place + n * WIDTH, value);
+        CT_UNROLL
+        for (int m = 0; m < M; ++m) sums[m][n] += value * weight[m];
+      }
     }
   }
   CT_UNROLL
   for (int m = 0; m < M; ++m) {
     CT_UNROLL
-    for (int n = 0; n < N; ++n) store_wide(c + m * c_row + n * WIDTH, sums[m][n]);
+    for (int n = 0; n < N; ++n) store_wide(out + m * wide + d + n * WIDTH, sums[m][n]);
   }
 }
 
-// c[M][N * WIDTH] = a[M][depth] * b[depth][N * WIDTH]; depth is a multiple of 8. The products of every eighth column
-// are summed separately, and these sums are added in the order of `sum_of`, like those in the lanes of a vector in a
-// decode step.
-template <int M, int N>
-inline void score_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
-                        int32_t c_row) {
-  Wide kept[3][M][N];  // the sum of one, of two, of four
-  CT_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    Wide sums[M][N];
-    CT_UNROLL
-    for (int m = 0; m < M; ++m) {
-      CT_UNROLL
-      for (int n = 0; n < N; ++n) sums[m][n] = Wide{};
-    }
-    for (int32_t k = j; k < depth; k += 8) {
-      Wide right[N];
-      CT_UNROLL
-      for (int n = 0; n < N; ++n) right[n] = load_wide(b + k * b_row + n * WIDTH);
-      CT_UNROLL
-      for (int m = 0; m < M; ++m) {
-        CT_UNROLL
-        for (int n = 0; n < N; ++n) sums[m][n] += right[n] * a[m * a_row + k];
-      }
-    }
-    CT_UNROLL
-    for (int m = 0; m < M; ++m) {
-      CT_UNROLL
-      for (int n = 0; n < N; ++n) {
-        Wide sum = sums[m][n];
-        if (j % 2 == 1) sum += kept[0][m][n];
-        if (j % 4 == 3) sum += kept[1][m][n];
-        if (j == 7) store_wide(c + m * c_row + n * WIDTH, sum + kept[2][m][n]);
-        kept[j % 2 == 0 ? 0 : j % 4 == 1 ? 1 : 2][m][n] = sum;
-      }
-    }
+template <typename Type, int M, bool FIRST>
+inline void mix_tiles(const float* weights, int32_t dim, const Tile& tile, Later& later, float* values, float* out) {
+  int32_t d = 0;
+  for (; d + VECTORS * WIDTH <= dim; d += VECTORS * WIDTH) {
+    mix_tile<Type, M, VECTORS, FIRST>(weights, dim, d, tile, later, values, out);
   }
-}
-
-template <int M, int N, bool SCORES>
-inline void multiply_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
-                           int32_t c_row) {
-  (SCORES ? score_block<M, N> : add_block<M, N>)(a, a_row, b, b_row, depth, c, c_row);
-}
-
-template <int N, bool SCORES>
-inline void multiply_columns(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t rows,
-                             int32_t depth, float* c, int32_t c_row) {
-  int32_t m = 0;
-  for (; m + TOGETHER <= rows; m += TOGETHER) {
-    multiply_block<TOGETHER, N, SCORES>(a + m * a_row, a_row, b, b_row, depth, c + m * c_row, c_row);
-  }
-  a += m * a_row;
-  c += m * c_row;
-  switch (rows - m) {
-    case 5:
-      return multiply_block<5, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
-    case 4:
-      return multiply_block<4, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
-    case 3:
-      return multiply_block<3, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
-    case 2:
-      return multiply_block<2, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
-    case 1:
-      return multiply_block<1, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
-    default:
-      return;
-  }
-}
-
-// c[rows][columns] = a[rows][depth] * b[depth][columns]; without SCORES it is added to c. columns is a multiple of
-// WIDTH.
-template <bool SCORES>
-void multiply_floats(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t rows, int32_t depth,
-                     int32_t columns, float* c, int32_t c_row) {
-  int32_t n = 0;
-  for (; n + 2 * WIDTH <= columns; n += 2 * WIDTH) {
-    multiply_columns<2, SCORES>(a, a_row, b + n, b_row, rows, depth, c + n, c_row);
-  }
-  if (n < columns) multiply_columns<1, SCORES>(a, a_row, b + n, b_row, rows, depth, c + n, c_row);
-}
-
-inline void transpose_floats(Floats* rows) {
-#ifdef __AVX2__
-  transpose((__m256i*)rows);
-#else
-  Floats columns[8];
-  for (int i = 0; i < 8; ++i) {
-    for (int j = 0; j < 8; ++j) columns[i][j] = rows[j][i];
-  }
-  for (int i = 0; i < 8; ++i) rows[i] = columns[i];
-#endif
-}
-
-// Fills keys[dim][ATTEND_ROWS] and values[count][row]; columns from `count` up to a multiple of 8 become zeros.
-template <typename Type>
-void widen(const AttendChunk& a, int32_t count, const uint8_t* const* k, const uint8_t* const* v, int32_t row) {
-  for (int32_t r = 0; r < ATTEND_ROWS; r += 8) {
-    for (int32_t d = 0; d < a.dim; d += 8) {
-      Floats rows[8];
-      CT_UNROLL
-      for (int i = 0; i < 8; ++i) rows[i] = r + i < count ? Type::eight(k[r + i] + d * Type::BYTES) : Floats{};
-      transpose_floats(rows);
-      CT_UNROLL
-      for (int i = 0; i < 8; ++i) store(a.keys + (d + i) * ATTEND_ROWS + r, rows[i]);
-    }
-  }
-  for (int32_t r = 0; r < count; ++r) {
-    for (int32_t d = 0; d < a.dim; d += 8) store(a.values + r * row + d, Type::eight(v[r] + d * Type::BYTES));
-  }
+  for (; d < dim; d += WIDTH) mix_tile<Type, M, 1, FIRST>(weights, dim, d, tile, later, values, out);
 }
 
 template <typename Type>
-void attend_chunk_as(const AttendChunk& a) {
-  const int32_t row = padded(a.dim);  // length of a row of values and outputs
+void attend_chunk_as(const AttendChunk& a, const CachedRows* later) {
+  const int32_t wide = padded(a.dim);  // length of a row of values and outputs
   for (int32_t i = 0; i < a.queries; ++i) a.most[i] = -3.0e38f, a.sum[i] = 0.0f;
-  for (int32_t i = 0; i < a.queries * row; ++i) a.out[i] = 0.0f;
-  const uint8_t *k[ATTEND_ROWS], *v[ATTEND_ROWS];
+  for (int32_t i = 0; i < a.queries * wide; ++i) a.out[i] = 0.0f;
+  const int32_t blocks = (a.queries + TOGETHER - 1) / TOGETHER;
+  const int32_t pieces = (a.dim + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
+  Tile k, v;
+  Later later_k, later_v;
+  later_k.bytes = later_v.bytes = a.dim * Type::BYTES;
+  auto look_ahead = [&](const CachedRows& there, int32_t first) {
+    later_k.count = later_v.count = locate(there, first, later_k.rows, later_v.rows);
+  };
+  look_ahead(a, a.first);
   for (int32_t first = a.first; first < a.end; first += ATTEND_ROWS) {
-    const int32_t count = locate(a, first, k, v);
-    widen<Type>(a, count, k, v, row);
-    multiply_floats<true>(a.q, a.dim, a.keys, ATTEND_ROWS, a.queries, a.dim, ATTEND_ROWS, a.scores, ATTEND_ROWS);
-    if constexpr (Type::SCALED) scale_rows(a.scores, a.queries, count, k, a.scales);
+    k = later_k, v = later_v;
+    const int32_t count = k.count, next = first + ATTEND_ROWS;
+    for (int32_t r = count; r % KEYS != 0; ++r) k.rows[r] = k.rows[count - 1];
+    later_k.count = later_v.count = 0;
+    if (next < a.end) {
+      look_ahead(a, next);
+    } else if (later != nullptr) {
+      look_ahead(*later, later->first);
+    }
+    later_k.spread(blocks * ((count + KEYS - 1) / KEYS));
+    later_v.spread(blocks * pieces * ((count + ASK_ROWS - 1) / ASK_ROWS));
+    by_queries(a.queries, [&](auto some, int32_t i) {
+      const float* q = a.q + i * a.dim;
+      float* scores = a.scores + i * ATTEND_ROWS;
+      if (i == 0) return score_tile<Type, some.value, true>(q, a.dim, k, later_k, a.keys, scores);
+      score_tile<F32, some.value, false>(q, a.dim, k, later_k, a.keys, scores);
+    });
+    if constexpr (Type::SCALED) scale_rows(a.scores, a.queries, count, k.rows, a.scales);
     for (int32_t i = 0; i < a.queries; ++i) {
       const int32_t seen = a.newest + 1 - (a.queries - 1 - i) / a.heads - first;  // up to the query's own row
       if (a.cap > 0.0f) cap(a.scores + i * ATTEND_ROWS, ATTEND_ROWS, a.cap);
       const float kept =
           weigh(a.scores + i * ATTEND_ROWS, a.window > 0 ? seen - a.window : 0, seen, a.most[i], a.sum[i]);
       if (kept != 1.0f) {
-        for (int32_t d = 0; d < row; ++d) a.out[i * row + d] *= kept;
+        for (int32_t d = 0; d < wide; ++d) a.out[i * wide + d] *= kept;
       }
     }
-    if constexpr (Type::SCALED) scale_rows(a.scores, a.queries, count, v, a.scales);
-    multiply_floats<false>(a.scores, ATTEND_ROWS, a.values, row, a.queries, count, row, a.out, row);
+    if constexpr (Type::SCALED) scale_rows(a.scores, a.queries, count, v.rows, a.scales);
+    by_queries(a.queries, [&](auto some, int32_t i) {
+      const float* weights = a.scores + i * ATTEND_ROWS;
+      float* out = a.out + i * wide;
+      if (i == 0) return mix_tiles<Type, some.value, true>(weights, a.dim, v, later_v, a.values, out);
+      mix_tiles<F32, some.value, false>(weights, a.dim, v, later_v, a.values, out);
+    });
   }
 }
 
-void attend_chunk(const AttendChunk& given) {
-  by_type(given.type, [&](auto type) { attend_chunk_as<decltype(type)>(given); });
+void attend_chunk(const AttendChunk& given, const CachedRows* later) {
+  by_type(given.type, [&](auto type) { attend_chunk_as<decltype(type)>(given, later); });
 }
 
 }  // namespace

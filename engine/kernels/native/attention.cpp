@@ -131,16 +131,36 @@ void Group::position(int32_t layer) {
 
 void Group::attention(int32_t layer, Bench& bench) {
   const std::vector<Task>& tasks = plan_of(layer).tasks;
-  claim(int32_t(tasks.size()), [&](int32_t n) { attend(layer, tasks[size_t(n)], bench); });
+  claim(int32_t(tasks.size()), [&](int32_t n) {
+    const size_t later = size_t(n + decoder.pool.working());  // if all threads are as fast
+    attend(layer, tasks[size_t(n)], later < tasks.size() ? &tasks[later] : nullptr, bench);
+  });
 }
 
-void Group::attend(int32_t layer, const Task& task, Bench& bench) {
+// Returns the rows of a part of the context, from a KV head on.
+CachedRows Group::cached_rows(int32_t layer, const Queries& some, int32_t head, int32_t part) const {
+  const int64_t offset = int64_t(head) * sizes.dim * decoder.number_bytes;
+  const int32_t rows = some.row + some.count, start = part * PART_ROWS;
+  const int32_t seen = first_seen(some.row, plan_of(layer).window), before = seen > start ? seen - start : 0;
+  return {cached(decoder.cache.k, layer) + offset,
+          cached(decoder.cache.v, layer) + offset,
+          some.table,
+          decoder.slot_bytes,
+          sizes.kv_size + 4 * head - offset,
+          decoder.cache.type,
+          decoder.cache.block_size,
+          start + before / ATTEND_ROWS * ATTEND_ROWS,
+          start + PART_ROWS < rows ? start + PART_ROWS : rows,
+          before % ATTEND_ROWS};
+}
+
+void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& bench) {
   const Queries& some = plan_of(layer).queries[size_t(task.queries)];
   const ct_attention& how = decoder.layers[size_t(layer)].attention;
   const bool positioned = positions_first(decoder.layers[size_t(layer)]);
   const ct_cache& cache = decoder.cache;
   const Kernels& kernels = decoder.kernels;
-  const int32_t dim = sizes.dim, groups = sizes.groups, queries = task.heads * groups, rows = some.row + some.count;
+  const int32_t dim = sizes.dim, groups = sizes.groups, queries = task.heads * groups;
   const int32_t first_head = task.head * groups;
   float* query = bench.query.as<float>();
   const float* sinks = how.sinks == nullptr ? nullptr : how.sinks + first_head;
@@ -153,35 +173,38 @@ void Group::attend(int32_t layer, const Task& task, Bench& bench) {
     }
     for (int32_t i = 0; i < queries * dim; ++i) out[i] *= how.scale;
   }
-  const int64_t stride = decoder.slot_bytes;
-  const int64_t offset = int64_t(task.head) * dim * decoder.number_bytes;
-  const int64_t scales = sizes.kv_size + 4 * task.head - offset;  // relative to the first number of the task's first head
-  uint8_t *k = cached(cache.k, layer) + offset, *v = cached(cache.v, layer) + offset;
   if (!positioned && task.end == some.end) {
     float* keys = query + queries * dim;
-    const int64_t place = space.given[0].slot * stride;
-    for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, sizes.q_heads + task.head + h, keys + h * dim);
     const float* values = heads(0) + (sizes.q_heads + sizes.kv_heads + task.head) * dim;
-    kernels.store(keys, task.heads, dim, cache.type, k + place, k + place + scales);
-    kernels.store(values, task.heads, dim, cache.type, v + place, v + place + scales);
+    for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, sizes.q_heads + task.head + h, keys + h * dim);
+    const int64_t place = space.given[0].slot * decoder.slot_bytes;
+    const int64_t numbers = int64_t(task.head) * dim * decoder.number_bytes, scales = sizes.kv_size + 4 * task.head;
+    uint8_t *k = cached(cache.k, layer) + place, *v = cached(cache.v, layer) + place;
+    kernels.store(keys, task.heads, dim, cache.type, k + numbers, k + scales);
+    kernels.store(values, task.heads, dim, cache.type, v + numbers, v + scales);
   }
   const Sums all = some.apart ? space.sums.from(some.sums, dim) : bench.sums.from(0, dim);
   const int32_t kept_heads = some.apart ? sizes.kv_heads : task.heads, kept_head = some.apart ? task.head : 0;
-  const int32_t seen = first_seen(some.row, how.window);
   for (int32_t part = task.part; part < task.end; ++part) {
-    const int32_t start = part * PART_ROWS, end = start + PART_ROWS < rows ? start + PART_ROWS : rows;
-    const int32_t before = seen > start ? seen - start : 0, first = start + before / ATTEND_ROWS * ATTEND_ROWS;
-    const int32_t hidden = before % ATTEND_ROWS;
+    const CachedRows rows = cached_rows(layer, some, task.head, part);
     const int64_t place = (int64_t(part - some.part) * kept_heads + kept_head) * some.count * groups;
     const Sums sums{all.out + place * padded(dim), all.most + place, all.sum + place};
     if (some.count == 1) {
-      kernels.attend({query, k, v, some.table, stride, scales, cache.type, cache.block_size, task.heads, groups, dim, first,
-                      end, hidden, how.cap, bench.scores.as<float>(), sums.out, sums.most, sums.sum});
-    } else {
-      kernels.attend_chunk({query, k, v, some.table, stride, scales, cache.type, cache.block_size, some.count * groups, groups,
-                            dim, rows - 1, first, end, hidden, how.window, how.cap, bench.keys.as<float>(),
-                            bench.values.as<float>(), bench.scores.as<float>(), sums.out, sums.most, sums.sum});
+      kernels.attend({rows, query, task.heads, groups, dim, how.cap, bench.scores.as<float>(), sums.out, sums.most,
+                      sums.sum});
+      continue;
     }
+    const bool last = part + 1 == task.end;
+    CachedRows later = rows;
+    if (!last) {
+      later = cached_rows(layer, some, task.head, part + 1);
+    } else if (next != nullptr) {
+      later = cached_rows(layer, plan_of(layer).queries[size_t(next->queries)], next->head, next->part);
+    }
+    kernels.attend_chunk({rows, query, some.count * groups, groups, dim, some.row + some.count - 1, how.window, how.cap,
+                          bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(), sums.out,
+                          sums.most, sums.sum},
+                         last && next == nullptr ? nullptr : &later);
   }
   for (int32_t r = 0; r < some.count && !some.apart; ++r) {
     combine(some, r, all, sinks, kept_heads, task.heads, mixed(some.first + r) + first_head * dim);

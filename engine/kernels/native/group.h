@@ -106,7 +106,9 @@ class Group {
   void position(int32_t layer);
   void position_head(int32_t layer, int32_t r, int32_t which, float* out) const;
   void attention(int32_t layer, Bench& bench);
-  void attend(int32_t layer, const Task& task, Bench& bench);
+  CachedRows cached_rows(int32_t layer, const Queries& some, int32_t head, int32_t part) const;
+  // Also prefetches the first rows of the task `next`, if there is one.
+  void attend(int32_t layer, const Task& task, const Task* next, Bench& bench);
   void combine(const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads, int32_t heads,
                float* out) const;
 

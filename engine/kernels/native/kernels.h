@@ -52,9 +52,8 @@ struct Panel {
   int32_t columns;
 };
 
-// Some adjacent KV heads of a layer, with `groups` query heads each, over rows first..end of the sequence.
-struct Attend {
-  const float* q;  // [heads, groups, dim], scaled
+// Rows first..end - 1 of a sequence in the KV cache of a layer, from some KV head on.
+struct CachedRows {
   const uint8_t* k;
   const uint8_t* v;
   const int32_t* table;
@@ -62,12 +61,17 @@ struct Attend {
   int64_t scales;  // for quantised rows: bytes from the first number of the first head to its scale
   int32_t type;
   int32_t block_size;
-  int32_t heads;
-  int32_t groups;
-  int32_t dim;
   int32_t first;
   int32_t end;
   int32_t hidden;  // rows from `first` on that lie before the window: they are neither read nor seen
+};
+
+// Some adjacent KV heads, with `groups` query heads each.
+struct Attend : CachedRows {
+  const float* q;  // [heads, groups, dim], scaled
+  int32_t heads;
+  int32_t groups;
+  int32_t dim;
   float cap;       // of scores; 0: none
   float* scores;  // [heads, groups, ATTEND_ROWS] of scratch
   float* out;     // [heads, groups, padded(dim)], not divided by the sum
@@ -82,27 +86,17 @@ constexpr int32_t PART_ROWS = 128;
 // All heads of this many rows are read before the next rows: they are adjacent, and memory is read fastest in order.
 constexpr int32_t TOGETHER_ROWS = 8;
 
-// One KV head of a layer: the queries of the newest rows, of which `newest` is the last, over rows first..end - 1. Each
-// query sees rows up to its own; with a window, only the last of them.
-struct AttendChunk {
+// One KV head: the queries of the newest rows, of which `newest` is the last. Each query sees rows up to its own; with
+// a window, only the last of them.
+struct AttendChunk : CachedRows {
   const float* q;  // [queries, dim], scaled; `heads` of them per row
-  const uint8_t* k;
-  const uint8_t* v;
-  const int32_t* table;
-  int64_t stride;
-  int64_t scales;
-  int32_t type;
-  int32_t block_size;
   int32_t queries;
   int32_t heads;
   int32_t dim;
   int32_t newest;
-  int32_t first;
-  int32_t end;
-  int32_t hidden;  // rows from `first` on that lie before all windows: they are not read
   int32_t window;  // 0: none
   float cap;
-  float* keys;    // scratch: [dim, ATTEND_ROWS]
+  float* keys;    // scratch: [ATTEND_ROWS, dim]
   float* values;  // scratch: [ATTEND_ROWS, padded(dim)]
   float* scores;  // scratch: [queries, ATTEND_ROWS]
   float* out;     // [queries, padded(dim)], not divided by the sum
@@ -136,7 +130,8 @@ struct Kernels {
   // x = most * tanh(x / most)
   void (*cap)(float* x, int32_t n, float most);
   void (*attend)(const Attend& given);
-  void (*attend_chunk)(const AttendChunk& given);
+  // Prefetches the first of `later`, which the thread is likely to attend to next; it may be null.
+  void (*attend_chunk)(const AttendChunk& given, const CachedRows* later);
   // Combines parts of the context with their `most` and `sum`, part i of head h at [i * stride + h] -> out [heads,
   // dim]; sinks [heads] or null.
   void (*combine)(const float* parts, const float* most, const float* sum, const float* sinks, int32_t count,

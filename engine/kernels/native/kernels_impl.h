@@ -355,8 +355,7 @@ inline void by_groups(int32_t groups, const Part& part) {
 
 // Finds the memory of the rows from `row` on, at most ATTEND_ROWS; returns their number. A hidden row is replaced by
 // the first visible one; it gets no weight.
-template <typename Attention>
-inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const uint8_t** v) {
+inline int32_t locate(const CachedRows& a, int32_t row, const uint8_t** k, const uint8_t** v) {
   const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
   int32_t block = row / a.block_size, within = row % a.block_size;
   for (int32_t i = 0; i < count; ++i) {

@@ -120,12 +120,9 @@ struct F16 {
   }
 };
 
-// e to the x, with a relative error within 2e-7; 0 and infinity far out, NaN stays NaN. V is any vector of floats.
+// e to the x for x from -87 to 88, with a relative error within 2e-7; NaN stays NaN. V is any vector of floats.
 template <typename V, typename I>
-inline V exponential(V x) {
-  const V given = x, least = V{} - 87.0f, most = V{} + 88.0f;
-  x = x < least ? least : x;
-  x = x > most ? most : x;
+inline V exponential_within(V x) {
   const V shifted = x * 1.44269504f + 12582912.0f;  // the nearest integer is in the low bits
   const V whole = shifted - 12582912.0f;
   const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -136,7 +133,16 @@ inline V exponential(V x) {
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
   const V power = (V)(((I)shifted - 0x4b400000 + 127) << 23);
-  const V result = p * power;
+  return p * power;
+}
+
+// The same for any x: 0 and infinity far out.
+template <typename V, typename I>
+inline V exponential(V x) {
+  const V given = x, least = V{} - 87.0f, most = V{} + 88.0f;
+  x = x < least ? least : x;
+  x = x > most ? most : x;
+  const V result = exponential_within<V, I>(x);
   return given == given ? result : given;
 }
 

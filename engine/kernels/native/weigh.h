@@ -56,7 +56,7 @@ inline float weigh(float* scores, int32_t first, int32_t seen, float& most, floa
   Wide total{};
   for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
     const Wide below = load_wide(scores + r) - now;
-    const Wide weight = below < LEAST ? Wide{} : exponential<Wide, WideInts>(below);
+    const Wide weight = below < LEAST ? Wide{} : exponential_within<Wide, WideInts>(below);
     store_wide(scores + r, weight);
     total += weight;
   }
