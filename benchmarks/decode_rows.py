@@ -20,8 +20,7 @@ from time import perf_counter
 
 import torch
 
-from benchmarks.formats import random_quantized
-from benchmarks.options import names, numbers
+from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
@@ -29,6 +28,8 @@ from engine.execute.cuda.graphs import Graphs
 from engine.params import SamplingParams
 
 BLOCK, STEPS, WARM, ROUNDS, PROFILED = 32, 64, 2, 5, 8
+ANSWER = "--answer"
+"""The first argument of the process with other source."""
 
 
 def round_seconds(runner: DecodeRunner, rows: int, context: int, params: SamplingParams) -> float:
@@ -108,7 +109,7 @@ class OtherSteps:
 
     def __init__(self, asked: Asked, tree: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, "--answer", json.dumps(asdict(asked))],
+            [sys.executable, "-P", __file__, ANSWER, json.dumps(asdict(asked))],
             env=os.environ
             | {"PYTHONPATH": f"{tree.resolve()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
             stdin=subprocess.PIPE,
@@ -153,8 +154,21 @@ def compare(name: str, steps: Steps, other: OtherSteps | None, rows: int, contex
     )
 
 
+def measure(asked: Asked, given: argparse.Namespace) -> None:
+    """Measure every number of rows at every context with one model, which is gone afterwards."""
+    steps, other = Steps(asked), None if given.against is None else OtherSteps(asked, given.against)
+    for context, rows in product(given.context, given.rows):
+        compare(f"{asked.shape} {asked.form}", steps, other, rows, context)
+        if given.profile:
+            print(kernel_times(steps.runner, rows, context), flush=True)
+    if other is not None:
+        other.close()
+
+
 def main() -> None:
     """Run the benchmark; see the module."""
+    from benchmarks.options import check_names, names, numbers  # other source may lack them
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -166,22 +180,16 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="the plain modules")
     parser.add_argument("--profile", action="store_true", help="which kernels take how long")
     parser.add_argument("--against", type=Path, help="a folder with other source, measured in turn")
-    parser.add_argument("--answer", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.answer:
-        return answer(Asked(**json.loads(given.answer)))
+    check_names(parser, given, formats=tuple(FORMATS))
     for shape, form in product(given.shapes, given.formats):
-        for context in given.context:
-            asked = Asked(shape, form, max(given.rows), context, given.temperature, given.plain)
-            steps, other = Steps(asked), None if given.against is None else OtherSteps(asked, given.against)
-            for rows in given.rows:
-                compare(f"{shape} {form}", steps, other, rows, context)
-                if given.profile:
-                    print(kernel_times(steps.runner, rows, context), flush=True)
-            if other is not None:
-                other.close()
-    return None
+        measure(
+            Asked(shape, form, max(given.rows), max(given.context), given.temperature, given.plain), given
+        )
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [ANSWER]:
+        answer(Asked(**json.loads(sys.argv[2])))
+    else:
+        main()

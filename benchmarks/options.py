@@ -34,12 +34,19 @@ def parse(
 ) -> argparse.Namespace:
     """Parse the arguments; exit with one line for an unknown shape, peer or format."""
     arguments = parser.parse_args()
-    for name, known in (("shapes", tuple(SHAPES)), ("peers", peers), ("formats", formats)):
-        if unknown := [given for given in getattr(arguments, name, ()) if given not in known]:
-            parser.error(f"--{name}: there is no {unknown[0]!r}; choose from {', '.join(known)}")
+    check_names(parser, arguments, peers=peers, formats=formats)
     if (arguments.llama_cpp is None) != (arguments.gguf is None):
         parser.error("--llama-cpp and --gguf go together")
     return arguments
+
+
+def check_names(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, **known: tuple[str, ...]
+) -> None:
+    """Exit with one line if the lists in `arguments` have a shape, or another name, that is not `known`."""
+    for option, choices in {"shapes": tuple(SHAPES), **known}.items():
+        if unknown := [given for given in getattr(arguments, option, ()) if given not in choices]:
+            parser.error(f"--{option}: there is no {unknown[0]!r}; choose from {', '.join(choices)}")
 
 
 def names(text: str) -> list[str]:

@@ -40,7 +40,7 @@ class Copy:
 
     @property
     def recent(self) -> int:
-        """How many of the latest RECENT tokens are the same as before."""
+        """How many of the latest RECENT tokens were as expected."""
         return (self._same & _RECENT).bit_count()
 
     def begin(self, place: int, length: int, known: int) -> None:
