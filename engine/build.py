@@ -429,11 +429,13 @@ def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, opti
     reason = _parts_not_fused(network, device, options)
     if group.least(int(reason is None)):
         from engine.execute.cuda.divided import make_divided_runner, meet
+        from engine.execute.cuda.prompt_sums import PromptSums
 
-        found = meet(network, device, group)
+        found = meet(network, device, group, pieces.scheduler.max_chunk)
         if not isinstance(found, str):
             graphs = Graphs() if options.graphs else None
-            pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False)
+            sums = PromptSums(found, group, device, network.dtype)
+            pieces.runner.fuse(network, pieces.cache, pieces.context_length, graphs, False, sums)
             runner: DecodeRunner[Sequence] = make_divided_runner(
                 network, pieces.cache, found, pieces.context_length, graphs
             )

@@ -27,6 +27,7 @@ from models.reference.peers import Peers
 
 if TYPE_CHECKING:
     from engine.execute.cuda.padded_prefill import PaddedPrefill
+    from engine.execute.cuda.prefill import Sums
 
 
 class Decoder(Protocol):
@@ -106,13 +107,20 @@ class Runner:
 
     @torch.inference_mode()
     def fuse(
-        self, network: Network, cache: KVCache, rows: int, graphs: Graphs | None, deterministic: bool
+        self,
+        network: Network,
+        cache: KVCache,
+        rows: int,
+        graphs: Graphs | None,
+        deterministic: bool,
+        sums: "Sums | None" = None,
     ) -> str | None:
         """Switch to fused kernels if they support `network`; compile and record them. Otherwise return why they do not.
 
         `rows` is the most that a sequence holds. With `deterministic`, every span is summed in one order, whatever else
         is in the batch. Without it, short spans and batches of several spans run as `graphs`, unless torch computes
-        attention. The cache must be empty, because its first block is written to. Raises ImportError if triton is not
+        attention. The cache must be empty, because its first block is written to. `sums` sum the products of a divided
+        network. Raises ImportError if triton is not
         installed.
         """
         from engine.execute.cuda.fused_program import unsupported
@@ -121,7 +129,7 @@ class Runner:
 
         if (reason := unsupported(network)) is not None:
             return reason
-        self._model = FusedPrefill(network, self._on_host, self._peers)
+        self._model = FusedPrefill(network, self._on_host, self._peers, sums)
         count = min(32, cache.block_size)  # enough rows to compile the kernels for long prompts
         ids = torch.arange(count, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))

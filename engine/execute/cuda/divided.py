@@ -23,14 +23,19 @@ ROWS = 64
 """The most sequences in a step."""
 
 
-def meet(network: Network, device: torch.device, group: Group) -> Exchange | str:
-    """Return the exchange for decode steps, or the reason why there is none, as the middle of a sentence.
+def meet(network: Network, device: torch.device, group: Group, prompt: int) -> Exchange | str:
+    """Return the exchange for decode steps, and for up to `prompt` rows of prompts.
 
-    Either all ranks of `network` get an exchange or none does. Raises EngineError when a rank is lost.
+    Where there is none, return the reason, as the middle of a sentence. Either all ranks of `network` get an exchange
+    or none does. Raises EngineError when a rank is lost.
     """
     share = network.share
     assert share is not None
-    plan, memory, reason = Plan.of(network, ROWS), None, "the GPUs of another process cannot share memory"
+    plan, memory, reason = (
+        Plan.of(network, ROWS, prompt),
+        None,
+        "the GPUs of another process cannot share memory",
+    )
     try:
         memory = share_memory(plan.nbytes, share.rank, device, lambda data: group.swap("memory", data))
     except RuntimeError as error:

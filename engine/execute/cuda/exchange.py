@@ -1,5 +1,7 @@
 """Exchange data between ranks in a decode step, by kernels that write into the memory of the other ranks.
 
+Prompts have sums of their own (`prompt_sums.py`) in the same memory.
+
 All ranks run the same steps in the same order. Each step has `begin`, two sums per layer, one sum for the embedding,
 and `join_columns`. A step is recorded like any other: only a number in device memory changes between steps.
 """
@@ -10,17 +12,21 @@ import torch
 import triton
 from torch import Tensor
 
+from engine.execute.cuda.add_norm import AddNorm
 from engine.execute.cuda.peer_memory import PeerMemory
 from engine.execute.cuda.slots import StepInput
 from engine.execute.group import PATIENCE
 from engine.kernels.triton.exchange import begin_kernel, count_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.sum_norm import sum_norm_kernel
 from models.network import Network
 
 _WHILE_COMPILING_S = 300.0
 """How long to wait for another rank before the first answer, in seconds: each rank compiles its kernels."""
 _WARPS = 8
 """Warps of a program; every thread has one word."""
+_THREAD_WORDS = 4
+"""Pairs of numbers of a thread, where a program sums and norms a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +42,17 @@ class Plan:
     """Logits per row on each rank."""
     vocab: int
     layers: int
+    prompt: int = 0
+    """The most rows of a prompt's step, and the bytes of a number in them."""
+    itemsize: int = 2
 
     @classmethod
-    def of(cls, network: Network, rows: int) -> "Plan":
-        """Return the plan for a divided network and steps of up to `rows` rows."""
+    def of(cls, network: Network, rows: int, prompt: int) -> "Plan":
+        """Return the plan for a divided network and steps of up to `rows` rows, or up to `prompt` rows of prompts."""
         assert network.share is not None
         spec, ranks = network.spec, network.share.ranks
-        vocab = network.whole.vocab_size
-        return cls(ranks, rows, spec.hidden_size, spec.vocab_size, vocab, len(spec.layers))
+        vocab, itemsize = network.whole.vocab_size, network.dtype.itemsize
+        return cls(ranks, rows, spec.hidden_size, spec.vocab_size, vocab, len(spec.layers), prompt, itemsize)
 
     @property
     def sums(self) -> int:
@@ -66,9 +75,19 @@ class Plan:
         return self.logits + self.ranks * self.rows * self.columns
 
     @property
+    def prompts(self) -> int:
+        """The first word of the two places for rows of prompts, at a multiple of 16 bytes."""
+        return self.tokens + self.rows + (self.tokens + self.rows) % 2
+
+    @property
+    def place(self) -> int:
+        """Words of such a place."""
+        return -(-self.prompt * self.size * self.itemsize // 16) * 2
+
+    @property
     def nbytes(self) -> int:
-        """The bytes of memory each rank needs."""
-        return 8 * (self.tokens + self.rows)
+        """The bytes of memory each rank needs. The last words say which ranks have written their rows of a prompt."""
+        return 8 * (self.prompts + 2 * (self.place + self.ranks))
 
 
 class Exchange:
@@ -79,8 +98,8 @@ class Exchange:
     ) -> None:
         """`memory` holds the plan's bytes on each rank, zeros at first. `dtype` is the network's. `pdl` turns on
         programmatic dependent launch (sm_90 and later)."""
-        self._memory = memory
-        self._plan = plan
+        self.memory = memory
+        self.plan = plan
         self.rank = rank
         self._pdl = pdl
         self._cuda = device.type == "cuda"
@@ -118,7 +137,7 @@ class Exchange:
     def close(self) -> None:
         """Release the memory; nothing may be enqueued afterwards."""
         self.give_up()
-        self._memory.close()
+        self.memory.close()
 
     def begin(self, given: StepInput, rows: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Enqueue the start of a step of `rows` rows: every rank gets rank 0's newest tokens into `given`.
@@ -136,12 +155,12 @@ class Exchange:
             self.rank,
             self._lost,
             self._patience,
-            self._plan.tokens,
+            self.plan.tokens,
             first,
             last,
             ROWS=rows,
-            RANKS=self._plan.ranks,
-            EXCHANGES=self._plan.exchanges,
+            RANKS=self.plan.ranks,
+            EXCHANGES=self.plan.exchanges,
             BLOCK=max(32, triton.next_power_of_2(rows)),
             CUDA=self._cuda,
             num_warps=1,
@@ -164,12 +183,12 @@ class Exchange:
             out,
             *self._told,
             self._number,
-            self.rank,
             self._lost,
             self._patience,
             count,
-            RANKS=self._plan.ranks,
-            ROOM=self._plan.rows * self._plan.size,
+            RANK=self.rank,
+            RANKS=self.plan.ranks,
+            ROOM=self.plan.rows * self.plan.size,
             PARTS=x.shape[0] if x.dim() == 3 else 1,
             BLOCK=32 * _WARPS,
             PDL=self._pdl,
@@ -179,9 +198,62 @@ class Exchange:
         )
         split_alike(kernel)
 
+    def place(self, rows: int) -> Tensor | None:
+        """Return None: products may be anywhere."""
+        return None
+
+    def add_norm(self, x: Tensor, residual: Tensor, between: AddNorm, out: Tensor, total: Tensor) -> None:
+        """See `engine.execute.cuda.prefill.Sums`. Every rank's sum of its parts is rounded to the network's dtype."""
+        self._number += 1
+        told = *self._told, self._number
+        self.sum_norm(x, residual, between, out, total, told, self.plan.rows * self.plan.size, None)
+
+    def sum_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        between: AddNorm,
+        out: Tensor,
+        total: Tensor,
+        told: tuple[Tensor, Tensor, int],
+        room: int,
+        start: int | None,
+    ) -> None:
+        """Launch `sum_norm_kernel` with `told`, its peers, epoch and number. With a `start`, ranks read from others."""
+        rows, size = out.shape
+        words = triton.next_power_of_2(triton.cdiv(size, 2))
+        warps = max(1, min(16, words // _THREAD_WORDS // 32))
+        pdl = self._pdl and start is None  # the library's products, which prompts use, do not start early
+        kernel = sum_norm_kernel[(rows,)](
+            x,
+            residual,
+            residual if between.norm is None else between.norm[1].weight,
+            out,
+            total,
+            *told,
+            self._lost,
+            self._patience,
+            start or 0,
+            RANK=self.rank,
+            RANKS=self.plan.ranks,
+            ROOM=room,
+            SIZE=size,
+            WORDS=words,
+            PARTS=x.shape[0] if x.dim() == 3 else 1,
+            PULL=start is not None,
+            PDL=pdl,
+            CUDA=self._cuda,
+            WARPS=warps,
+            **between.arguments(),
+            num_warps=warps,
+            launch_pdl=pdl,
+        )
+        if start is None:
+            split_alike(kernel)
+
     def join_columns(self, x: Tensor) -> Tensor:
         """Join the logits [T, columns] of all ranks to [T, vocab] on rank 0; the result is meaningless elsewhere."""
-        rows, plan = x.shape[0], self._plan
+        rows, plan = x.shape[0], self.plan
         assert self._number == plan.sums
         out = self._joined[:rows]
         bits = x.to(out.dtype).view(torch.int32)

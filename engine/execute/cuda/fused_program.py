@@ -35,6 +35,7 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
+from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import (
     attend_mma,
@@ -48,7 +49,7 @@ from engine.execute.cuda.exchange import Exchange
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product, planes_of
-from engine.execute.cuda.prefill import Normed, OnHost, add_norm, normed, run_layers
+from engine.execute.cuda.prefill import OnHost, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
@@ -287,7 +288,7 @@ class FusedDecoder:
         if weights.on_host:
             assert self._on_host is not None
             here, seen = x[:rows], torch.empty_like(x[:rows])
-            split_alike(add_norm(here, None, None, 1.0, norm, seen, here))
+            split_alike(add_norm(here, None, AddNorm(None, 1.0, norm), seen, here))
             found = self._on_host.mix(index, seen, *experts.chosen(rows, spec.chosen))
             here.add_(found, alpha=scale)
         else:
@@ -336,7 +337,7 @@ class FusedDecoder:
                 return 0
             exchange.add(self._part[:rows], None, self._out[:rows])
         assert after is not None
-        kernel = add_norm(self._out, x, after, scale, None, here, x, self._pdl)
+        kernel = add_norm(self._out, x, AddNorm(after, scale, None), here, x, self._pdl)
         split_alike(kernel)
         return 0
 

@@ -5,6 +5,7 @@ driver are enough here.
 """
 
 import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,28 @@ class PeerMemory:
     addresses: tuple[int, ...]
     close: Callable[[], None]
     """Release all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """Memory as torch takes it (the CUDA array interface)."""
+
+    address: int
+    nbytes: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+
+def tensor_at(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the memory of this process from `address` on as a tensor; whoever owns it must outlive the tensor."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type == "cuda":
+        found = torch.as_tensor(_Array(address, nbytes), device=device)
+    else:
+        found = torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
+    return found.view(dtype).view(shape)
 
 
 def share_memory(

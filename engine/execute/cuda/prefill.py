@@ -5,32 +5,27 @@ The plain twin is `models/reference/decoder.py`. Prompts use it, and decode step
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from engine.execute.cuda.add_norm import AddNorm, add_norm, normed
 from engine.execute.cuda.attend import rotation
 from engine.execute.cuda.experts import activation, choose, mix
 from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.prefill import (
-    gate_kernel,
-    norm_kernel,
-    position_kernel,
-    unusual_position_kernel,
-)
-from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
+from engine.kernels.triton.prefill import gate_kernel, position_kernel, unusual_position_kernel
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
 from models.reference.peers import Peers
 from models.spec import Attention as AttentionSpec
-from models.spec import Experts, FeedForward, Norm
+from models.spec import Experts, FeedForward
 
-Normed = tuple[Norm, NormWeights]
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, projected q, k and v [T, numbers]) -> the input of the output projection [T, q numbers]."""
 
@@ -62,8 +57,23 @@ class Products(Protocol):
         """Multiply and gate: [T, columns] -> [T, size]. The first half of the product gates the second."""
         ...
 
-    def parts(self, linear: Linear, x: Tensor) -> Tensor:
-        """Multiply as `product` does, or return its summands fp32 [parts, T, rows]; `add_norm` takes both."""
+    def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
+        """Multiply as `product` does, or return its summands fp32 [parts, T, rows]; `add_norm` takes both.
+
+        The product may be written into `place` [T, rows].
+        """
+        ...
+
+
+class Sums(Protocol):
+    """Sums products over all ranks of a divided network."""
+
+    def place(self, rows: int) -> Tensor | None:
+        """Return [rows, hidden], where the next product is best written, or None if any place is as good."""
+        ...
+
+    def add_norm(self, x: Tensor, residual: Tensor, between: AddNorm, out: Tensor, total: Tensor) -> None:
+        """Do what `add_norm` does with the sum of x (`Products.parts`) over all ranks."""
         ...
 
 
@@ -82,9 +92,11 @@ class LibraryProducts:
         """See `Products`."""
         return _gate(self.product(linear, x), spec)
 
-    def parts(self, linear: Linear, x: Tensor) -> Tensor:
+    def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
         """See `Products`."""
-        return self.product(linear, x)
+        if place is None or not linear.is_plain or linear.bias is not None:
+            return self.product(linear, x)
+        return torch.mm(x, linear.weight.t(), out=place)
 
 
 LIBRARY = LibraryProducts()
@@ -96,45 +108,48 @@ def run_layers(
     attend: Attend,
     on_host: OnHost | None = None,
     by: Products = LIBRARY,
-    peers: Peers | None = None,
+    sums: Sums | None = None,
 ) -> Tensor:
-    """Run all layers: embedded tokens [T, hidden] -> the same shape, after the final norm. `peers` sum over ranks."""
+    """Run all layers: embedded tokens [T, hidden] -> the same shape, after the final norm. `sums` sum over ranks."""
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
     residual: Tensor | None = None
     post, scale = None, 1.0
+
+    def place() -> Tensor | None:
+        return None if sums is None else sums.place(x.shape[-2])
+
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
-        norm = normed(layer.attention_norm, weights.attention_norm)
-        given, residual = _add_norm(x, residual, post, scale, norm, by.pdl)
-        x = by.parts(weights.attention.out, attend(index, by.product(weights.attention.qkv, given)))
-        x = _together(x, peers)
+        between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm))
+        given, residual = _add_norm(x, residual, between, by.pdl, sums)
+        mixed = attend(index, by.product(weights.attention.qkv, given))
+        x = by.parts(weights.attention.out, mixed, place())
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
-        norm = normed(layer.feed_forward_norm, weights.feed_forward_norm)
-        given, residual = _add_norm(x, residual, post, scale, norm, by.pdl)
-        x = _together(_feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by), peers)
+        between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm))
+        given, residual = _add_norm(x, residual, between, by.pdl, sums)
+        x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by, place())
         post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
-    return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm), by.pdl)[0]
-
-
-def _together(x: Tensor, peers: Peers | None) -> Tensor:
-    """Sum a product (`Products.parts`) over all ranks."""
-    if peers is None:
-        return x
-    return peers.sum(x.sum(0) if x.dim() == 3 else x)
+    between = AddNorm(post, scale, normed(spec.final_norm, network.final_norm))
+    return _add_norm(x, residual, between, by.pdl, sums)[0]
 
 
 class FusedPrefill:
     """Implements `engine.execute.runner.Decoder` for the networks that `engine.execute.cuda.fused_program` supports."""
 
     def __init__(
-        self, network: Network, on_host: HostExperts | None = None, peers: Peers | None = None
+        self,
+        network: Network,
+        on_host: HostExperts | None = None,
+        peers: Peers | None = None,
+        sums: Sums | None = None,
     ) -> None:
-        """`on_host` computes the experts in host memory, `peers` the other parts of a divided network."""
+        """`on_host` computes the experts in host memory. `peers` compute the other parts of a divided network, and
+        `sums` sum the products of all parts."""
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding, peers=peers)
         self._on_host = on_host
-        self._peers = peers
+        self._sums = sums
 
     def forward(
         self,
@@ -154,7 +169,7 @@ class FusedPrefill:
             return self._attend(index, projected, positions, attention)
 
         x = self._reference.embed(token_ids, positions)
-        return run_layers(self._network, x, attend, on_host, peers=self._peers)
+        return run_layers(self._network, x, attend, on_host, sums=self._sums)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""
@@ -211,11 +226,12 @@ def _feed(
     given: Tensor,
     on_host: OnHost | None,
     by: Products,
+    place: Tensor | None = None,
 ) -> Tensor:
-    """Run the feed-forward of a layer: [T, hidden] -> the same shape, or parts of it (`Products`)."""
+    """Run the feed-forward of a layer: [T, hidden] -> the same shape, or parts of it (`Products.parts`)."""
     if isinstance(weights, FeedForwardWeights):
         assert isinstance(spec, FeedForward)
-        return by.parts(weights.down, by.gated(weights.gate_up, given, spec))
+        return by.parts(weights.down, by.gated(weights.gate_up, given, spec), place)
     assert isinstance(spec, Experts)
     beside = None
     if spec.shared is not None and weights.shared is not None:
@@ -235,66 +251,24 @@ def _feed(
     return (found if beside is None else found + beside).to(given.dtype)
 
 
-def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
-    """Pair a norm with its weights; None if there is no norm."""
-    return None if norm is None or weights is None else (norm, weights)
-
-
 def _add_norm(
-    x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None, pdl: bool
+    x: Tensor, residual: Tensor | None, between: AddNorm, pdl: bool, sums: Sums | None
 ) -> tuple[Tensor, Tensor]:
-    """Return (`norm` of the sum, the sum) for residual [T, size] + scale * `post` of x (`Products.parts`)."""
-    if residual is None and norm is None:
+    """Return (`norm` of the sum, the sum) for residual [T, size] + x (`Products.parts`), which `sums` sum first.
+
+    Without a residual, x is a sum already.
+    """
+    if residual is None and between.norm is None:
         return x, x
     total = x if residual is None else torch.empty_like(residual)
-    out = total if norm is None else torch.empty_like(total)
-    kernel = add_norm(x, residual, post, scale, norm, out, total, pdl)
+    out = total if between.norm is None else torch.empty_like(total)
+    if sums is not None and residual is not None:
+        sums.add_norm(x, residual, between, out, total)
+        return out, total
+    kernel = add_norm(x, residual, between, out, total, pdl)
     if pdl:
         split_alike(kernel)
     return out, total
-
-
-def add_norm(
-    x: Tensor,
-    residual: Tensor | None,
-    post: Normed | None,
-    scale: float,
-    norm: Normed | None,
-    out: Tensor,
-    total: Tensor,
-    pdl: bool = False,
-) -> Any:
-    """Write total [T, size] = residual + scale * `post` of x, and out = `norm` of total. Return the launched kernel.
-
-    x is [T, size], or a result of `Products.parts`. `out` determines T.
-    """
-    rows, size = out.shape
-    block = triton.next_power_of_2(size)
-    added = {}
-    if post is not None:
-        kind, weights = post
-        added = {"post_weight": weights.weight, "POST_EPS": kind.eps}
-        added |= {"POST_OFFSET": kind.offset, "POST_ONCE": kind.rounds_last}
-    return norm_kernel[(rows,)](
-        x,
-        x if residual is None else residual,
-        x if norm is None else norm[1].weight,
-        out,
-        total,
-        SIZE=size,
-        BLOCK=block,
-        EPS=0.0 if norm is None else norm[0].eps,
-        ADD=residual is not None,
-        NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm[0].offset,
-        ONCE=norm is not None and norm[0].rounds_last,
-        SCALE=scale,
-        **added,
-        PARTS=x.shape[0] if x.dim() == 3 else 0,
-        PDL=pdl,
-        num_warps=max(1, min(8, block // 512)),
-        launch_pdl=pdl,
-    )
 
 
 def _gate(gate_up: Tensor, spec: FeedForward) -> Tensor:

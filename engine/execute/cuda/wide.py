@@ -28,7 +28,7 @@ class WideProducts:
         """See `Products`."""
         return self._product(linear, x, spec, False)
 
-    def parts(self, linear: Linear, x: Tensor) -> Tensor:
+    def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
         """See `Products`."""
         return self._product(linear, x, None, linear.bias is None)
 

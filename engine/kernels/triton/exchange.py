@@ -21,13 +21,13 @@ LOOKS = tl.constexpr(1024)
 
 
 @triton.jit
-def _tag(epoch, number):
-    """Return the tag of an exchange; unwritten memory has the tag 0."""
+def tag_of(epoch, number):
+    """Return the tag of an exchange: 31 bits of epoch int64 [1] + `number`. Unwritten memory has the tag 0."""
     return (tl.load(epoch) + number) & 0x7FFFFFFF
 
 
 @triton.jit
-def _send(base, place, bits, tag, inside, CUDA: tl.constexpr):
+def send(base, place, bits, tag, inside, CUDA: tl.constexpr):
     """Write `bits` int32 with the tag to the words `place` int64 of the memory at address `base`."""
     word = (tag << 32) | (bits.to(tl.int64) & 0xFFFFFFFF)
     if CUDA:
@@ -44,7 +44,7 @@ def _send(base, place, bits, tag, inside, CUDA: tl.constexpr):
 
 
 @triton.jit
-def _receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
+def receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
     """Wait for the tag in the words `place` of the memory at `base`, and return their bits int32.
 
     Every thread must have words. Set `lost` to 1 after a wait longer than `patience`: nanoseconds, or polls in the
@@ -54,13 +54,13 @@ def _receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
     word = tl.load(at, mask=inside, other=0, volatile=True)
     waits = tl.max((inside & ((word >> 32) != tag)).to(tl.int32), 0)
     looks = 0
-    began = tl.zeros([], tl.int64)
+    began = patience * 0
     while waits > 0:
         word = tl.load(at, mask=inside, other=0, volatile=True)
         waits = tl.max((inside & ((word >> 32) != tag)).to(tl.int32), 0)
         looks += 1
         if looks % LOOKS == 0:
-            now = tl.zeros([], tl.int64) + looks
+            now = patience * 0 + looks
             if CUDA:
                 now = tl.extra.cuda.globaltimer()
             began = tl.where(began == 0, now, began)
@@ -71,7 +71,7 @@ def _receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
     return (word & 0xFFFFFFFF).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["number", "rank"])
+@triton.jit(do_not_specialize=["number"])
 def sum_kernel(
     x,
     residual,
@@ -79,10 +79,10 @@ def sum_kernel(
     peers,
     epoch,
     number,
-    rank,
     lost,
     patience,
     COUNT,
+    RANK: tl.constexpr,
     RANKS: tl.constexpr,
     ROOM: tl.constexpr,
     PARTS: tl.constexpr,
@@ -92,9 +92,9 @@ def sum_kernel(
 ):
     """Compute out [COUNT] = residual (None: 0) + the sum over all ranks of x [PARTS, COUNT], in fp32, in rank order.
 
-    peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words. epoch int64 [1] plus
-    the `number` of the exchange is its tag. lost int32 [1] and patience int64 [1] are as in `_receive`. `out` may be
-    `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of threads.
+    RANK is this rank. peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words.
+    epoch int64 [1] plus the `number` of the exchange is its tag. lost int32 [1] and patience int64 [1] are as in
+    `receive`. `out` may be `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of threads.
     """
     gdc_launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -103,17 +103,19 @@ def sum_kernel(
     own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         own += tl.load(x + part * COUNT + at, mask=inside, other=0.0).to(tl.float32)
-    tag = _tag(epoch, number)
+    tag = tag_of(epoch, number)
     buffer = (tag & 1) * (RANKS * ROOM)
     bits = own.to(tl.int32, bitcast=True)
     for other in tl.static_range(RANKS):
-        _send(tl.load(peers + other), buffer + rank * ROOM + at, bits, tag, inside & (rank != other), CUDA)
-    mine, longest = tl.load(peers + rank), tl.load(patience)
+        if other != RANK:
+            send(tl.load(peers + other), buffer + RANK * ROOM + at, bits, tag, inside, CUDA)
+    mine, longest = tl.load(peers + RANK), tl.load(patience)
     total = tl.zeros([BLOCK], tl.float32)
     for other in tl.static_range(RANKS):
-        others = inside & (rank != other)
-        found = _receive(mine, buffer + other * ROOM + at, tag, others, lost, longest, CUDA)
-        total += tl.where(others, found.to(tl.float32, bitcast=True), own)
+        found = bits
+        if other != RANK:
+            found = receive(mine, buffer + other * ROOM + at, tag, inside, lost, longest, CUDA)
+        total += found.to(tl.float32, bitcast=True)
     if residual is not None:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
@@ -149,7 +151,7 @@ def join_kernel(
     at = row * COLUMNS + column
     gdc_wait(PDL)
     first = tl.load(peers)
-    tag = _tag(epoch, number)
+    tag = tag_of(epoch, number)
     inside = column < COLUMNS
     own = tl.load(x + at, mask=inside, other=0)
     if rank == 0:
@@ -158,10 +160,10 @@ def join_kernel(
         for other in tl.static_range(1, RANKS):
             target = other * COLUMNS + column
             there = inside & (target < TOTAL)
-            found = _receive(first, START + other * ROOM + at, tag, there, lost, longest, CUDA)
+            found = receive(first, START + other * ROOM + at, tag, there, lost, longest, CUDA)
             tl.store(out + row * TOTAL + target, found, mask=there)
     else:
-        _send(first, START + rank * ROOM + at, own, tag, inside, CUDA)
+        send(first, START + rank * ROOM + at, own, tag, inside, CUDA)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -198,10 +200,10 @@ def begin_kernel(
     if rank == 0:
         newest = tl.load(token + slot, mask=inside, other=0)
         for other in tl.static_range(1, RANKS):
-            _send(tl.load(peers + other), START + row.to(tl.int64), newest.to(tl.int32), tag, inside, CUDA)
+            send(tl.load(peers + other), START + row.to(tl.int64), newest.to(tl.int32), tag, inside, CUDA)
     else:
         mine, longest = tl.load(peers + rank), tl.load(patience)
-        found = _receive(mine, START + row.to(tl.int64), tag, inside, lost, longest, CUDA)
+        found = receive(mine, START + row.to(tl.int64), tag, inside, lost, longest, CUDA)
         newest = found.to(tl.int64)
         tl.store(token + slot, newest, mask=inside)
     newest = tl.maximum(newest, 0)

@@ -20,6 +20,7 @@ __all__ = [
     "async_copy",
     "byte_pairs",
     "eighth_halves",
+    "fence",
     "gl",
     "halves",
     "input_layout",
@@ -77,6 +78,15 @@ def row_layout(warps, count):
     values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     return gl.DistributedLinearLayout([*values, [0, 8, 0]], lanes, warp, [], [warps, 16, count])
+
+
+@jit
+def fence(CUDA: tl.constexpr):
+    """Order this thread's accesses to memory before this line before those after it, for all GPUs."""
+    if CUDA:
+        gl.inline_asm_elementwise(
+            "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 @jit
@@ -322,6 +332,9 @@ if knobs.runtime.interpret:
 
     def _as_fp32(bits):
         return bits.to(tl.float32, bitcast=True)
+
+    def fence(CUDA):
+        """Do nothing: the interpreter's accesses are in order."""
 
     def masked(words, mask, rest):
         """See above."""

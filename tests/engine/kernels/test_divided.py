@@ -72,7 +72,7 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
     assert unsupported(network) in (None, DIVIDED), "DIVIDED: until that was seen on GPUs"
     exchange = None
     if network.share is not None:
-        plan = Plan.of(network, SLOTS)
+        plan = Plan.of(network, SLOTS, 0)
         exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
     shape = network.spec.attention
@@ -154,7 +154,7 @@ def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[A
     vocab, exchange = network.whole.vocab_size, None
     sampler: DeviceSampler | Counting = DeviceSampler(vocab, 2, CPU)
     if network.share is not None:
-        plan = Plan.of(network, FEW)
+        plan = Plan.of(network, FEW, 0)
         exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
         if rank:

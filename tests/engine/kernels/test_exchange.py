@@ -1,15 +1,21 @@
 """What ranks send each other in a decode step, in Triton's interpreter, between processes that share memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from engine.execute.cuda.add_norm import AddNorm
 from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.prompt_sums import PromptSums
 from engine.execute.cuda.slots import StepInput
+from models.network import NormWeights
+from models.spec import Norm
 from tests.engine.kernels.two_ranks import memory_in, run_ranks
 
 CPU = torch.device("cpu")
@@ -103,3 +109,79 @@ def test_who_is_told_to_gives_up(tmp_path: Path) -> None:
     peers.give_up()
     peers.begin(given(1, PLAN, 0), 2, 9, 17)
     assert peers.is_lost
+
+
+class Nobody:
+    """Where more rows are summed than there is room for."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x + 1.0
+
+    def join_columns(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def norms(dtype: torch.dtype) -> tuple[AddNorm, AddNorm, AddNorm]:
+    weights = [NormWeights(numbers(rank, 0, 5, PLAN.size).to(dtype)) for rank in range(2)]
+    usual = Norm(1e-6), weights[0]
+    return (
+        AddNorm(None, 1.0, usual),
+        AddNorm((Norm(1e-5, rounds_last=True), weights[1]), 0.5, None),
+        AddNorm((Norm(1e-5, offset=1.0), weights[1]), 1.0, usual),
+    )
+
+
+def normed_sums(rank: int, folder: Path, plan: Plan, dtype: torch.dtype, pulls: bool) -> list[list[Tensor]]:
+    """`out` and `total` of each sum, twice with each norm: of different numbers of rows, also of parts of products."""
+    memory = memory_in(folder, plan.ranks, plan.nbytes)
+    peers = Exchange(memory, plan, rank, CPU, dtype, False)
+    peers.wait_at_most(60.0)
+    sums = PromptSums(peers, Nobody(), CPU, dtype) if pulls else peers
+    found = []
+    for step, between in enumerate(norms(dtype) * 2):
+        rows = 1 + step % 3
+        if not pulls and step % 3 == 0:
+            peers.begin(given(rank, plan, step), 2, 0, 9)
+        x, residual = (numbers(r, step, 1, rows, plan.size).to(dtype) for r in (rank, 9))
+        if pulls and step % 2 and (place := sums.place(rows)) is not None:
+            x = place.copy_(x)
+        elif not pulls and step % 2:
+            x = torch.stack((x.float() - 1.0, torch.ones(x.shape)))
+        total = torch.empty_like(residual)
+        out = total if between.norm is None else torch.empty_like(residual)
+        sums.add_norm(x, residual, between, out, total)
+        found.append([out, total])
+    assert not peers.is_lost
+    if pulls:  # more rows than there is room for
+        many = torch.zeros(plan.prompt + 1, plan.size, dtype=dtype)
+        out, total = torch.empty_like(many), torch.empty_like(many)
+        assert sums.place(len(many)) is None
+        sums.add_norm(many, many, AddNorm(None, 1.0, None), out, total)
+        assert (total == 1.0).all()
+    return found
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_normed_as_on_one_gpu(tmp_path: Path, dtype: torch.dtype, pulls: bool) -> None:
+    """Of prompts, which ranks read, and of decode steps, which they send."""
+    plan = replace(PLAN, prompt=3, itemsize=dtype.itemsize)
+    of_each = run_ranks(plan.ranks, normed_sums, tmp_path, plan, dtype, pulls)
+    for step, (between, (one, *others)) in enumerate(
+        zip(norms(dtype) * 2, zip(*of_each, strict=True), strict=True)
+    ):
+        rows = 1 + step % 3
+        for other in others:
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True)), "the same bits"
+        *parts, residual = (numbers(r, step, 1, rows, plan.size).to(dtype) for r in (*range(plan.ranks), 9))
+        total = torch.stack(parts).float().sum(0)
+        if between.post is not None:
+            norm, weights = between.post
+            total = F.rms_norm(total, (plan.size,), None, norm.eps) * (weights.weight.float() + norm.offset)
+        total = (between.scale * total + residual.float()).to(dtype)
+        near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(one[1], total, **near)
+        if between.norm is not None:
+            norm, weights = between.norm
+            out = F.rms_norm(one[1].float(), (plan.size,), None, norm.eps) * weights.weight.float()
+            torch.testing.assert_close(one[0], out.to(dtype), **near)

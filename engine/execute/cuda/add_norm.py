@@ -1,0 +1,68 @@
+"""What happens between two products of a layer: the sum with the residual, and the norms before and after it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from engine.kernels.triton.prefill import norm_kernel
+from models.network import NormWeights
+from models.spec import Norm
+
+Normed = tuple[Norm, NormWeights]
+
+
+def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
+    """Pair a norm with its weights; None if there is no norm."""
+    return None if norm is None or weights is None else (norm, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class AddNorm:
+    """total = residual + `scale` * `post` of x, and `norm` of total. A norm that is None changes nothing."""
+
+    post: Normed | None
+    scale: float
+    norm: Normed | None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the named arguments of `norm_kernel`, and of `sum_norm_kernel`."""
+        found: dict[str, Any] = {
+            "EPS": 0.0 if self.norm is None else self.norm[0].eps,
+            "NORM": self.norm is not None,
+            "OFFSET": 0.0 if self.norm is None else self.norm[0].offset,
+            "ONCE": self.norm is not None and self.norm[0].rounds_last,
+            "SCALE": self.scale,
+        }
+        if self.post is not None:
+            kind, weights = self.post
+            found |= {"post_weight": weights.weight, "POST_EPS": kind.eps}
+            found |= {"POST_OFFSET": kind.offset, "POST_ONCE": kind.rounds_last}
+        return found
+
+
+def add_norm(
+    x: Tensor, residual: Tensor | None, between: AddNorm, out: Tensor, total: Tensor, pdl: bool = False
+) -> Any:
+    """Write total [T, size] and out, its norm; without a `residual`, total is x. Return the launched kernel.
+
+    x is [T, size], or a result of `Products.parts`. `out` determines T.
+    """
+    rows, size = out.shape
+    block = triton.next_power_of_2(size)
+    return norm_kernel[(rows,)](
+        x,
+        x if residual is None else residual,
+        x if between.norm is None else between.norm[1].weight,
+        out,
+        total,
+        SIZE=size,
+        BLOCK=block,
+        ADD=residual is not None,
+        PARTS=x.shape[0] if x.dim() == 3 else 0,
+        PDL=pdl,
+        **between.arguments(),
+        num_warps=max(1, min(8, block // 512)),
+        launch_pdl=pdl,
+    )
