@@ -8,9 +8,9 @@ Consecutive decode steps are timed with `--rows` streams of `--context` tokens e
 is timed as it is cut for a single user; medians of `--repeats` are reported. All ranks know the same steps
 beforehand, so the host's cost of messages is not included. "Of copy" is the bytes that a token must move, divided by
 its time and the number of GPUs, as a share of what a large copy on one of them reads and writes. Models that do not
-fit, on one GPU or on all, are left out with a line. A sum is one all-reduce: by the library, as in prompts, and by
-our kernels, as in a decode step. With `--ranks auto`, the numbers of ranks are the powers of two up to the number of
-GPUs. Without CHATTERM_FUSED_PARTS, plain modules compute a divided model, as in chatterm.
+fit, on one GPU or on all, are left out with a line. A sum is one all-reduce, by the library and by our kernels. With
+`--ranks auto`, the numbers of ranks are the powers of two up to the number of GPUs. Without CHATTERM_FUSED_PARTS, plain
+modules compute a divided model, as in chatterm.
 """
 
 import os
@@ -122,8 +122,8 @@ def measure(asked: Asked, meeting: str, rank: int) -> Figures:
         if group is not None:
             for rows in sorted({*asked.rows, *filter(None, [min(asked.prompt, pieces.scheduler.max_chunk)])}):
                 found.sums[f"library, {rows} rows"] = library_s(group, rows, asked.spec.hidden_size, device)
-            for rows in asked.rows if device.type == "cuda" else ():
-                found.sums[f"ours, {rows} rows"] = ours_s(group, rows, asked.spec.hidden_size, device)
+            if device.type == "cuda":
+                found.sums |= ours_s(group, asked, pieces.scheduler.max_chunk, device)
     return found
 
 
@@ -191,43 +191,74 @@ def library_s(group: Group, rows: int, size: int, device: torch.device) -> float
     return median_s(lambda: group.sum(x), 20, device)
 
 
-def ours_s(group: Group, rows: int, size: int, device: torch.device) -> float:
-    """Return the seconds of a sum by our kernels, as in a captured decode step: residual and rounding included."""
-    from engine.execute.cuda.exchange import Exchange, Plan
-    from engine.execute.cuda.peer_memory import share_memory
-    from engine.execute.cuda.slots import StepInput
+def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dict[str, float]:
+    """Return the seconds of a sum by our kernels, with the residual, and with the norm if there are more than FEW rows.
 
-    plan = Plan(group.ranks, rows, size, 2, 2 * group.ranks, _LAYERS)
-    memory = share_memory(
-        plan.nbytes, group.rank, device, lambda data: group.swap(f"sums of {rows} rows", data)
-    )
+    Sums of decode steps are replayed from a graph; those of a prompt are not.
+    """
+    from engine.execute.cuda.add_norm import AddNorm
+    from engine.execute.cuda.exchange import Exchange
+    from engine.execute.cuda.exchange_plan import Plan
+    from engine.execute.cuda.peer_memory import share_memory
+    from engine.execute.cuda.prompt_sums import PromptSums
+    from engine.execute.cuda.slots import StepInput
+    from engine.execute.cuda.tiles import FEW
+    from models.network import NormWeights
+    from models.spec import Norm
+
+    most, size = max(asked.rows), asked.spec.hidden_size
+    plan = Plan(group.ranks, most, size, 2, 2 * group.ranks, _LAYERS, prompt)
+    memory = share_memory(plan.nbytes, group.rank, device, lambda data: group.swap("sums", data))
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     peers = Exchange(memory, plan, group.rank, device, torch.bfloat16, pdl)
-    nothing = torch.zeros(rows, dtype=torch.int32, device=device)
-    token = torch.zeros(rows, dtype=torch.int64, device=device)
+    nothing = torch.zeros(most, dtype=torch.int32, device=device)
+    token = torch.zeros(most, dtype=torch.int64, device=device)
     given = StepInput(
-        torch.arange(rows, dtype=torch.int32, device=device), token, *(nothing for _ in range(4))
+        torch.arange(most, dtype=torch.int32, device=device), token, *(nothing for _ in range(4))
     )
-    part = torch.ones(rows, size, dtype=torch.float32, device=device)
-    here = torch.zeros(rows, size, dtype=torch.bfloat16, device=device)
-    logits = torch.zeros(rows, 2, dtype=torch.bfloat16, device=device)
+    between = AddNorm(None, 1.0, (Norm(), NormWeights(torch.ones(size, dtype=torch.bfloat16, device=device))))
+    logits = torch.zeros(most, 2, dtype=torch.bfloat16, device=device)
 
-    def step() -> None:
-        peers.begin(given, rows, 0, 1)
-        for _ in range(plan.sums):
-            peers.add(part, here, here)
-        peers.join_columns(logits)
+    def numbers(rows: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.ones(rows, size, dtype=dtype, device=device)
 
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    def recorded(rows: int) -> Callable[[], object]:
+        part, x, here, out = numbers(rows, torch.float32), numbers(rows), numbers(rows), numbers(rows)
+
+        def step() -> None:
+            peers.begin(given, rows, 0, 1)
+            for _ in range(plan.sums):
+                if rows <= FEW:
+                    peers.add(part, here, here)
+                else:
+                    peers.add_norm(x, here, between, out, here)
+            peers.join_columns(logits[:rows])
+
         step()
-    taken = median_s(graph.replay, 20, device) / (plan.sums + 2)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
+
+    found = {}
+    for rows in asked.rows:
+        found[f"ours, {rows} rows"] = median_s(recorded(rows), 20, device) / (plan.sums + 2)
+    if asked.prompt:
+        sums, rows = PromptSums(peers, group, device, torch.bfloat16), min(asked.prompt, prompt)
+        here, out = numbers(rows), numbers(rows)
+
+        def prompts() -> None:
+            for _ in range(_LAYERS):
+                place = sums.place(rows)
+                assert place is not None
+                sums.add_norm(place, here, between, out, here)
+
+        found[f"ours, {rows} rows"] = median_s(prompts, 20, device) / _LAYERS
     if peers.is_lost:
         raise RuntimeError("the GPUs did not hear of each other")
     group.least(0)  # no rank may release the memory before all are done
     peers.close()
-    return taken
+    return found
 
 
 def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> float:

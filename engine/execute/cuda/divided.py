@@ -9,7 +9,8 @@ from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from engine.execute.cuda.checking import Checking, GuessedRows
 from engine.execute.cuda.decode_runner import DecodeRunner, S, rows_for
-from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.exchange import Exchange
+from engine.execute.cuda.exchange_plan import ROWS, Plan
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.graphs import Graphs
@@ -18,9 +19,6 @@ from engine.execute.cuda.slots import Slots
 from engine.execute.group import LOST, Group
 from engine.sampling.device_sampler import DeviceSampler
 from models.network import Network
-
-ROWS = 64
-"""The most sequences in a step."""
 
 
 def meet(network: Network, device: torch.device, group: Group, prompt: int) -> Exchange | str:

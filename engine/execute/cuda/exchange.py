@@ -6,20 +6,18 @@ All ranks run the same steps in the same order. Each step has `begin`, two sums 
 and `join_columns`. A step is recorded like any other: only a number in device memory changes between steps.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from torch import Tensor
 
 from engine.execute.cuda.add_norm import AddNorm
+from engine.execute.cuda.exchange_plan import Plan
 from engine.execute.cuda.peer_memory import PeerMemory
 from engine.execute.cuda.slots import StepInput
 from engine.execute.group import PATIENCE
 from engine.kernels.triton.exchange import begin_kernel, count_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.sum_norm import sum_norm_kernel
-from models.network import Network
 
 _WHILE_COMPILING_S = 300.0
 """How long to wait for another rank before the first answer, in seconds: each rank compiles its kernels."""
@@ -27,67 +25,6 @@ _WARPS = 8
 """Warps of a program; every thread has one word."""
 _THREAD_WORDS = 4
 """Pairs of numbers of a thread, where a program sums and norms a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The sizes of the exchanged data and its layout in the memory of each rank, in words of 8 bytes."""
-
-    ranks: int
-    rows: int
-    """The most rows of a step."""
-    size: int
-    """Numbers in a row between layers (the hidden size)."""
-    columns: int
-    """Logits per row on each rank."""
-    vocab: int
-    layers: int
-    prompt: int = 0
-    """The most rows of a prompt's step, and the bytes of a number in them."""
-    itemsize: int = 2
-
-    @classmethod
-    def of(cls, network: Network, rows: int, prompt: int) -> "Plan":
-        """Return the plan for a divided network and steps of up to `rows` rows, or up to `prompt` rows of prompts."""
-        assert network.share is not None
-        spec, ranks = network.spec, network.share.ranks
-        vocab, itemsize = network.whole.vocab_size, network.dtype.itemsize
-        return cls(ranks, rows, spec.hidden_size, spec.vocab_size, vocab, len(spec.layers), prompt, itemsize)
-
-    @property
-    def sums(self) -> int:
-        """The number of sums in a step."""
-        return 2 * self.layers + 1
-
-    @property
-    def exchanges(self) -> int:
-        """The number of tags a step uses. It is odd, so that the sum buffers also alternate between steps."""
-        return self.sums + 2
-
-    @property
-    def logits(self) -> int:
-        """The first word of the logits, which follow the two sum buffers."""
-        return 2 * self.ranks * self.rows * self.size
-
-    @property
-    def tokens(self) -> int:
-        """The first word of the tokens."""
-        return self.logits + self.ranks * self.rows * self.columns
-
-    @property
-    def prompts(self) -> int:
-        """The first word of the two places for rows of prompts, at a multiple of 16 bytes."""
-        return self.tokens + self.rows + (self.tokens + self.rows) % 2
-
-    @property
-    def place(self) -> int:
-        """Words of such a place."""
-        return -(-self.prompt * self.size * self.itemsize // 16) * 2
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of memory each rank needs. The last words say which ranks have written their rows of a prompt."""
-        return 8 * (self.prompts + 2 * (self.place + self.ranks))
 
 
 class Exchange:

@@ -76,9 +76,9 @@ def sum_norm_kernel(
     x is [PARTS, T, SIZE] in the dtype of `residual` or in fp32. The weights [SIZE], NORM, OFFSET, ONCE and `total` are
     as for `norm_kernel`; `peers`, `epoch`, `number`, RANK, `lost` and `patience` as for `sum_kernel`. Each rank sends
     the sum of its parts, rounded to the dtype of `residual`, to buffers of RANKS * ROOM words. With PULL, x is read
-    from the memory of each rank instead, START words from its beginning, ROOM words further for odd tags; PARTS is 1,
-    and words for each rank behind these two places, again RANKS words further for odd tags, say when it is there. WORDS is SIZE / 2 rounded up to a
-    power of two. The grid is [T].
+    from the memory of each rank instead, START words from its beginning, ROOM words further for odd tags; PARTS is 1.
+    Behind these two places, a word for each rank says when its x is there, again RANKS words further for odd tags.
+    WORDS is SIZE / 2 rounded up to a power of two. The grid is [T].
     """
     PAIRS: tl.constexpr = residual.dtype.element_ty.primitive_bitwidth == 16
     LAYOUT: tl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])

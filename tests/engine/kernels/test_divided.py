@@ -21,7 +21,8 @@ from engine.cache.rows import Rows
 from engine.execute.compatibility import DIVIDED
 from engine.execute.cuda.checking import Checking, GuessedRows
 from engine.execute.cuda.decode_runner import DecodeRunner
-from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.exchange import Exchange
+from engine.execute.cuda.exchange_plan import Plan
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots

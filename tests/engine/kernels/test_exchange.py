@@ -11,7 +11,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm
-from engine.execute.cuda.exchange import Exchange, Plan
+from engine.execute.cuda.exchange import Exchange
+from engine.execute.cuda.exchange_plan import Plan
 from engine.execute.cuda.prompt_sums import PromptSums
 from engine.execute.cuda.slots import StepInput
 from models.network import NormWeights
