@@ -34,10 +34,10 @@ from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, 
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
+from engine.execute.cuda.exchange_plan import MOST_ROWS, Plan
 from engine.execute.cuda.fetched_experts import EXPANDING_BYTES
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts, without_experts
-from engine.execute.cuda.exchange_plan import ROWS, Plan
 from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
@@ -168,7 +168,7 @@ def build(
         reserve += EXPANDING_BYTES if on_host is not None else 0
         reserve += EXPANDED_BYTES if row.is_quantised else 0
         reserve += GRAPH_BYTES if options.draft is not None else 0
-        reserve += Plan.of(network, ROWS, max_chunk).nbytes if network.share is not None else 0
+        reserve += Plan.of(network, MOST_ROWS, max_chunk).nbytes if network.share is not None else 0
     free = available_memory(device) if options.free is None else options.free
     if options.group is not None:  # all ranks need the same number of blocks
         free = options.group.least(free - reserve) + reserve

@@ -10,7 +10,7 @@ from engine.errors import EngineError
 from engine.execute.cuda.checking import Checking, GuessedRows
 from engine.execute.cuda.decode_runner import DecodeRunner, S, rows_for
 from engine.execute.cuda.exchange import Exchange
-from engine.execute.cuda.exchange_plan import ROWS, Plan
+from engine.execute.cuda.exchange_plan import MOST_ROWS, Plan
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.graphs import Graphs
@@ -30,7 +30,7 @@ def meet(network: Network, device: torch.device, group: Group, prompt: int) -> E
     share = network.share
     assert share is not None
     plan, memory, reason = (
-        Plan.of(network, ROWS, prompt),
+        Plan.of(network, MOST_ROWS, prompt),
         None,
         "the GPUs of another process cannot share memory",
     )
@@ -53,15 +53,15 @@ def meet(network: Network, device: torch.device, group: Group, prompt: int) -> E
 def make_divided_runner(
     network: Network, cache: KVCache, exchange: Exchange, rows: int, graphs: Graphs | None
 ) -> DecodeRunner[S]:
-    """Return a runner for up to ROWS sequences of up to `rows` rows each; all ranks make theirs together."""
+    """Return a runner for up to MOST_ROWS sequences of up to `rows` rows each; all ranks make theirs together."""
     device, vocab = cache.kv.device, network.whole.vocab_size
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     sampler: DeviceSampler | Counting
     if exchange.rank:
-        sampler = Counting(vocab, ROWS, device, exchange.count)
+        sampler = Counting(vocab, MOST_ROWS, device, exchange.count)
     else:
-        sampler = DeviceSampler(vocab, ROWS, device, pdl)
-    held = Slots(ROWS, rows_for(ROWS), -(-rows // cache.block_size) + 1, sampler.token)
+        sampler = DeviceSampler(vocab, MOST_ROWS, device, pdl)
+    held = Slots(MOST_ROWS, rows_for(MOST_ROWS), -(-rows // cache.block_size) + 1, sampler.token)
     program = FusedDecoder(network, cache, held.given, pdl, exchange=exchange)
     checking = (
         Checking(program, sampler, held, cache.block_size)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from models.network import Network
 
-ROWS = 64
+MOST_ROWS = 64
 """The most sequences in a decode step of a divided network."""
 
 
