@@ -7,7 +7,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from engine.execute.cuda.prefill import add_norm
+from engine.execute.cuda.add_norm import AddNorm, add_norm
 from engine.execute.cuda.tiles import WideTile
 from engine.execute.cuda.wide import wide_product
 from models.network import Linear, NormWeights, Weight
@@ -51,7 +51,7 @@ def test_sums_that_stay_apart_are_added_by_the_norm(inputs: int, split: int) -> 
     norm, post = ((Norm(), NormWeights(random(48, seed=seed))) for seed in (4, 5))
     for before in (None, post):
         out, total = torch.empty(2, 20, 48)
-        add_norm(parts, residual, before, 0.5, norm, out, total)
+        add_norm(parts, residual, AddNorm(before, 0.5, norm), out, total)
         product = F.linear(x, weight)
         if before is not None:
             product = F.rms_norm(product, (48,), before[1].weight, Norm().eps)
