@@ -1,6 +1,6 @@
 """Several GPUs that compute one model together, compared with one GPU in the same run; random weights.
 
-    CHATTERM_FUSED_PARTS=1 python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json
+    python -m benchmarks.tensor_parallel --json benchmarks/results/tensor_parallel.json
         [--ranks auto] [--shapes 0.6B,8B,32B,70B,30B-A3B,235B-A22B] [--formats bf16,q4_0] [--rows 1,64]
         [--context 512] [--prompt 4096] [--budget-s 1500] [--merge]
 
@@ -9,8 +9,7 @@ is timed as it is cut for a single user; medians of `--repeats` are reported. Al
 beforehand, so the host's cost of messages is not included. "Of copy" is the bytes that a token must move, divided by
 its time and the number of GPUs, as a share of what a large copy on one of them reads and writes. Models that do not
 fit, on one GPU or on all, are left out with a line. A sum is one all-reduce, by the library and by our kernels. With
-`--ranks auto`, the numbers of ranks are the powers of two up to the number of GPUs. Without CHATTERM_FUSED_PARTS, plain
-modules compute a divided model, as in chatterm.
+`--ranks auto`, the numbers of ranks are the powers of two up to the number of GPUs.
 """
 
 import os

@@ -3,7 +3,6 @@
 It reads only the description and imports neither torch nor triton.
 """
 
-import os
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
@@ -59,9 +58,6 @@ NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
-PARTS_ARE_FUSED = os.environ.get("CHATTERM_FUSED_PARTS") == "1"
-"""Whether fused kernels compute a network that is divided: off by default, because steps of many rows lose on two GPUs.
-The other ranks inherit the environment, and so the choice."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """Features a network may have whose attention is a plain softmax over all preceding rows."""
@@ -104,8 +100,6 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 def not_divided(spec: ModelSpec) -> str | None:
     """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
-    if not PARTS_ARE_FUSED:
-        return DIVIDED
     if any(layer.attention.norms_all_heads for layer in spec.layers):
         return f"the fused kernels do not support {Feature.NORM_ALL_HEADS.value} that are divided among GPUs"
     return None

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.execute import compatibility
 from engine.machine import links
 from engine.machine.expected import PROGRAMS, Here, expected_speed
 from engine.machine.links import find_links, kinds_of, split
@@ -59,13 +58,12 @@ def gain(name: str) -> float:
     return found.divided / found.alone
 
 
-def test_what_is_large_gains_where_parts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatibility, "PARTS_ARE_FUSED", True)
+def test_what_is_large_gains() -> None:
     gains = [gain(name) for name in ("qwen3:0.6b", "qwen3:30b-a3b", "qwen3:8b")]
     assert gains == sorted(gains)
     assert gains[-1] < 2
 
 
 def test_what_plain_modules_compute_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatibility, "PARTS_ARE_FUSED", False)
+    monkeypatch.setattr(links, "not_divided", lambda spec: "it is not supported")
     assert gain("qwen3:8b") < 1

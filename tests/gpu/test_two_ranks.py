@@ -134,10 +134,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
     """Load an engine that never ends an answer by itself, with the requested ranks however few GPUs there are."""
     import engine.engine as module
-    from engine.execute import compatibility
 
-    patch.setattr(compatibility, "PARTS_ARE_FUSED", True)
-    patch.setenv("CHATTERM_FUSED_PARTS", "1")  # of the other processes
     patch.setattr(module, "check_parallel", lambda ranks, device: None)
     load = module.load_tokenizer
 

@@ -18,7 +18,6 @@ pytest.importorskip("triton")
 
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
-from engine.execute.compatibility import DIVIDED
 from engine.execute.cuda.checking import Checking, GuessedRows
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.exchange import Exchange
@@ -70,7 +69,7 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
     network = load_model(
         files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks), packs=lambda spec: True
     )
-    assert unsupported(network) in (None, DIVIDED), "DIVIDED: until that was seen on GPUs"
+    assert unsupported(network) is None
     exchange = None
     if network.share is not None:
         plan = Plan.of(network, SLOTS, 0)
