@@ -194,9 +194,7 @@ def build(
         plan = replace(plan, context_length=agreed[0], num_blocks=agreed[1])
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
-    cache.host = _host_memory(cache, options, device) if network.share is None else None
-    if network.share is not None and options.offload_gb:
-        notes = (*notes, "Nothing is offloaded to host memory: the model is divided among several processes.")
+    cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
@@ -355,9 +353,12 @@ def _allocate(
 
 
 def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
-    most = options.offload
-    if most is None and device.type == "cuda":
-        most = offload_bytes(options.offload_gb, cache.kv.nbytes, available_memory(_CPU))
+    most, group = options.offload, options.group
+    if group is not None and group.rank:
+        most = maxsize  # rank 0 says what is offloaded
+    elif most is None and device.type == "cuda":
+        ranks = 1 if group is None else group.ranks
+        most = offload_bytes(options.offload_gb, ranks * cache.kv.nbytes, available_memory(_CPU)) // ranks
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 

@@ -1,6 +1,7 @@
 """The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back pays."""
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
@@ -22,6 +23,9 @@ FASTER = 1.2
 """Bringing a token back must be this many times as fast as computing it."""
 ENOUGH_ROWS = 256
 """Fewer rows say too little about how fast prompts are computed or brought back."""
+
+
+_LOOK_S = 0.001
 
 
 class HostKV:
@@ -49,6 +53,9 @@ class HostKV:
         self._over = False
         self._staging: Tensor | None = None
         self.costs = Costs()
+        self.tell: Callable[[Offload | Restore | None], None] = lambda copy: None
+        """Called before a block is copied, so that the other processes of a divided model copy theirs, too; with None
+        when nothing will be copied any more."""
 
     @property
     def nbytes(self) -> int:
@@ -66,11 +73,7 @@ class HostKV:
 
     def grow(self) -> int:
         """Add a piece and return its number of slots; 0 if none is ready, the limit is reached or memory is refused."""
-        if self._pinned and self._staging is None and not self._over:
-            try:
-                self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
-            except RuntimeError:  # the device has no room for the staging block
-                self._over = True
+        self._over = self._over or not self._can_stage()
         if self._over:
             return 0
         self.prepare()
@@ -79,6 +82,30 @@ class HostKV:
             return 0
         self._pieces.append(piece)
         return len(piece)
+
+    def _can_stage(self) -> bool:
+        """Allocate the staging block of a GPU; return whether there is room for it."""
+        if self._pinned and self._staging is None:
+            try:
+                self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
+            except RuntimeError:
+                return False
+        return True
+
+    def _take_until(self, piece: int) -> None:
+        """Take pieces until the numbered one is there: in a divided model rank 0 decides what is offloaded.
+
+        Where the system refuses to pin memory, take what is not pinned. Raises RuntimeError if there is none.
+        """
+        while len(self._pieces) <= piece:
+            self._can_stage()  # without it, copies are slower
+            self.prepare()
+            while not self._ready and self._pinning.is_alive():
+                self._pinning.join(_LOOK_S)
+            if self._ready:
+                self._pieces.append(self._ready.popleft())
+            else:
+                self._pieces.append(torch.empty((self._each, *self._shape), dtype=self._kv.dtype))
 
     @property
     def _is_far_ahead(self) -> bool:
@@ -108,8 +135,10 @@ class HostKV:
 
     def carry_out(self, copy: Offload | Restore) -> None:
         """Copy all rows of a block from or to host memory."""
+        self.tell(copy)
         block = self._kv[:, :, copy.block * self._size : (copy.block + 1) * self._size]
         piece, place = divmod(copy.slot, self._each)
+        self._take_until(piece)
         host = self._pieces[piece][place]
         if isinstance(copy, Restore):
             self._copy(host, block)
@@ -158,7 +187,8 @@ class HostKV:
         if self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             for piece in [*self._pieces, *self._ready]:
-                cudart.cudaHostUnregister(piece.data_ptr())
+                if piece.is_pinned():
+                    cudart.cudaHostUnregister(piece.data_ptr())
         self._pieces.clear()
         self._ready.clear()
         self._taken = self._most = 0

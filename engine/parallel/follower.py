@@ -18,6 +18,7 @@ import torch
 from engine.batch import StepBatch
 from engine.build import build
 from engine.cache.kv_cache import KVCache, Runs
+from engine.cache.offload import Offload, Restore
 from engine.device import DTYPES
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.cuda.decode_runner import DecodeRunner
@@ -50,6 +51,14 @@ class _Follower:
     def copy_rows(self, source: Runs, target: Runs) -> None:
         """Copy rows of the KV cache."""
         self._cache.copy_rows(source, target)
+
+    def copy_block(self, copy: Offload | Restore | None) -> None:
+        """Copy a block from or to host memory; None: free that memory."""
+        assert self._cache.host is not None
+        if copy is None:
+            self._cache.host.close()
+        else:
+            self._cache.carry_out(copy)
 
     def decode(self, step: DividedStep | DividedCheck) -> None:
         """Enqueue a step of the decode runner."""

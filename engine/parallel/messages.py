@@ -7,9 +7,10 @@ from typing import Protocol
 
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import Runs
+from engine.cache.offload import Offload, Restore
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep
 
-STEP, COPY, DECODE, CHECK = 1, 2, 3, 4
+STEP, COPY, DECODE, CHECK, OFFLOAD, RESTORE, END = 1, 2, 3, 4, 5, 6, 7
 _SPAN = 7
 """How many numbers come before the lists of a span."""
 
@@ -25,6 +26,9 @@ class Follower(Protocol):
 
     def decode(self, step: DividedStep | DividedCheck) -> None:
         """Enqueue a step of the decode runner."""
+
+    def copy_block(self, copy: Offload | Restore | None) -> None:
+        """Copy a block from or to host memory; None: free that memory."""
 
 
 def of_step(batch: StepBatch) -> bytes:
@@ -57,6 +61,13 @@ def of_decode(step: DividedStep | DividedCheck) -> bytes:
     return numbers.tobytes()
 
 
+def of_host(copy: Offload | Restore | None) -> bytes:
+    """Encode a copy of a block from or to host memory; None: there will be no more."""
+    if copy is None:
+        return array("q", (END, 0)).tobytes()
+    return array("q", (OFFLOAD if isinstance(copy, Offload) else RESTORE, copy.block, copy.slot)).tobytes()
+
+
 def follow(message: bytes, follower: Follower) -> None:
     """Decode a message and have `follower` carry it out. Raises ValueError for an unknown kind of message."""
     numbers = array("q")
@@ -74,6 +85,12 @@ def follow(message: bytes, follower: Follower) -> None:
         rows, limit, length = numbers[2:5]
         spans = tuple(_guessed(numbers[5 : 5 + length]))
         follower.decode(DividedCheck(_changes(numbers[5 + length :], count), rows, limit, spans))
+    elif kind == OFFLOAD:
+        follower.copy_block(Offload(count, numbers[2]))
+    elif kind == RESTORE:
+        follower.copy_block(Restore(slot=numbers[2], block=count))
+    elif kind == END:
+        follower.copy_block(None)
     else:
         raise ValueError(f"a message of kind {kind}")
 

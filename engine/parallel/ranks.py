@@ -24,7 +24,7 @@ from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
-from engine.parallel.messages import of_copy, of_decode, of_step
+from engine.parallel.messages import of_copy, of_decode, of_host, of_step
 from engine.parallel.ring import LARGEST, Ring, open_file
 from models.files import ModelFiles
 
@@ -130,6 +130,8 @@ class Ranks:
         for rank in self._ranks:
             self._wait(rank)
         pieces.runner.together, pieces.cache.tell = self.step, self.copy
+        if pieces.cache.host is not None:
+            pieces.cache.host.tell = lambda copy: self._broadcast(of_host(copy))
         if (decodes := pieces.decode_runner) is not None:
             decodes.together, decodes.watch = self.decode, partial(self.watch, decodes.watch)
 

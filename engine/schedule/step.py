@@ -344,6 +344,7 @@ class EngineStep:
         if not host.costs.worth_it:
             self.cache.host = None
             self.blocks.tier.end()
+            host.tell(None)
             host.close()
         elif self.blocks.num_free < self.blocks.num_blocks // 2:
             host.prepare()

@@ -12,8 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import build
 from engine.batch import Span, StepBatch
+from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import Runs
+from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.device import DeviceChoice
 from engine.engine import Engine
@@ -21,7 +24,7 @@ from engine.errors import EngineError
 from engine.machine import room
 from engine.machine.room import Need, fewest_ranks
 from engine.parallel import ranks
-from engine.parallel.messages import follow, of_copy, of_step
+from engine.parallel.messages import follow, of_copy, of_host, of_step
 from engine.params import SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
@@ -80,16 +83,38 @@ def test_a_conversation_with_a_mixture_of_experts_is_that_of_one_process(tmp_pat
 
 
 def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path) -> None:
-    given = {"offload_gb": 1.0, "draft": str(folder), "disk": tmp_path}
+    given = {"draft": str(folder), "disk": tmp_path}
     with loaded(folder, 2, **given) as engine:
         figures, told = engine.figures(), "\n".join(engine.figures().notes)
         assert "2 processes compute the model together." in told
-        assert "Nothing is offloaded to host memory: the model is divided among several processes." in told
         assert "No draft model is used: draft models need" in told
         assert "it is divided among several processes" in told
         assert figures.disk is not None
         assert "the model is divided" in figures.disk.problem
         assert text(engine, PROMPT)
+
+
+def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        build, "_host_memory", lambda cache, options, device: HostKV(cache.kv, cache.block_size, 1 << 28)
+    )
+
+    def evict(engine: Engine) -> None:
+        while engine._blocks.num_cached:
+            engine._blocks._free_one(offload=True)
+
+    with loaded(folder, 2) as engine:
+        expected = text(engine, PROMPT * 4)
+        engine._loop.call(lambda: evict(engine))
+        text(engine, PROMPT[::-1] * 5)  # overwrites the blocks
+        assert text(engine, PROMPT * 4) == expected
+        figures = engine.figures().offload
+        assert figures is not None
+        assert figures.restored_tokens > 3 * len(PROMPT)
+        host = engine._cache.host
+        host.costs.brought, host.costs.computed = 1.0, 0.1
+        assert text(engine, PROMPT * 4) == expected, "computed, now that this is faster"
+        assert engine._cache.host is None
 
 
 def test_rows_move_up_on_every_rank(folder: Path) -> None:
@@ -185,3 +210,14 @@ def test_a_step_is_told_as_it_is(spans: list[Span]) -> None:
     runs = [(span.start, span.stop) for span in spans]
     follow(of_copy(runs, runs[::-1]), Told())
     assert copied == [(runs, runs[::-1])]
+
+
+@pytest.mark.parametrize("copy", [Offload(3, 2**40), Restore(2**40, 3), None])
+def test_a_block_from_or_to_host_memory_is_told_as_it_is(copy: Offload | Restore | None) -> None:
+    told: list[Offload | Restore | None] = []
+
+    class Told:
+        copy_block = staticmethod(told.append)
+
+    follow(of_host(copy), Told())
+    assert told == [copy]
