@@ -19,6 +19,7 @@ from models.weights.dequantize import IQ4
 __all__ = [
     "async_copy",
     "byte_pairs",
+    "constexpr_function",
     "eighth_halves",
     "gl",
     "halves",
@@ -37,15 +38,16 @@ __all__ = [
     "unpaired",
 ]
 jit = gluon.jit
+constexpr_function = gluon.constexpr_function
 
 
-@gluon.constexpr_function
+@constexpr_function
 def layout_of(kind):
     """Return the layout of a tensor's type."""
     return kind.layout
 
 
-@gluon.constexpr_function
+@constexpr_function
 def own_layout(warps):
     """Return the shared-memory layout for tiles of weights [warps, 16, 128]: what a warp reads at once is contiguous.
 
@@ -59,7 +61,7 @@ def own_layout(warps):
     return gl.SharedLinearLayout(columns + lanes + rest)
 
 
-@gluon.constexpr_function
+@constexpr_function
 def input_layout(warps, columns, rows):
     """Return the layout of inputs [warps, columns, rows]: an operand's, but a thread holds each number only once."""
     width = columns // 4
@@ -70,7 +72,7 @@ def input_layout(warps, columns, rows):
     return gl.DistributedLinearLayout(neighbours + others, lanes, warp, [], [warps, columns, rows])
 
 
-@gluon.constexpr_function
+@constexpr_function
 def row_layout(warps, count):
     """Return the layout of values [warps, 16, count] of a tile's rows: a thread has those of the rows that it sums."""
     warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
@@ -319,6 +321,10 @@ if knobs.runtime.interpret:
         **{name: _without_layout(name) for name in _same},
     )
     jit = triton.jit
+
+    def constexpr_function(function):
+        """Return the function."""
+        return function
 
     def _as_fp32(bits):
         return bits.to(tl.float32, bitcast=True)

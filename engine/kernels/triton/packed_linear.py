@@ -9,7 +9,17 @@ warps divide the columns, and the order of sums depends only on the tile.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, gl, input_layout, jit, layout_of, mma_v2, paired, unpaired
+from engine.kernels.triton.gluon import (
+    async_copy,
+    constexpr_function,
+    gl,
+    input_layout,
+    jit,
+    layout_of,
+    mma_v2,
+    paired,
+    unpaired,
+)
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
 from engine.kernels.triton.packed import (
@@ -25,21 +35,36 @@ from engine.kernels.triton.packed import (
 
 UNROLLED = tl.constexpr(4)
 """The most spans that are multiplied without a loop."""
-TURNING = tl.constexpr(2)
-"""Programs of up to this many tiles multiply two spans per turn of the loop: the second finds its inputs in the
-registers that the first has loaded, and knows its place in shared memory. With more tiles, the registers needed would
-keep other programs off the multiprocessor."""
+TURNING = 2
+"""Programs of up to this many tiles multiply several spans per turn of the loop: the later ones find their inputs in
+the registers that the first has loaded, and know their place in shared memory. With more tiles, the registers needed
+would keep other programs off the multiprocessor."""
+
+
+@constexpr_function
+def _each(turns, tiles, stages):
+    """Return the number of spans per turn of the loop."""
+    if tiles > TURNING:
+        return 1
+    if stages == 3 and turns % 3 == 0:
+        return 3
+    return 2 if turns % 2 == 0 else 1
+
+
+@jit
+def _place(i, STAGES: tl.constexpr):
+    """Return the place of span i in shared memory."""
+    return i - i // STAGES * STAGES
 
 
 @jit
 def _copy_span(
-    held, planes, first, i, experts, BITS: tl.constexpr, MORE: tl.constexpr, VALUES: tl.constexpr,
-    SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
+    held, planes, first, i, place, experts, BITS: tl.constexpr, MORE: tl.constexpr, VALUES: tl.constexpr,
+    SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Start copying the tiles of span i, with zeros outside the weights."""
+    """Start copying the tiles of span i to `place` in shared memory, with zeros outside the weights."""
     codes, more, scales, supers = planes
-    place = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         held_codes, held_more, held_scales, held_supers = held[j]
         # fmt: off
@@ -66,18 +91,24 @@ def _copy_span(
 
 @jit
 def _columns(
-    i, chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr
+    chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Return the column numbers of a group of each warp's tiles in span i."""
-    return (i * WARPS + along(0, WARPS, L)) * COLUMNS + chunk * GROUP + along(axis, GROUP, L)
+    """Return the column numbers of a group of each warp's tiles in the first span."""
+    return along(0, WARPS, L) * COLUMNS + chunk * GROUP + along(axis, GROUP, L)
 
 
 @jit
-def _ordered(at, order, K: tl.constexpr):
-    """Return the column of x for each column of the planes; columns from K on become K, where nothing is loaded."""
+def _load(source, at, step, given, order, K: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr):
+    """Load the elements at + step of `source`, in `order`; 0 for K * CHOSEN and beyond, or where `given` is False."""
     if order is not None:
-        at = gl.load(order + at, mask=at < K, other=K)
-    return at
+        at, step = gl.load(order + (at + step), mask=at + step < K, other=K), 0
+        loaded = load(source, at, given, K, WHOLE)
+    elif WHOLE:  # what is the same in every span comes first, so that it is computed once
+        loaded = load(source + at, step, given, K, WHOLE)
+    else:
+        inside = at + step < K * CHOSEN
+        loaded = gl.load(source + at + step, mask=inside if given is None else inside & given, other=0.0)
+    return loaded
 
 
 @jit
@@ -86,13 +117,12 @@ def _load_rows(
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs of a group in span i, `paired`: K numbers for each of the matrices side by side."""
-    at = _columns(i, chunk, 1, X, WARPS, GROUP)
-    at = _ordered(at, order, K)
+    at, step = _columns(chunk, 1, X, WARPS, GROUP), i * (WARPS * COLUMNS)
     if CHOSEN == 1 or ACROSS * COLUMNS == K:
-        loaded = load(rows, at, given, K * CHOSEN, WHOLE)
+        loaded = _load(rows, at, step, given, order, K, CHOSEN, WHOLE)
     else:
         choice = choice_of(i, X, WARPS, ACROSS)
-        at -= choice * (ACROSS * COLUMNS)
+        at += step - choice * (ACROSS * COLUMNS)
         loaded = gl.load(rows + (choice * K + at), mask=given & (at < K) & (choice < CHOSEN), other=0.0)
     return paired(loaded)
 
@@ -103,43 +133,41 @@ def _load_norm(
     WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Load the norm's weights of a group in span i, `paired`."""
-    at = _columns(i, chunk, 1, X, WARPS, GROUP)
-    at = _ordered(at, order, K)
-    return paired(load(norm_weight, at, None, K, WHOLE))
+    at = _columns(chunk, 1, X, WARPS, GROUP)
+    return paired(_load(norm_weight, at, i * (WARPS * COLUMNS), None, order, K, 1, WHOLE))
 
 
 @jit
 def _coming(
     i, rows, given, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of the span after i: the rows of each group, and the norm's weights that belong to them."""
-    after = i + 1 - (i + 1) // TURNS  # the last span loads its own inputs again, which are not used
+    """Load the inputs of span i: the rows of each group, and the norm's weights that belong to them."""
     coming, scales = (), ()
     for chunk in tl.static_range(COLUMNS // GROUP):
-        coming += (_load_rows(rows, after, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
+        coming += (_load_rows(rows, i, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
         if NORM:
-            scales += (_load_norm(norm_weight, after, chunk, order, K, WARPS, GROUP, WHOLE, X),)
+            scales += (_load_norm(norm_weight, i, chunk, order, K, WARPS, GROUP, WHOLE, X),)
     return coming, scales
 
 
 @jit
 def _span(
-    i, held, planes, first, experts, weighed, rows, given, norm_weight, order, sums, squares, parts, scales, constant,
-    K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
+    i, after, place, held, planes, first, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
+    scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
     GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
     TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
+    """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights."""
     CHUNKS: tl.constexpr = COLUMNS // GROUP
     OPERAND: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=GROUP // 4)
     SCALES: tl.constexpr = CHUNKS // SHARED
     MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
     EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # codes give the numbers themselves, not 128 too large
     coming, coming_scales = _coming(
-        i, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, TURNS, WHOLE, X
+        after, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X
     )
     normed, common, added = (), (), ()
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
@@ -155,7 +183,6 @@ def _span(
         else:
             common += (mma_v2(constant, part, nothing),)
     async_copy.wait_group(STAGES - 1)
-    place = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         held_codes, held_more, held_scales, held_supers = held[j]
         values = load_rows(held_scales.index(place), WARPS, VALUES, MMA)
@@ -182,7 +209,7 @@ def _span(
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
         if i + STAGES < TURNS:
             _copy_span(
-                held, planes, first, i + STAGES, experts, BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES,
+                held, planes, first, i + STAGES, place, experts, BITS, MORE, VALUES, SUPERS, WARPS, TILES,
                 ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
     async_copy.commit_group()  # even an empty group, because the wait counts groups
@@ -280,7 +307,7 @@ def packed_linear_kernel(
     WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K * CHOSEN
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
-    EACH: tl.constexpr = 2 if TURNS % 2 == 0 and TILES <= TURNING else 1
+    EACH: tl.constexpr = _each(TURNS, TILES, STAGES)
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
     first = gl.program_id(0) * (TILES * OUTPUTS)
@@ -298,8 +325,8 @@ def packed_linear_kernel(
     # fmt: off
     for i in tl.static_range(STAGES):
         _copy_span(
-            held, planes, tile, i, experts,
-            BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
+            held, planes, tile, i, i, experts,
+            BITS, MORE, VALUES, SUPERS, WARPS, TILES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
         )
         async_copy.commit_group()
     norm_scales = ()
@@ -341,15 +368,20 @@ def packed_linear_kernel(
     if TURNS <= UNROLLED:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
-                norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
-                TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+                i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
+                norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP,
+                SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED,
+                WHOLE, ROWS, MMA, W, X,
             )
     else:
         for turn in range(TURNS // EACH):
             for k in tl.static_range(EACH):
+                # The last span loads its own inputs again, which are not used.
                 sums, squares, parts, norm_scales = _span(
-                    turn * EACH + k, held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums,
+                    turn * EACH + k,
+                    turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
+                    _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
+                    held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums,
                     squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES,
                     SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS,
                     MMA, W, X,

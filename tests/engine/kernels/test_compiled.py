@@ -166,7 +166,7 @@ for kind, packing in PACKINGS.items():
         "early": len(re.findall(r"cp\\.async\\.c[ga]\\S* \\[[^,]*, \\[[^,]*, %s," % size, before)),
         "held": tile.ahead * tile.tiles * max(2, packing.planes[0] // 2),
         "products": loop.count("mma.sync"), "shared": shared,
-        "needed": (2 if tile.tiles <= 2 else 1) * (8 * tile.tiles + (8 if packing.minimum or not exact else 0)),
+        "needed": (3 if tile.ahead == 3 else 2) * (8 * tile.tiles + (8 if packing.minimum or not exact else 0)),
         "joined": len(re.findall(r"mov\\.b32\\s+%r\\d+, \\{", loop)), "spilled": ".local" in text})
 print(json.dumps(found))
 """
