@@ -51,7 +51,7 @@ def _each(turns, tiles, stages):
     """
     if tiles > 2:
         return 1
-    if stages == 3 and turns % 3 == 0:
+    if stages in (3, 6) and turns % 3 == 0:
         return 3
     return 2 if turns % 2 == 0 else 1
 
@@ -207,12 +207,13 @@ def _span(
     GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
     TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, APART: tl.constexpr, RUN: tl.constexpr, MMA: tl.constexpr,
-    W: tl.constexpr, X: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, APART: tl.constexpr, RUN: tl.constexpr, JOINED: tl.constexpr,
+    NUMBER: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights.
 
-    A part of a span is RUN groups. Sums of a tile, and of squares, are APART for as many parts in turn.
+    A part of a span is RUN groups. Sums of a tile, and of squares, are APART for as many parts in turn. Spans are
+    copied and waited for JOINED at a time; this one is the NUMBERth of them.
     """
     CHUNKS: tl.constexpr = COLUMNS // GROUP
     PARTS: tl.constexpr = CHUNKS // RUN
@@ -236,7 +237,8 @@ def _span(
             common += (nothing,)
         else:
             common += (mma_v2(constant, part, nothing),)
-    async_copy.wait_group(STAGES - 1)
+    if NUMBER == 0:
+        async_copy.wait_group(STAGES // JOINED - 1)
     for j in tl.static_range(TILES):
         held_codes, held_more, held_scales, held_supers = held[j]
         if RUN > 1:
@@ -269,13 +271,15 @@ def _span(
             # Each comes to its place again, because the number of parts is a multiple of APART.
             totals = totals[1:] + (total,)  # noqa: RUF005 - the compiler knows no other way
         added += totals
-    if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
-        if i + STAGES < TURNS:
-            _copy_span(
-                held, planes, first, i + STAGES, place, experts, BITS, MORE, VALUES, SUPERS, WARPS, TILES, ACROSS,
-                CHOSEN, PAIR, UP, LAST, MASKED,
-            )  # fmt: skip
-    async_copy.commit_group()  # even an empty group, because the wait counts groups
+    if NUMBER + 1 == JOINED:
+        if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
+            if i + STAGES < TURNS:
+                for back in tl.static_range(JOINED - 1, -1, -1):
+                    _copy_span(
+                        held, planes, first, i - back + STAGES, place - back, experts, BITS, MORE, VALUES, SUPERS,
+                        WARPS, TILES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
+                    )  # fmt: skip
+        async_copy.commit_group()  # even an empty group, because the wait counts groups
     return added, squared, coming, coming_scales
 
 
@@ -392,6 +396,7 @@ def packed_linear_kernel(
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
     EACH: tl.constexpr = _each(TURNS, TILES, STAGES)
+    JOINED: tl.constexpr = EACH if STAGES // (2 * EACH) * (2 * EACH) == STAGES else 1
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
     first = gl.program_id(0) * (TILES * OUTPUTS)
@@ -412,7 +417,8 @@ def packed_linear_kernel(
             held, planes, tile, i, i, experts,
             BITS, MORE, VALUES, SUPERS, WARPS, TILES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
         )
-        async_copy.commit_group()
+        if (i + 1) // JOINED * JOINED == i + 1:  # the last of those that are waited for together
+            async_copy.commit_group()
     norm_scales = ()
     if SQUARES:
         for part in tl.static_range(COLUMNS // GROUP // RUN):
@@ -459,7 +465,7 @@ def packed_linear_kernel(
                 i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
                 norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP,
                 SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED,
-                WHOLE, ROWS, APART, RUN, MMA, W, X,
+                WHOLE, ROWS, APART, RUN, JOINED, i - i // JOINED * JOINED, MMA, W, X,
             )
     else:
         for turn in range(TURNS // EACH):
@@ -470,8 +476,8 @@ def packed_linear_kernel(
                     _place_in(turn, k, EACH, STAGES),
                     held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
                     norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
-                    TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, APART, RUN, MMA,
-                    W, X,
+                    TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, APART, RUN, JOINED,
+                    k - k // JOINED * JOINED, MMA, W, X,
                 )
     scale = None
     if SQUARES:
