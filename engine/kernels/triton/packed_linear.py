@@ -43,13 +43,13 @@ UNROLLED = tl.constexpr(4)
 
 
 @constexpr_function
-def _each(turns, tiles, stages):
+def _each(turns, tiles, stages, rows):
     """Return the number of spans per turn of the loop.
 
     Later ones find their inputs in the registers that the first has loaded, and know their place in shared memory. With
-    many tiles, the registers needed would keep other programs off the multiprocessor.
+    many tiles or rows, the registers needed would keep other programs off the multiprocessor.
     """
-    if tiles > 2:
+    if tiles > 2 or rows > 8:
         return 1
     if stages in (3, 6) and turns % 3 == 0:
         return 3
@@ -395,7 +395,7 @@ def packed_linear_kernel(
     WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K * CHOSEN
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
-    EACH: tl.constexpr = _each(TURNS, TILES, STAGES)
+    EACH: tl.constexpr = _each(TURNS, TILES, STAGES, COUNT)
     JOINED: tl.constexpr = EACH if STAGES // (2 * EACH) * (2 * EACH) == STAGES else 1
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
