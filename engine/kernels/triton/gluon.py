@@ -19,12 +19,15 @@ from models.weights.dequantize import IQ4
 __all__ = [
     "async_copy",
     "byte_pairs",
+    "constexpr_function",
     "eighth_halves",
     "fence",
     "gl",
     "halves",
     "input_layout",
     "jit",
+    "lane_layout",
+    "lane_rows_layout",
     "layout_of",
     "looked_up",
     "masked",
@@ -38,15 +41,16 @@ __all__ = [
     "unpaired",
 ]
 jit = gluon.jit
+constexpr_function = gluon.constexpr_function
 
 
-@gluon.constexpr_function
+@constexpr_function
 def layout_of(kind):
     """Return the layout of a tensor's type."""
     return kind.layout
 
 
-@gluon.constexpr_function
+@constexpr_function
 def own_layout(warps):
     """Return the shared-memory layout for tiles of weights [warps, 16, 128]: what a warp reads at once is contiguous.
 
@@ -60,7 +64,7 @@ def own_layout(warps):
     return gl.SharedLinearLayout(columns + lanes + rest)
 
 
-@gluon.constexpr_function
+@constexpr_function
 def input_layout(warps, columns, rows):
     """Return the layout of inputs [warps, columns, rows]: an operand's, but a thread holds each number only once."""
     width = columns // 4
@@ -71,13 +75,37 @@ def input_layout(warps, columns, rows):
     return gl.DistributedLinearLayout(neighbours + others, lanes, warp, [], [warps, columns, rows])
 
 
-@gluon.constexpr_function
+@constexpr_function
 def row_layout(warps, count):
     """Return the layout of values [warps, 16, count] of a tile's rows: a thread has those of the rows that it sums."""
     warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
     values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     return gl.DistributedLinearLayout([*values, [0, 8, 0]], lanes, warp, [], [warps, 16, count])
+
+
+@constexpr_function
+def lane_layout(warps, lanes):
+    """Return the layout of [warps, 16, 8 // lanes, lanes]: the sums [warps, 16, 8] of a tensor core, cut up."""
+    columns = [[0, 0, 0, 1 << i] for i in range(lanes.bit_length() - 1)]
+    columns += [[0, 0, 1 << i, 0] for i in range((8 // lanes).bit_length() - 1)]
+    warp = [[1 << i, 0, 0, 0] for i in range(warps.bit_length() - 1)]
+    threads = [*columns[1:], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]]
+    return gl.DistributedLinearLayout(
+        [columns[0], [0, 8, 0, 0]], threads, warp, [], [warps, 16, 8 // lanes, lanes]
+    )
+
+
+@constexpr_function
+def lane_rows_layout(warps, count, lanes):
+    """Return the layout of values [warps, 16, count] of a tile's rows: as in `lane_layout`, and all others alike."""
+    values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
+    split = lanes.bit_length() - 1
+    threads = [*values[1:split], *([[0, 0, 0]] * (3 - split)), [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        [values[0], *values[split:], [0, 8, 0]], threads, warp, [], [warps, 16, count]
+    )
 
 
 @jit
@@ -316,7 +344,19 @@ if knobs.runtime.interpret:
     _same = (
         *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum"),
         *("program_id", "num_programs"),
-        *("exp", "exp2", "log2", "rsqrt", "split", "where", "reshape", "permute", "join", "full"),
+        *(
+            "exp",
+            "exp2",
+            "log2",
+            "rsqrt",
+            "split",
+            "where",
+            "reshape",
+            "permute",
+            "join",
+            "full",
+            "broadcast",
+        ),
     )
     gl = SimpleNamespace(
         NVMMADistributedLayout=gl.NVMMADistributedLayout,
@@ -329,6 +369,10 @@ if knobs.runtime.interpret:
         **{name: _without_layout(name) for name in _same},
     )
     jit = triton.jit
+
+    def constexpr_function(function):
+        """Return the function."""
+        return function
 
     def _as_fp32(bits):
         return bits.to(tl.float32, bitcast=True)
@@ -401,6 +445,14 @@ if knobs.runtime.interpret:
         return
 
     def input_layout(warps, columns, rows):
+        """Return None: there are no layouts."""
+        return
+
+    def lane_layout(warps, lanes):
+        """Return None: there are no layouts."""
+        return
+
+    def lane_rows_layout(warps, count, lanes):
         """Return None: there are no layouts."""
         return
 

@@ -18,6 +18,8 @@ from engine.kernels.triton.gluon import (
     gl,
     halves,
     jit,
+    lane_layout,
+    lane_rows_layout,
     looked_up,
     masked,
     row_layout,
@@ -47,16 +49,6 @@ def pick(numbers, choice, CHOSEN: tl.constexpr):
 
 
 @jit
-def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, UP: tl.constexpr):
-    """Return the numbers of the tiles of rows and of columns to which places [WARPS, axis_size, 1] belong.
-
-    Each warp has two tiles, one half of the places each; the second lies UP tiles of rows after the first.
-    """
-    half = along(1, axis_size, L) // (axis_size // 2)
-    return first + half * UP, i * WARPS + along(0, WARPS, L)
-
-
-@jit
 def _copy(
     held, plane, first, DOWN: tl.constexpr, i, experts, L: tl.constexpr, WARPS: tl.constexpr, LINES: tl.constexpr,
     SIZE: tl.constexpr, PER: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, UP: tl.constexpr,
@@ -64,23 +56,36 @@ def _copy(
 ):  # fmt: skip
     """Start copying [WARPS, LINES, SIZE] of two tiles per warp, which lie contiguously by line and then by size.
 
-    The tiles lie DOWN tiles of rows below `first`. PER tiles of columns share the data. With MASKED, zeros take the
-    place of data beyond the ACROSS tiles of columns (of each of CHOSEN matrices) and the LAST tiles of rows (if the
-    second half starts at UP, LAST from there on).
+    The tiles lie DOWN tiles of rows below `first`, the second one another UP. PER tiles of columns share the data. With
+    MASKED, zeros take the place of data beyond the ACROSS tiles of columns (of each of CHOSEN matrices) and the LAST
+    tiles of rows (if the second half starts at UP, LAST from there on).
     """
-    row, column = _tile(first, i, LINES, L, WARPS, UP)
-    line, whole = along(1, LINES, L) % (LINES // 2), column
-    if experts is not None:
-        choice = choice_of(i, L, WARPS, ACROSS)
-        column -= choice * ACROSS
-        EACH: tl.constexpr = LAST * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
-        plane += pick(experts, choice, CHOSEN).to(tl.int64) * EACH
-    at = (row * ((ACROSS + PER - 1) // PER) + column // PER) * (LINES // 2 * SIZE) + line * SIZE
-    # A constant distance is added last, so that the copying instruction itself can add it.
-    at = plane + (at + along(2, SIZE, L)) + DOWN * ((ACROSS + PER - 1) // PER) * (LINES // 2 * SIZE)
+    TILE: tl.constexpr = LINES // 2 * SIZE
+    BELOW: tl.constexpr = (ACROSS + PER - 1) // PER * TILE
+    half, line = along(1, LINES, L) // (LINES // 2), along(1, LINES, L) % (LINES // 2)
+    whole = i * WARPS + along(0, WARPS, L)
+    if CHOSEN == 1 and WARPS % PER == 0:
+        # What is the same in every span comes first, so that it is computed once. A constant distance comes last, so
+        # that the copying instruction itself can add it.
+        if experts is not None:
+            plane += experts[0].to(tl.int64) * (LAST * BELOW)
+        at = first * BELOW + along(0, WARPS, L) // PER * TILE + line * SIZE + along(2, SIZE, L)
+        if LINES > 2:
+            at = plane + (at + half * (UP * BELOW)) + i * (WARPS // PER * TILE)
+        else:
+            at = plane + at + i * (WARPS // PER * TILE) + half * (UP * BELOW)
+    else:
+        column = whole
+        if experts is not None:
+            choice = choice_of(i, L, WARPS, ACROSS)
+            column -= choice * ACROSS
+            plane += pick(experts, choice, CHOSEN).to(tl.int64) * (LAST * BELOW)
+        at = (first + half * UP) * BELOW + column // PER * TILE + line * SIZE
+        at = plane + (at + along(2, SIZE, L))
+    at += DOWN * BELOW
     if MASKED:
-        bound = LAST if UP == 1 else LAST + along(1, LINES, L) // (LINES // 2) * UP
-        there = (row < bound - DOWN) & (whole < ACROSS * CHOSEN) & (along(2, SIZE, L) >= 0)
+        bound = LAST if UP == 1 else LAST + half * UP
+        there = (first + half * UP < bound - DOWN) & (whole < ACROSS * CHOSEN) & (along(2, SIZE, L) >= 0)
         async_copy.async_copy_global_to_shared(held, at, mask=there)
     else:
         async_copy.async_copy_global_to_shared(held, at)
@@ -250,4 +255,34 @@ def load_rows(held, WARPS: tl.constexpr, VALUES: tl.constexpr, MMA: tl.constexpr
             others += (gl.expand_dims((value >> 4).to(tl.float32), 2),)
             value = value & 15
         found += (gl.expand_dims(value.to(tl.float32), 2),)
+    return found + others
+
+
+@jit
+def _spread(value, WARPS: tl.constexpr, LANES: tl.constexpr, MMA: tl.constexpr):
+    """Repeat values [WARPS, 16, LANES] in all columns of a tensor core's sums: fp32 [WARPS, 16, 8]."""
+    L: tl.constexpr = lane_layout(WARPS, LANES)
+    value = gl.expand_dims(gl.convert_layout(value, gl.SliceLayout(2, L)).to(tl.float32), 2)
+    value, _ = gl.broadcast(value, gl.zeros([WARPS, 16, 8 // LANES, LANES], tl.float32, layout=L))
+    return gl.convert_layout(gl.reshape(value, [WARPS, 16, 8]), MMA)
+
+
+@jit
+def load_lanes(held, WARPS: tl.constexpr, VALUES: tl.constexpr, LANES: tl.constexpr, MMA: tl.constexpr):
+    """Load what `load_rows` does, LANES values at a time, each in its column: tensors fp32 [WARPS, 16, 8]."""
+    L: tl.constexpr = lane_rows_layout(WARPS, VALUES, LANES)
+    given = held.load(L)
+    if VALUES == 4 * LANES:
+        each = _four(gl.permute(gl.reshape(given, [WARPS, 16, 2, 2, LANES]), [0, 1, 4, 2, 3]))
+    elif VALUES == 2 * LANES:
+        each = _two(gl.permute(gl.reshape(given, [WARPS, 16, 2, LANES]), [0, 1, 3, 2]))
+    else:
+        each = (given,)
+    found, others = (), ()
+    for j in tl.static_range(VALUES // LANES):
+        value = each[j]
+        if value.dtype == tl.uint8:
+            others += (_spread(value >> 4, WARPS, LANES, MMA),)
+            value = value & 15
+        found += (_spread(value, WARPS, LANES, MMA),)
     return found + others
