@@ -14,7 +14,6 @@ from threading import Event, Thread, Timer
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import Costs
@@ -65,8 +64,7 @@ class DiskTier:
         self._cache = cache
         self._blocks = blocks
         self._post = post
-        self._nbytes = cache.kv[:, :, : blocks.block_size].nbytes
-        self._buffers = Buffers(self._nbytes, cache.kv.device)
+        self._buffers = Buffers(cache.kv[:, :, : blocks.block_size].nbytes, cache.kv.device)
         self._root = b""
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
@@ -203,7 +201,7 @@ class DiskTier:
         if slot is None:
             return False
         rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
-        held = self._in(slot, 0, rows)
+        held = self._buffers.block(slot, 0, rows)
         try:
             # Gathered on the GPU, they cross the bus in one copy.
             whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
@@ -239,7 +237,7 @@ class DiskTier:
     def _write(self, folder: Folder, owner: str, digest: Digest, slot: Slot, count: int) -> None:
         try:
             slot.wait()
-            wrote = folder.append(owner, digest, slot.view[: self._nbytes])
+            wrote = folder.append(owner, digest, slot.view[: self._buffers.block_bytes])
         except OSError as error:
             self._fail(f"cannot be written ({error.strerror or error})")
             return
@@ -307,6 +305,11 @@ class DiskTier:
         with suppress(RuntimeError):  # the system can start no more threads now
             bringing.timer.start()
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether blocks are being brought back for somebody."""
+        return bool(self._bringing)
+
     def abandon(self) -> None:
         """Answer everyone who waits for the disk, because the loop ends or the disk is of no use."""
         self._folder = None
@@ -372,7 +375,7 @@ class DiskTier:
                 self._blocks.reserve(table, rows, bringing.idle)
                 at = table.blocks[table.length // size] * size
                 target = self._cache.kv[:, :, at : at + size]
-                target.copy_(self._in(slot, place, target), non_blocking=True)
+                target.copy_(self._buffers.block(slot, place, target), non_blocking=True)
             except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
                 bringing.is_over = True
                 break
@@ -433,11 +436,6 @@ class DiskTier:
     @property
     def _size(self) -> int:
         return self._blocks.block_size
-
-    def _in(self, slot: Slot, place: int, like: Tensor) -> Tensor:
-        """Return block `place` of a buffer as a tensor of the shape and dtype of `like`."""
-        data = slot.memory[place * self._nbytes : (place + 1) * self._nbytes]
-        return data.view(like.dtype).view(like.shape)
 
     def _digest(self, block: Block, parent: Digest) -> Digest:
         found = self._names.get(block.name)

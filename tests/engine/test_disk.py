@@ -215,6 +215,29 @@ def test_all_code_that_computes_names_a_block(
     assert identity.of_code.__wrapped__() != before
 
 
+def test_no_idle_work_is_done_while_somebody_waits_for_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store) as engine:
+        go, done = Event(), Event()
+        monkeypatch.setattr(engine._engine_step.runner, "while_idle", lambda: done.set())
+        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        sequence = engine.start(Rows.of(PROMPT), GREEDY)
+        engine._loop.call(lambda: None)  # it waits for the disk now
+        done.clear()
+        for _ in range(10):
+            assert engine._loop.call(lambda: engine._engine_step.is_busy)
+        assert not done.is_set()
+        go.set()
+        heard(engine, sequence)
+        assert done.wait(PATIENCE), "it goes on afterwards"
+        assert not engine._loop.call(lambda: engine._engine_step.is_busy)
+
+
 def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: Path) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
