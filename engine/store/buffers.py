@@ -16,7 +16,7 @@ from engine.store.readers import Readers
 from models.weights.staging import Slot, slots_of
 
 COUNT = 4
-AHEAD = 2
+AHEAD = 3
 """Number of buffers that are filled while earlier ones are copied to the device."""
 GROUP_BYTES = {"cuda": 32 * 1024**2, "cpu": 4 * 1024**2}
 """The size of a buffer, in bytes: it holds as many blocks as fit, but at least one."""
