@@ -215,7 +215,12 @@ def measured(
         tier = engine._disk
         assert tier is not None
         known = tier.costs
-        found |= {"brought_s": [known.brought or 0.0], "computed_s": [known.computed or 0.0]}
+        for name in (
+            "brought",
+            "computed",
+            "cold",
+        ):  # unknown where the system does not tell what is in memory
+            found[f"{name}_s"] = [seconds for seconds in [getattr(known, name)] if seconds is not None]
     for _ in range(min(RESTARTS, arguments.repeats) or 1):
         with keeping(network, folder, length + ROOM, arguments) as (engine, opened):
             first_token(engine, [1, 2, 3])
@@ -264,12 +269,14 @@ def show(shape: str, length: int, kv_dtype: str, token: int, middle: dict[str, f
     )
     rates = "disk rate", "page cache rate", "write rate"
     print(", ".join(f"{name} {middle[name] / 1e9:.2f} GB/s" for name in rates))
-    used = Costs(middle["brought_s"], middle["computed_s"]).worth_it
-    print(
-        f"as the engine measured: {middle['brought_s'] * 1e6:.1f} µs a token to bring back, "
-        f"{middle['computed_s'] * 1e6:.1f} to compute: it would {'use' if used else 'do without'} the disk",
-        flush=True,
-    )
+    known = Costs(*(middle.get(name) for name in ("brought_s", "computed_s", "cold_s")))
+    for what, costs in (("in memory", known), ("cold", known.if_cold)):
+        if costs.brought is not None and costs.computed is not None:
+            print(
+                f"as the engine measured, {what}: {costs.brought * 1e6:.1f} µs a token to bring back, "
+                f"{costs.computed * 1e6:.1f} to compute: it would {'use' if costs.worth_it else 'do without'} it",
+                flush=True,
+            )
 
 
 def main() -> None:

@@ -352,6 +352,10 @@ class DiskTier:
 
     def _read(self, folder: Folder, bringing: Bringing) -> None:
         """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
+        bringing.is_cold = folder.is_cold(bringing.missing)
+        if bringing.is_cold and not self.costs.if_cold.worth_it:  # computing is as fast as the disk itself
+            self._tell(lambda: self._end(bringing))
+            return
         with suppress(EngineError), closing(self._buffers.read(folder, bringing.missing)) as groups:
             try:
                 for slot, count in groups:
@@ -396,7 +400,7 @@ class DiskTier:
         if too_slow and not bringing.rows:
             self.costs.brought, self._hangs = took / bringing.asked, True
         elif bringing.rows:
-            self.costs.brought_back(bringing.rows, took)
+            self.costs.brought_back(bringing.rows, took, bringing.is_cold)
         for then in bringing.then:
             then()
 
@@ -419,6 +423,7 @@ class DiskTier:
             written_tokens=self.written,
             restored_tokens=self.restored,
             brought_s=self.costs.brought,
+            cold_s=self.costs.cold,
             computed_s=self.costs.computed,
             is_used=self.costs.worth_it,
             problem=self.problem,
@@ -464,8 +469,7 @@ class DiskTier:
 
         def begun() -> None:
             self._root, self._folder, self._kept = start, found, known
-            self.costs.brought = self.costs.brought or known.brought
-            self.costs.computed = min(filter(None, (self.costs.computed, known.computed)), default=None)
+            self.costs.learn(known)
             self._ready()
 
         self._tell(begun)

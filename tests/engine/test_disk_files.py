@@ -85,6 +85,30 @@ def test_payloads_begin_where_a_processor_copies_fast(tmp_path: Path) -> None:
         assert [record.offset % 64 for record in records.scan(file.fileno())] == [0, 0, 0]
 
 
+def test_what_the_system_does_not_hold_in_memory_is_cold(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "f", 10**9)
+    blocks = [block(number, 1 << 20) for number in range(4)]
+    digests = [digest for digest, _ in blocks]
+    for one in blocks:
+        assert wrote(folder, "one", *one)
+    assert not folder.is_cold(digests)
+    assert not folder.is_cold([b"unknown"])
+    with (tmp_path / "f" / "one.kv").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 2 << 20, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        except OSError:
+            pytest.skip("the system does not tell")
+        else:
+            pytest.skip("this file system keeps everything in memory")
+    assert folder.is_cold(digests)
+    assert [read(folder, digest, 1 << 20) for digest in digests] == [payload for _, payload in blocks]
+    assert not folder.is_cold(digests)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_what_a_crash_leaves_is_cut_off_and_the_rest_is_there(data: st.DataObject) -> None:
