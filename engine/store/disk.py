@@ -32,9 +32,9 @@ MOST_WISHES = 32
 """The most paths that are remembered to be written."""
 WRITING = 2
 """The most blocks handed to the disk's thread and not written yet."""
-WORTH_WAITING = 1024
-"""The rows of a prompt from which a CPU takes longer to compute them than to scan the folder, which takes some 20 ms
-if the files are in the page cache, as weights just read are."""
+WORTH_WAITING = {"cpu": 1024, "cuda": 8192}
+"""The rows from which a prompt waits until the folder is scanned, because computing them takes longer: scanning takes
+some 20 ms if the files are in the page cache, as weights just read are, and on a GPU buffers are pinned as well."""
 KEPT_WITHIN = 0.1
 """The measured times are saved again when they have changed by this share."""
 PATIENCE_S = 0.5, 5.0
@@ -268,7 +268,7 @@ class DiskTier:
         `until` is as in `wish` and `idle` as in `BlockManager.reserve`; `wanted` says whether the caller still waits.
         Blocks that are already being read are not read twice.
         """
-        is_long = len(keys) >= WORTH_WAITING and self._cache.kv.device.type == "cpu"
+        is_long = len(keys) >= WORTH_WAITING[self._cache.kv.device.type]
         if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
             return

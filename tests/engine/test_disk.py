@@ -87,7 +87,7 @@ def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
 def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "WORTH_WAITING", 100)
+    monkeypatch.setitem(disk.WORTH_WAITING, "cpu", 100)
     store, late = tmp_path / "kv", Event()
     with on_disk(tmp_path, store) as engine:
         expected, _ = answer(engine, PROMPT)
