@@ -186,7 +186,7 @@ def _disk(disk: DiskFigures) -> str:
     text = f"{counted(disk.blocks, 'block')} · {counted(disk.written_tokens, 'token')} written"
     back = f", {counted(disk.restored_tokens, 'token')} restored"
     cold = _costs(disk.cold_s, disk.computed_s)
-    told = (f", {costs}" if costs else "") + (f"; not yet in memory, {cold}" if cold else "")
+    told = (f", {costs}" if costs else "") + (f"; from the disk itself {cold}" if cold else "")
     return text + (back + told if disk.restored_tokens else "")
 
 
