@@ -4,11 +4,16 @@
 
 Each round computes a new prompt and has it written. Then the cache is emptied, and the prompt is asked for again with
 the file dropped from the system's memory ("cold"), and once more with the file in memory ("cached"). "running" is the
-time with the cache that was not emptied. At the end, another engine with the same weights is asked, as after a
-restart; every answer must have the tokens and the probabilities of the running one. The rate of the disk is measured
-by reading the same file with as many threads and no other work. The tier stays in use, whatever the engine would
-decide; its decision is printed. The first round is a quarter as long and discarded; medians are reported. `--device
-cpu --shapes tiny --lengths 256` tries it out.
+time with the cache that was not emptied. At the end, other engines with the same weights are asked, as after a
+restart, with the file in memory: first for 3 tokens, and at once for the prompt, so that whatever an engine does in its
+first seconds counts. All kernels are compiled by then, as they are when an engine has loaded. Where the time goes is
+printed for the last of them.
+
+Every prompt is asked twice: for its time, and then for probabilities, which few want, so that no graph for them is
+ready. The tokens and the probabilities must be those of the running engine. The rate of the disk is measured by reading
+the same file with as many threads and no other work. The tier stays in use, whatever the engine would decide; its
+decision is printed. The first round is a quarter as long and discarded; medians are reported. `--device cpu --shapes
+tiny --lengths 256` tries it out.
 """
 
 import argparse
@@ -17,13 +22,16 @@ import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Event
 from time import perf_counter, sleep
 
 import torch
 
+from benchmarks.disk_parts import Opening, Parts, opening, watched
 from benchmarks.machine import Budget, Record
 from benchmarks.options import every_shape, names, numbers, parse, parser_of, rounds
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_model, random_prompt
@@ -36,8 +44,10 @@ from engine.store.buffers import READERS
 from engine.store.disk import DiskTier
 from models.network import Network
 
+FIRST = SamplingParams(temperature=0.0, max_tokens=2)
 ANSWER = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1)
-STEP = 1 << 20
+STEP = 2 << 20
+RESTARTS = 3
 ROOM = 64
 """Rows for questions and answers."""
 Told = list[tuple[int, float | None]]
@@ -52,8 +62,10 @@ class Always(Costs):
 
 
 @contextmanager
-def keeping(network: Network, folder: Path, context: int, arguments: argparse.Namespace) -> Iterator[Engine]:
-    """Provide an engine with a tier on disk that has looked through its folder."""
+def keeping(
+    network: Network, folder: Path, context: int, arguments: argparse.Namespace
+) -> Iterator[tuple[Engine, Opening]]:
+    """Provide an engine with a tier on disk that has looked through its folder, and how long that took."""
     device = network.embedding.data.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
@@ -79,19 +91,24 @@ def keeping(network: Network, folder: Path, context: int, arguments: argparse.Na
             return tier
 
         looked = Event()
-        engine._loop.call(begin)._tasks.put(looked.set)
-        looked.wait()
-        engine._loop.call(lambda: None)
-        yield engine
+        with opening() as opened:
+            engine._loop.call(begin)._tasks.put(looked.set)
+            looked.wait()
+            engine._loop.call(lambda: None)
+        yield engine, opened
 
 
-def asked(engine: Engine, prompt: list[int]) -> tuple[float, Told]:
-    """Return seconds until the first token, and the answer."""
-    began, first, told = perf_counter(), 0.0, Told()
-    for event in engine.stream(prompt, ANSWER):
+def first_token(engine: Engine, prompt: list[int]) -> float:
+    """Return the seconds until the first token."""
+    began, first = perf_counter(), 0.0
+    for _ in engine.stream(prompt, FIRST):
         first = first or perf_counter() - began
-        told.append((event.token_id, event.logprob))
-    return first, told
+    return first
+
+
+def asked(engine: Engine, prompt: list[int]) -> Told:
+    """Return the answer with its probabilities."""
+    return [(event.token_id, event.logprob) for event in engine.stream(prompt, ANSWER)]
 
 
 def written(engine: Engine, owner: str, prompt: list[int]) -> float:
@@ -125,60 +142,68 @@ def dropped(path: Path) -> float | None:
 def rate(path: Path, readers: int) -> float:
     """Return the bytes/s of reading a file with `readers` threads."""
     size, fd = path.stat().st_size, os.open(path, os.O_RDONLY)
+    room: SimpleQueue[bytearray] = SimpleQueue()
+    for _ in range(readers):
+        room.put(bytearray(STEP))
 
     def read(at: int) -> int:
-        return len(os.pread(fd, STEP, at))
+        into = room.get()
+        count = os.preadv(fd, [into], at)
+        room.put(into)
+        return count
 
     try:
-        began = perf_counter()
         with ThreadPoolExecutor(readers) as pool:
+            began = perf_counter()
             total = sum(pool.map(read, range(0, size, STEP)))
-        return total / (perf_counter() - began)
+            return total / (perf_counter() - began)
     finally:
         os.close(fd)
 
 
 def measured(
     network: Network, folder: Path, length: int, arguments: argparse.Namespace, budget: Budget
-) -> dict[str, list[float]]:
-    """Return times in seconds, and rates in bytes/s."""
+) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
+    """Return times in seconds and rates in bytes/s, and for ways to bring a prompt back, where the time went."""
     spec, device = network.spec, network.embedding.data.device
     found: dict[str, list[float]] = {}
     kept: list[tuple[list[int], Told]] = []
     readers = max(min((os.cpu_count() or 1) - 2, READERS[device.type]), 1)
 
-    def back(engine: Engine, prompt: list[int], expected: Told) -> float:
-        engine._loop.call(engine._blocks.evict_all)
-        return again(engine, prompt, expected)
+    parts: dict[str, Parts] = {}
 
-    def again(engine: Engine, prompt: list[int], expected: Told) -> float:
+    def back(engine: Engine, way: str, prompt: list[int], expected: Told) -> float:
+        engine._loop.call(engine._blocks.evict_all)
+        return again(engine, way, prompt, expected)
+
+    def again(engine: Engine, way: str, prompt: list[int], expected: Told) -> float:
         tier = engine._disk
         assert tier is not None
         before = tier.restored
-        took, told = asked(engine, prompt)
+        with watched(tier) as parts[way]:
+            took = parts[way].first = first_token(engine, prompt)
         came, whole = tier.restored - before, len(prompt) // engine.block_size * engine.block_size
         assert came >= whole, f"{came} of {whole} tokens came back"
-        assert told == expected, "another text than that of the running process"
+        assert asked(engine, prompt) == expected, "another text than that of the running process"
         return took
 
-    with keeping(network, folder, length + ROOM, arguments) as engine:
+    with keeping(network, folder, length + ROOM, arguments) as (engine, _):
         for attempt in rounds(arguments.repeats, budget):
             prompt = random_prompt(spec, length, attempt)
             if not attempt and arguments.repeats:  # the first round compiles kernels and does not count
                 prompt = prompt[: length // 4 // engine.block_size * engine.block_size]
             question = [*prompt, 1, 2, 3]
             engine._loop.call(engine._blocks.evict_all)
-            computed, _ = asked(engine, [*prompt, 4])
-            running, expected = asked(engine, question)
-            took = {"computed": computed, "running": running}
-            nbytes = len(prompt) * engine._cache.kv[:, :, :1].nbytes
-            took["write rate"] = nbytes / written(engine, f"r{attempt}", prompt)
+            took = {"computed": first_token(engine, [*prompt, 4]), "running": first_token(engine, question)}
+            expected = asked(engine, question)
+            token_bytes = engine._cache.kv[:, :, :1].nbytes
+            took["write rate"] = len(prompt) * token_bytes / written(engine, f"r{attempt}", prompt)
             path = next(folder.rglob(f"r{attempt}.kv"))
             dropped(path)
             took["disk rate"] = rate(path, readers)
             took["still in memory"] = -1.0 if (resident := dropped(path)) is None else resident
-            took["cold"] = back(engine, question, expected)
-            took["cached"] = back(engine, question, expected)
+            took["cold"] = back(engine, "cold", question, expected)
+            took["cached"] = back(engine, "cached", question, expected)
             took["page cache rate"] = rate(path, readers)
             kept.append((question, expected))
             print(
@@ -190,11 +215,20 @@ def measured(
         tier = engine._disk
         assert tier is not None
         known = tier.costs
-        found |= {"brought_s": [known.brought or 0.0], "computed_s": [known.computed or 0.0]}
-    with keeping(network, folder, length + ROOM, arguments) as engine:
-        asked(engine, [1, 2, 3])
-        found["restart"] = [again(engine, *kept[-1])]
-    return found
+        for name in (
+            "brought",
+            "computed",
+            "cold",
+        ):  # unknown where the system does not tell what is in memory
+            found[f"{name}_s"] = [seconds for seconds in [getattr(known, name)] if seconds is not None]
+    for _ in range(min(RESTARTS, arguments.repeats) or 1):
+        with keeping(network, folder, length + ROOM, arguments) as (engine, opened):
+            first_token(engine, [1, 2, 3])
+            found.setdefault("restart", []).append(again(engine, "restart", *kept[-1]))
+            for name, seconds in asdict(opened).items():
+                found.setdefault(name, []).append(seconds)
+    nbytes = len(kept[-1][0]) * token_bytes
+    return found, {way: list(one.lines(nbytes)) for way, one in parts.items()}
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
@@ -207,10 +241,14 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
     for length in arguments.lengths:
         length -= length % size
         with TemporaryDirectory(dir=arguments.folder) as name:
-            found = measured(network, Path(name), length, arguments, budget)
+            found, parts = measured(network, Path(name), length, arguments, budget)
         middle = {name: statistics.median(values) for name, values in found.items() if values}
-        record.add({"medians": middle, "runs": found}, "shapes", shape, "lengths", str(length))
+        record.add(
+            {"medians": middle, "runs": found, "parts": parts}, "shapes", shape, "lengths", str(length)
+        )
         show(shape, length, arguments.kv_dtype, kv_bytes(spec, dtype), middle)
+        for way, lines in parts.items():
+            print(f"{way}: {lines[0]}", *lines[1:], sep="\n  ", flush=True)
 
 
 def show(shape: str, length: int, kv_dtype: str, token: int, middle: dict[str, float]) -> None:
@@ -225,14 +263,20 @@ def show(shape: str, length: int, kv_dtype: str, token: int, middle: dict[str, f
     print(f"from disk, cold ({memory} of it in memory)    {ms('cold')}")
     print(f"from disk, in the system's page cache    {ms('cached')}")
     print(f"another engine, as after a restart       {ms('restart')}; the same tokens and probabilities")
+    print(
+        f"before that, while it loads              {middle['scanning'] * 1e3:,.1f} ms to scan the folder, "
+        f"{middle['pinning'] * 1e3:,.1f} ms to allocate buffers"
+    )
     rates = "disk rate", "page cache rate", "write rate"
     print(", ".join(f"{name} {middle[name] / 1e9:.2f} GB/s" for name in rates))
-    used = Costs(middle["brought_s"], middle["computed_s"]).worth_it
-    print(
-        f"as the engine measured: {middle['brought_s'] * 1e6:.1f} µs a token to bring back, "
-        f"{middle['computed_s'] * 1e6:.1f} to compute: it would {'use' if used else 'do without'} the disk",
-        flush=True,
-    )
+    known = Costs(*(middle.get(name) for name in ("brought_s", "computed_s", "cold_s")))
+    for what, costs in (("in memory", known), ("cold", known.if_cold)):
+        if costs.brought is not None and costs.computed is not None:
+            print(
+                f"as the engine measured, {what}: {costs.brought * 1e6:.1f} µs a token to bring back, "
+                f"{costs.computed * 1e6:.1f} to compute: it would {'use' if costs.worth_it else 'do without'} it",
+                flush=True,
+            )
 
 
 def main() -> None:

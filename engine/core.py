@@ -291,7 +291,7 @@ class EngineCore:
             prompts,
             self.model_name,
             self._loop.call,
-            lambda: self._engine_step.has_work,
+            lambda: self._engine_step.is_busy,
         )
 
     def tune_when_idle(self) -> None:

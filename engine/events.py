@@ -199,6 +199,9 @@ class DiskFigures:
     """False once measurements show that computing is about as fast."""
     problem: str = ""
     """Why the tier is not used, or no longer used, in one line."""
+    cold_s: float | None = None
+    """What a token takes to bring back from a file that the system does not hold in memory, as it does files that were
+    used a short time ago; `brought_s` is for those."""
 
     @classmethod
     def none(cls, why: str) -> "DiskFigures":

@@ -185,7 +185,9 @@ def _disk(disk: DiskFigures) -> str:
         return f"recomputed, not restored: restoring takes {costs}"
     text = f"{counted(disk.blocks, 'block')} · {counted(disk.written_tokens, 'token')} written"
     back = f", {counted(disk.restored_tokens, 'token')} restored"
-    return text + (back + (f", {costs}" if costs else "") if disk.restored_tokens else "")
+    cold = _costs(disk.cold_s, disk.computed_s)
+    told = (f", {costs}" if costs else "") + (f"; from the disk itself {cold}" if cold else "")
+    return text + (back + told if disk.restored_tokens else "")
 
 
 def _costs(brought_s: float | None, computed_s: float | None) -> str:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -199,30 +199,44 @@ class Costs:
     """The time per token of a prompt, in seconds; None: not measured yet."""
 
     brought: float | None = None
-    """To bring it back from host memory, or from disk."""
+    """To bring it back from host memory, or from a file."""
     computed: float | None = None
     """To compute it, in the fastest chunk so far."""
+    cold: float | None = None
+    """To bring it back from a file that the system does not hold in memory."""
 
     @property
     def worth_it(self) -> bool:
         """Whether blocks should be brought back, as far as measurements say."""
         return self.brought is None or self.computed is None or self.brought * FASTER <= self.computed
 
+    @property
+    def if_cold(self) -> "Costs":
+        """The costs that count for a file that the system does not hold in memory."""
+        return replace(self, brought=self.cold)
+
+    def learn(self, earlier: "Costs") -> None:
+        """Take over what an earlier run measured and this one has not, and the fastest computing."""
+        self.brought, self.cold = self.brought or earlier.brought, self.cold or earlier.cold
+        self.computed = min(filter(None, (self.computed, earlier.computed)), default=None)
+
     def differ(self, others: "Costs", share: float) -> bool:
         """Return whether any time known here is unknown in `others`, or differs by more than `share` of itself."""
-        pairs = (self.brought, others.brought), (self.computed, others.computed)
+        names = "brought", "computed", "cold"
+        pairs = [(getattr(self, name), getattr(others, name)) for name in names]
         return any(mine is not None and abs(mine - (theirs or 0.0)) > share * mine for mine, theirs in pairs)
 
-    def brought_back(self, rows: int, seconds: float) -> None:
-        """Note that `rows` rows were brought back in this many seconds.
+    def brought_back(self, rows: int, seconds: float, cold: bool = False) -> None:
+        """Note that `rows` rows were brought back in this many seconds, from a `cold` file or not.
 
         Few rows count for little, because most of their time is spent waiting, for example for other requests' steps.
         """
-        share = min(rows / ENOUGH_ROWS, 1.0)
-        if self.brought is not None:
-            self.brought += (seconds / rows - self.brought) * share / 2
+        share, known = min(rows / ENOUGH_ROWS, 1.0), self.cold if cold else self.brought
+        if known is not None:
+            known += (seconds / rows - known) * share / 2
         elif share == 1.0:
-            self.brought = seconds / rows
+            known = seconds / rows
+        self.brought, self.cold = (self.brought, known) if cold else (known, self.cold)
 
     def saw(self, rows: int, seconds: float) -> None:
         """Note that a chunk of `rows` rows was computed in this many seconds."""

@@ -91,8 +91,16 @@ class EngineStep:
         """Whether a sequence waits or runs, or a step is in flight whose tokens are unread, wanted or not."""
         return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work, or somebody waits for the disk."""
+        return self.has_work or (self.disk is not None and self.disk.is_reading)
+
     def while_idle(self) -> bool:
-        """Do work that makes later steps faster, for some milliseconds. Return whether more is left."""
+        """Do work that makes later steps faster, for some milliseconds, unless somebody waits for the disk: each group
+        of blocks would wait for some of it. Return whether more is left."""
+        if self.is_busy:
+            return False
         more = self.disk is not None and self.disk.go_on()
         if self.device.type == "cpu":
             self.alone = self.others.are_busy()
@@ -281,9 +289,8 @@ class EngineStep:
     def _join(self, sequence: Sequence, logits: torch.Tensor | None) -> None:
         assert self.decoding is not None
         joined = self.decoding.joined
-        if (
-            len(joined) == self.decoding.runner.capacity
-        ):  # idle work has a slot, or had before a person waited for it
+        # Idle work has a slot, or had one before a person waited for it.
+        if len(joined) == self.decoding.runner.capacity:
             self.scheduler.preempt(max(*joined, sequence, key=lambda s: (s.priority, s.place)))
         if sequence.status is Status.RUNNING:
             self.decoding.join(sequence, logits)
@@ -354,9 +361,8 @@ class EngineStep:
 
         With the native kernels torch only samples: its threads would keep spinning and slow down the next step.
         """
-        if (
-            self.device.type != "cpu" or self.runner.is_divided
-        ):  # all ranks have as many threads: the same bits
+        # All ranks have as many threads: the same bits.
+        if self.device.type != "cpu" or self.runner.is_divided:
             return
         alone = idle and self.alone
         self.runner.set_alone(alone)

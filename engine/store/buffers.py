@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import torch
+from torch import Tensor
 
 from engine.store.digests import Digest
 from engine.store.folder import Folder
@@ -15,7 +16,7 @@ from engine.store.readers import Readers
 from models.weights.staging import Slot, slots_of
 
 COUNT = 4
-AHEAD = 2
+AHEAD = 3
 """Number of buffers that are filled while earlier ones are copied to the device."""
 GROUP_BYTES = {"cuda": 32 * 1024**2, "cpu": 4 * 1024**2}
 """The size of a buffer, in bytes: it holds as many blocks as fit, but at least one."""
@@ -54,6 +55,11 @@ class Buffers:
     def give(self, slot: Slot) -> None:
         """Return a buffer. `Slot.wait` waits for the copies that were noted in it."""
         self._free.put(slot)
+
+    def block(self, slot: Slot, place: int, like: Tensor) -> Tensor:
+        """Return block `place` of a buffer as a tensor of the shape and dtype of `like`."""
+        data = slot.memory[place * self.block_bytes : (place + 1) * self.block_bytes]
+        return data.view(like.dtype).view(like.shape)
 
     def read(self, folder: Folder, digests: Sequence[Digest]) -> Generator[tuple[Slot, int]]:
         """Yield buffers with the blocks of `digests`, in order, and the number of blocks in each.

@@ -14,7 +14,6 @@ from threading import Event, Thread, Timer
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import Costs
@@ -33,9 +32,9 @@ MOST_WISHES = 32
 """The most paths that are remembered to be written."""
 WRITING = 2
 """The most blocks handed to the disk's thread and not written yet."""
-WORTH_WAITING = 1024
-"""The rows of a prompt from which a CPU takes longer to compute them than to scan the folder, which takes some 20 ms
-if the files are in the page cache, as weights just read are."""
+WORTH_WAITING = {"cpu": 1024, "cuda": 8192}
+"""The rows from which a prompt waits until the folder is scanned, because computing them takes longer: scanning takes
+some 20 ms if the files are in the page cache, as weights just read are, and on a GPU buffers are pinned as well."""
 KEPT_WITHIN = 0.1
 """The measured times are saved again when they have changed by this share."""
 PATIENCE_S = 0.5, 5.0
@@ -65,8 +64,7 @@ class DiskTier:
         self._cache = cache
         self._blocks = blocks
         self._post = post
-        self._nbytes = cache.kv[:, :, : blocks.block_size].nbytes
-        self._buffers = Buffers(self._nbytes, cache.kv.device)
+        self._buffers = Buffers(cache.kv[:, :, : blocks.block_size].nbytes, cache.kv.device)
         self._root = b""
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
@@ -203,7 +201,7 @@ class DiskTier:
         if slot is None:
             return False
         rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
-        held = self._in(slot, 0, rows)
+        held = self._buffers.block(slot, 0, rows)
         try:
             # Gathered on the GPU, they cross the bus in one copy.
             whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
@@ -239,7 +237,7 @@ class DiskTier:
     def _write(self, folder: Folder, owner: str, digest: Digest, slot: Slot, count: int) -> None:
         try:
             slot.wait()
-            wrote = folder.append(owner, digest, slot.view[: self._nbytes])
+            wrote = folder.append(owner, digest, slot.view[: self._buffers.block_bytes])
         except OSError as error:
             self._fail(f"cannot be written ({error.strerror or error})")
             return
@@ -270,7 +268,7 @@ class DiskTier:
         `until` is as in `wish` and `idle` as in `BlockManager.reserve`; `wanted` says whether the caller still waits.
         Blocks that are already being read are not read twice.
         """
-        is_long = len(keys) >= WORTH_WAITING and self._cache.kv.device.type == "cpu"
+        is_long = len(keys) >= WORTH_WAITING[self._cache.kv.device.type]
         if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
             return
@@ -306,6 +304,11 @@ class DiskTier:
         bringing.timer.daemon = True
         with suppress(RuntimeError):  # the system can start no more threads now
             bringing.timer.start()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether blocks are being brought back for somebody."""
+        return bool(self._bringing)
 
     def abandon(self) -> None:
         """Answer everyone who waits for the disk, because the loop ends or the disk is of no use."""
@@ -349,6 +352,10 @@ class DiskTier:
 
     def _read(self, folder: Folder, bringing: Bringing) -> None:
         """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
+        bringing.is_cold = folder.is_cold(bringing.missing)
+        if bringing.is_cold and not self.costs.if_cold.worth_it:  # computing is as fast as the disk itself
+            self._tell(lambda: self._end(bringing))
+            return
         with suppress(EngineError), closing(self._buffers.read(folder, bringing.missing)) as groups:
             try:
                 for slot, count in groups:
@@ -372,7 +379,7 @@ class DiskTier:
                 self._blocks.reserve(table, rows, bringing.idle)
                 at = table.blocks[table.length // size] * size
                 target = self._cache.kv[:, :, at : at + size]
-                target.copy_(self._in(slot, place, target), non_blocking=True)
+                target.copy_(self._buffers.block(slot, place, target), non_blocking=True)
             except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
                 bringing.is_over = True
                 break
@@ -393,7 +400,7 @@ class DiskTier:
         if too_slow and not bringing.rows:
             self.costs.brought, self._hangs = took / bringing.asked, True
         elif bringing.rows:
-            self.costs.brought_back(bringing.rows, took)
+            self.costs.brought_back(bringing.rows, took, bringing.is_cold)
         for then in bringing.then:
             then()
 
@@ -416,6 +423,7 @@ class DiskTier:
             written_tokens=self.written,
             restored_tokens=self.restored,
             brought_s=self.costs.brought,
+            cold_s=self.costs.cold,
             computed_s=self.costs.computed,
             is_used=self.costs.worth_it,
             problem=self.problem,
@@ -433,11 +441,6 @@ class DiskTier:
     @property
     def _size(self) -> int:
         return self._blocks.block_size
-
-    def _in(self, slot: Slot, place: int, like: Tensor) -> Tensor:
-        """Return block `place` of a buffer as a tensor of the shape and dtype of `like`."""
-        data = slot.memory[place * self._nbytes : (place + 1) * self._nbytes]
-        return data.view(like.dtype).view(like.shape)
 
     def _digest(self, block: Block, parent: Digest) -> Digest:
         found = self._names.get(block.name)
@@ -466,8 +469,7 @@ class DiskTier:
 
         def begun() -> None:
             self._root, self._folder, self._kept = start, found, known
-            self.costs.brought = self.costs.brought or known.brought
-            self.costs.computed = min(filter(None, (self.costs.computed, known.computed)), default=None)
+            self.costs.learn(known)
             self._ready()
 
         self._tell(begun)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -33,6 +33,10 @@ MOST_OPEN = 4
 """The most files that are open at once."""
 _LOOKS = 200
 """After this many appended blocks, the sizes of all files are read again, because other processes write, too."""
+_PROBES = 32
+"""The number of places at which `is_cold` looks."""
+_MOST_MISSING = 0.25
+"""Blocks are cold if more than this share of them is not in memory."""
 _CHUNK = "chunk-"
 """The prefix of the names of chunks, with which many conversations begin."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -123,6 +127,26 @@ class Folder:
             return False
 
         return is_whole
+
+    def is_cold(self, digests: Sequence[Digest]) -> bool:
+        """Return whether much of these blocks is not in the system's page cache; False if the system does not tell.
+
+        Does not wait for the disk.
+        """
+        flag, missing = int(getattr(os, "RWF_NOWAIT", 0)), 0
+        for number in range(_PROBES) if flag else ():
+            found = self._found.get(digests[len(digests) * number // _PROBES])
+            if found is None:
+                continue
+            file, record = found
+            try:
+                if self._opened(file):
+                    os.preadv(file.fd, [bytearray(1)], record.offset + record.size * number // _PROBES, flag)
+            except BlockingIOError:
+                missing += 1
+            except OSError:  # not supported here, or an error that reading reports
+                return False
+        return missing > _MOST_MISSING * _PROBES
 
     def begin(self, owner: str) -> bool:
         """Make sure that a conversation has a file. If it is gone when a block is written, it was deleted or evicted.

@@ -46,4 +46,6 @@ class Bringing:
     timer: Timer = field(default_factory=lambda: Timer(0.0, int))
     """Ends the wait after the time that computing would take."""
     is_over: bool = False
+    is_cold: bool = False
+    """Whether the disk itself has to be read: the system does not hold the blocks in memory."""
     began: float = field(default_factory=perf_counter)

@@ -19,7 +19,7 @@ SLOWEST_S = 1e4
 
 def keep(path: Path, costs: Costs) -> None:
     """Write the measured times, all or nothing. Raises OSError."""
-    known = {"brought_s": costs.brought, "computed_s": costs.computed, "at": time()}
+    known = {"brought_s": costs.brought, "computed_s": costs.computed, "cold_s": costs.cold, "at": time()}
     write_whole(path, json.dumps(known) + "\n")
 
 
@@ -36,7 +36,7 @@ def kept(path: Path) -> Costs:
         or not 0 <= time() - found["at"] < OLD_S
     ):
         return Costs()
-    values = found.get("brought_s"), found.get("computed_s")
+    values = found.get("brought_s"), found.get("computed_s"), found.get("cold_s")
     if not all(value is None or (_is_number(value) and 0 < value < SLOWEST_S) for value in values):
         return Costs()
     return Costs(*values)

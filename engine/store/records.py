@@ -1,11 +1,14 @@
 """A file of KV blocks: append-only records, each with a digest that identifies its block and checksums.
 
-    magic 4 | check of the payload 4 | size of the payload 8 | digest 32 | check of these 4 | payload
+    magic 4 | check of the payload 4 | size of the payload 8 | digest 32 | zeros 12 | check of these 4 | payload
 
 Sizes are in bytes and numbers little-endian. Checks are CRC-32; that of a payload is taken over the checks of its
-pieces, which are read in parallel. A reader goes from header to header and stops at the first invalid one: what a crash
-left incomplete is at the end, and is cut off before more is appended. Files are read, not mapped, so a disk that fails
-in the middle causes an error, where a mapping would end the process.
+pieces, which are read in parallel. A header takes 64 bytes, so that payloads begin at a multiple of that if their sizes
+are multiples, as those of KV blocks are: from other places, a processor copies at a third of the rate.
+
+A reader goes from header to header and stops at the first invalid one: what a crash left incomplete is at the end, and
+is cut off before more is appended. Files are read, not mapped, so a disk that fails in the middle causes an error,
+where a mapping would end the process.
 """
 
 import os
@@ -14,18 +17,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from zlib import crc32
 
+from engine.store.checks import crc32
 from engine.store.readers import Readers
 
-_MAGIC = b"CKV2"
-_HEAD = struct.Struct("<4sIQ32s")
+_MAGIC = b"CKV3"
+_HEAD = struct.Struct("<4sIQ32s12x")
 _CHECK = struct.Struct("<I")
 HEADER = _HEAD.size + _CHECK.size
 LARGEST = 1 << 32
 """The most bytes of a payload; a header with more is invalid."""
-PIECE = 1 << 20
-"""Bytes of a payload that one thread reads at a time."""
+PIECE = 2 << 20
+"""Bytes of a payload that one thread reads at a time: many small reads would keep the threads waiting for Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def header(digest: bytes, payload: memoryview) -> bytes:
     """Return the HEADER bytes to be written before a payload."""
     checks = [crc32(payload[at : at + PIECE]) for at in range(0, len(payload), PIECE)]
     head = _HEAD.pack(_MAGIC, _joined(checks), len(payload), digest)
-    return head + _CHECK.pack(crc32(head))
+    return head + _CHECK.pack(crc32(memoryview(head)))
 
 
 def read(fd: int, record: Record, into: memoryview, readers: Readers) -> Callable[[], bool]:
@@ -101,11 +104,11 @@ def _piece(fd: int, into: memoryview, offset: int) -> int | None:
 
 
 def _joined(checks: list[int]) -> int:
-    return crc32(b"".join(map(_CHECK.pack, checks)))
+    return crc32(memoryview(b"".join(map(_CHECK.pack, checks))))
 
 
 def _header(data: bytes, at: int) -> Record | None:
-    if len(data) != HEADER or _CHECK.unpack(data[_HEAD.size :])[0] != crc32(data[: _HEAD.size]):
+    if len(data) != HEADER or _CHECK.unpack(data[_HEAD.size :])[0] != crc32(memoryview(data)[: _HEAD.size]):
         return None
     magic, check, size, digest = _HEAD.unpack(data[: _HEAD.size])
     if magic != _MAGIC or not 0 < size <= LARGEST:

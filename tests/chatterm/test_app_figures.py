@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import (
+    DiskFigures,
     DraftCost,
     EngineError,
     Figures,
@@ -469,6 +470,21 @@ def test_stats_name_the_kernels() -> None:
 )
 def test_stats_say_what_became_of_evicted_blocks(offload: OffloadFigures, said: str) -> None:
     lines = stats_lines(120, None, SessionStats(), INFO, replace(FIGURES, offload=offload))
+    assert any(said in text_of(line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("brought", "cold", "said"),
+    [
+        (None, None, "5 blocks · 80 tokens written, 60 tokens restored"),
+        (4e-6, None, "60 tokens restored, 4.0 µs per token, recomputing 40.0"),
+        (4e-6, 9e-5, "recomputing 40.0; from the disk itself 90.0 µs per token, recomputing 40.0"),
+        (None, 9e-5, "60 tokens restored; from the disk itself 90.0 µs per token, recomputing 40.0"),
+    ],
+)
+def test_stats_say_what_the_disk_gave(brought: float | None, cold: float | None, said: str) -> None:
+    disk = DiskFigures(5, 80, 60, brought, 40e-6, True, cold_s=cold)
+    lines = stats_lines(160, None, SessionStats(), INFO, replace(FIGURES, disk=disk))
     assert any(said in text_of(line) for line in lines)
 
 

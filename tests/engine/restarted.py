@@ -87,12 +87,12 @@ def watched(
     shared: mmap.mmap, moment: int, work: Callable[..., int], piece: int, pause: float, *given: Any
 ) -> int:
     """`work` on a file, by pieces where `piece` is not 0; the shared byte says that it is going on."""
-    fd, data, at = given
+    fd, data, at, *flags = given
     shared[0] = moment
     if piece:
         sleep(pause)
         data = [data[0][:piece]] if isinstance(data, list) else data[:piece]
-    done = work(fd, data, at)
+    done = work(fd, data, at, *flags)
     shared[0] = 0
     return done
 

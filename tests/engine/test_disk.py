@@ -18,6 +18,7 @@ from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from engine.store import disk, identity, measured
+from engine.store.folder import Folder
 from tests.counting import PATIENCE, until
 from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
 from tests.engine.tiny import say, tiny_engine
@@ -86,7 +87,7 @@ def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
 def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "WORTH_WAITING", 100)
+    monkeypatch.setitem(disk.WORTH_WAITING, "cpu", 100)
     store, late = tmp_path / "kv", Event()
     with on_disk(tmp_path, store) as engine:
         expected, _ = answer(engine, PROMPT)
@@ -130,6 +131,28 @@ def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, 
         assert engine.figures().disk.brought_s is engine.figures().disk.computed_s is None
 
 
+@pytest.mark.parametrize("wins", [True, False])
+@pytest.mark.parametrize("cold", [True, False])
+def test_what_the_disk_itself_has_to_give_is_judged_by_what_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool, wins: bool
+) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        expected, _ = answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+        costs = Costs(0.0001, 0.0002, 0.00001 if wins else 0.1)
+        engine._loop.call(lambda: setattr(engine._disk, "costs", costs))
+        until(lambda: engine._loop.call(lambda: engine._disk._kept == costs))
+        until(lambda: measured.kept(engine._disk._folder.costs) == costs)
+    monkeypatch.setattr(Folder, "is_cold", lambda *given: cold)
+    with on_disk(tmp_path, store) as engine:
+        assert answer(engine, PROMPT) == (expected, 1 if wins or not cold else len(PROMPT))
+        assert engine.figures().disk.is_used
+        learnt = engine._disk.costs
+        assert (learnt.brought != costs.brought, learnt.cold != costs.cold) == (not cold, cold and wins)
+        engine.check()
+
+
 KNOWN = {"brought_s": 0.25, "computed_s": 0.5}
 WRONG = (-1.0, 1e300, float("nan"), float("inf"), "0.1", True, [], 7)
 
@@ -137,7 +160,7 @@ WRONG = (-1.0, 1e300, float("nan"), float("inf"), "0.1", True, [], 7)
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({name: value} for name in ("brought_s", "computed_s", "at") for value in WRONG),
+        *({name: value} for name in ("brought_s", "computed_s", "cold_s", "at") for value in WRONG),
         *(("cut", cut) for cut in (0, 1, 20, 60)),
         *(("more", text) for text in ("}", "[" * 4000, "\0" * 10_000)),
         ("old", 8 * 86400.0),
@@ -153,6 +176,8 @@ def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wron
     assert measured.kept(path) == Costs(0.25, 0.5)
     path.write_text(json.dumps(known | {"brought_s": None}))
     assert measured.kept(path) == Costs(None, 0.5)
+    path.write_text(json.dumps(known | {"cold_s": 0.75}))
+    assert measured.kept(path) == Costs(0.25, 0.5, 0.75)
     match wrong:
         case dict():
             path.write_text(json.dumps(known | wrong))
@@ -213,6 +238,29 @@ def test_all_code_that_computes_names_a_block(
         found.mkdir()
         (found / "some.py").write_text("changed")
     assert identity.of_code.__wrapped__() != before
+
+
+def test_no_idle_work_is_done_while_somebody_waits_for_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "kv"
+    with on_disk(tmp_path, store) as engine:
+        answer(engine, PROMPT)
+        saved(engine, "one", PROMPT)
+    with on_disk(tmp_path, store) as engine:
+        go, done = Event(), Event()
+        monkeypatch.setattr(engine._engine_step.runner, "while_idle", lambda: done.set())
+        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        sequence = engine.start(Rows.of(PROMPT), GREEDY)
+        engine._loop.call(lambda: None)  # it waits for the disk now
+        done.clear()
+        for _ in range(10):
+            assert engine._loop.call(lambda: engine._engine_step.is_busy)
+        assert not done.is_set()
+        go.set()
+        heard(engine, sequence)
+        assert done.wait(PATIENCE), "it goes on afterwards"
+        assert not engine._loop.call(lambda: engine._engine_step.is_busy)
 
 
 def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: Path) -> None:

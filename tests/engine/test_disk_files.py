@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.store import checks, records
 from engine.store import folder as folders
-from engine.store import records
 from engine.store.folder import Folder, forget
 from engine.store.readers import Readers
 
@@ -50,6 +50,63 @@ def test_every_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
         assert not any(wrong), f"bit {bit}"
         assert not all(right), f"bit {bit} was not noticed"
         found.close()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_damaged_byte_in_any_piece_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr(records, "PIECE", 1000)
+    if not native:
+        monkeypatch.setattr(checks, "_native", lambda: None)
+    digest, payload = block(1, 3456)
+    folder = Folder(tmp_path, "f", 10**6)
+    assert wrote(folder, "one", digest, payload)
+    folder.close()
+    monkeypatch.undo()  # whoever writes, the checksum is the same
+    monkeypatch.setattr(records, "PIECE", 1000)
+    path = tmp_path / "f" / "one.kv"
+    whole = path.read_bytes()
+    for at in (None, 0, 999, 1000, 2500, 3455):
+        damaged = bytearray(whole)
+        if at is not None:
+            damaged[records.HEADER + at] ^= 1
+        path.write_bytes(damaged)
+        found = Folder(tmp_path, "f", 10**6)
+        assert read(found, digest, len(payload)) == (payload if at is None else None)
+        found.close()
+
+
+def test_payloads_begin_where_a_processor_copies_fast(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "f", 10**6)
+    for number in range(3):
+        assert wrote(folder, "one", *block(number, 640))
+    with (tmp_path / "f" / "one.kv").open("rb") as file:
+        assert [record.offset % 64 for record in records.scan(file.fileno())] == [0, 0, 0]
+
+
+def test_what_the_system_does_not_hold_in_memory_is_cold(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "f", 10**9)
+    blocks = [block(number, 1 << 20) for number in range(4)]
+    digests = [digest for digest, _ in blocks]
+    for one in blocks:
+        assert wrote(folder, "one", *one)
+    assert not folder.is_cold(digests)
+    assert not folder.is_cold([b"unknown"])
+    with (tmp_path / "f" / "one.kv").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 2 << 20, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        except OSError:
+            pytest.skip("the system does not tell")
+        else:
+            pytest.skip("this file system keeps everything in memory")
+    assert folder.is_cold(digests)
+    assert [read(folder, digest, 1 << 20) for digest in digests] == [payload for _, payload in blocks]
+    assert not folder.is_cold(digests)
 
 
 @settings(max_examples=60, deadline=None)

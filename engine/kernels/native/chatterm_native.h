@@ -247,6 +247,11 @@ enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
 // or any is NaN, CT_IMPOSSIBLE if memory is short or this machine does not run the variant.
 int32_t ct_sample(int32_t variant, const float* logits, const ct_sampling* how);
 
+// Whether this machine has what ct_crc32 needs.
+int32_t ct_crc32_works();
+// Returns the CRC-32 of `count` bytes, as zlib computes it.
+uint32_t ct_crc32(const uint8_t* data, int64_t count);
+
 // For tests and benchmarks: x fp32 [count, columns] -> out fp32 [count, rows], as a batch of that many rows computes
 // it. Returns false for a matrix without kernels.
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);

@@ -181,6 +181,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_mixtures_destroy": (None, (_Pointer,)),
     "ct_mixtures_run": (None, (ctypes.POINTER(MixtureJob),)),
     "ct_sample": (_Int, (_Int, _Pointer, ctypes.POINTER(Sampling))),
+    "ct_crc32_works": (_Int, ()),
+    "ct_crc32": (ctypes.c_uint32, (_Pointer, _Long)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_interleave": (_Int, (ctypes.POINTER(Matrix), _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
