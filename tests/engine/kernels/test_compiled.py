@@ -240,10 +240,15 @@ print(json.dumps(found))
 
 EXCHANGE = """
 from engine.kernels.triton.exchange import begin_kernel, join_kernel, sum_kernel
+from engine.kernels.triton.sum_norm import sum_norm_kernel
 
 TYPES.update(peers="*i64", epoch="*i64", lost="*i32", patience="*i64", token="*i64", own_row="*i32", own_token="*i64")
 TYPES.update(dict.fromkeys(("number", "rank", "COUNT", "START", "FIRST", "LAST"), "i32"), x="*fp32")
-texts = [ptx(sum_kernel, 8, dict(RANKS=8, ROOM=1 << 18, PARTS=1, BLOCK=256, PDL=True, CUDA=True), ASTSource)[0]]
+shape = dict(RANK=3, RANKS=8, ROOM=1 << 18, PARTS=1, PDL=True, CUDA=True)
+texts = [ptx(sum_kernel, 8, shape | dict(BLOCK=256), ASTSource)[0]]
+shape |= dict(SIZE=4096, WORDS=2048, EPS=1e-6, NORM=True, OFFSET=0.0, ONCE=False, SCALE=1.0, WARPS=16)
+texts += [ptx(sum_norm_kernel, 16, shape | dict(PULL=pulls) | given)[0]
+          for pulls, given in ((False, {}), (True, dict(PDL=False)))]
 texts.append(ptx(begin_kernel, 1, dict(ROWS=64, RANKS=8, EXCHANGES=75, BLOCK=64, CUDA=True), ASTSource)[0])
 TYPES.update(x="*i32", out="*i32")
 shape = dict(RANKS=8, ROOM=1 << 20, COLUMNS=9496, TOTAL=75968, BLOCK=256, PDL=True, CUDA=True)
@@ -284,10 +289,14 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
 
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
-    (sends, looks, spilled), *others = made(EXCHANGE)
-    assert sends == 8, "to each rank one word of a thread, so that those of a warp go together"
+    (sends, looks, spilled), normed, pulled, *others = made(EXCHANGE)
+    assert sends == 7, "to each other rank one word of a thread, so that those of a warp go together"
     assert looks >= 2 * sends, "once, and again until it is there"
     assert not spilled
+    assert normed == [4 * 7, 2 * 4 * 7, 0], (
+        "four words of a thread, each looked for by itself, none kept elsewhere"
+    )
+    assert pulled == [1, 2, 0], "one word says that the rows are there"
     assert all(sent and looked for sent, looked, _ in others)
 
 
