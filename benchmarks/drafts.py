@@ -7,14 +7,14 @@ tokens.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
@@ -23,14 +23,19 @@ from benchmarks.random_gguf import write_random_qwen3
 from benchmarks.shapes import SHAPES
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
+from engine.schedule.busy import Used, used
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import AGAIN, LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
+from engine.speculation.pace import LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
 from engine.speculation.sources import Asked, Guess
 
 KINDS = {"Q4_0": Kind.Q4_0, "Q8_0": Kind.Q8_0}
 CONTEXT = 2048
+BUSY = 0.1
+"""A turn in which other programs kept more cores busy is repeated."""
+SPARE = 3
+"""The most turns to repeat, for each turn that is wanted."""
 
 
 @dataclass(slots=True)
@@ -51,14 +56,16 @@ class Simulated(Drafting):
         return Guess((*guess.tokens, right), chances=(*guess.chances, self.acceptance))
 
 
-class Cycling(Pace):
-    """A pace of 0 to 7 tokens in turn, whatever they gain, to measure the costs of all kinds of steps."""
+@dataclass(slots=True)
+class Varying(Pace):
+    """A pace of 0 to 7 tokens at random, whatever they gain, to measure the costs of all kinds of steps."""
 
-    wanted = 0
+    wanted: int = 0
+    random: Random = field(default_factory=lambda: Random(0))
 
     def turn_to(self, context: int) -> None:
         Pace.turn_to(self, context)
-        self.wanted = (self.wanted + 1) % MOST_ROWS
+        self.wanted = self.random.randrange(MOST_ROWS)
 
     def drafts_more(
         self, guess: Guess, rows: int, tokens: float, most: int, texts: int, least: float
@@ -83,15 +90,32 @@ class Watched(Speculating):
     """A speculation that records the duration of its steps."""
 
     steps: list[tuple[str, float]] = field(default_factory=list)
-    """Kind and seconds of each step."""
+    """Kind and seconds of each step, and of each chain of drafts before it."""
+    _drafted: int = 0
+    """Tokens of the chain that was drafted for this step."""
+    _chain_s: float = 0.0
 
     def saw(self, checked: list[tuple[Sequence, int, int]], seconds: float) -> None:
-        self.steps.append((f"{sum(1 + guesses for _, guesses, _ in checked)} rows", seconds))
+        if self._drafted:
+            self.steps.append((chain_of(self._drafted), self._chain_s))
+        self._drafted, self._chain_s = 0, 0.0
+        self.steps.append((step_of(sum(1 + guesses for _, guesses, _ in checked)), seconds))
         Speculating.saw(self, checked, seconds)
 
     def drafted(self, rows: int, seconds: float) -> None:
-        self.steps.append((_draft(rows), seconds))
+        self._drafted += bool(rows)
+        self._chain_s += seconds
         Speculating.drafted(self, rows, seconds)
+
+
+def step_of(rows: int) -> str:
+    """Name the kind of a step."""
+    return f"{rows} rows"
+
+
+def chain_of(tokens: int) -> str:
+    """Name the kind of a chain of drafts."""
+    return f"chain of {tokens}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,32 +133,130 @@ class Said:
     def a_step(self) -> float:
         return len(self.tokens) / (len(self.tokens) - self.accepted)
 
-
-def usual(answers: Iterable[Said]) -> dict[str, float]:
-    """Return the median seconds of each kind of step: brief disturbances by other programs hardly affect it."""
-    kinds = dict[str, list[float]]()
-    for kind, seconds in (step for said in answers for step in said.steps):
-        kinds.setdefault(kind, []).append(seconds)
-    return {kind: median(seconds) for kind, seconds in kinds.items()}
+    @property
+    def one_s(self) -> float:
+        """Median seconds of a step of one row."""
+        return median(seconds for kind, seconds in self.steps if kind == step_of(1))
 
 
-def expected_gain(costs: dict[str, float], acceptance: float) -> float:
-    """Return the speed-up that the cost model predicts with the best number of guesses, where one step in AGAIN + 1 has
-    none. A draft first reads what came since the previous one: two tokens if all guesses held, otherwise one."""
-    best, tokens, chance = 1.0, 1.0, 1.0
-    one, two = costs[_draft(1)], costs[_draft(2)]
+def costs_of(pairs: Iterable[tuple[Said, Said]]) -> dict[str, float]:
+    """Return the median cost of each kind of step, in steps of one row: those of an answer without guesses, the first
+    of each pair, which was given just before the second. Short disturbances, and a machine whose speed changes, hardly
+    affect it."""
+    kinds = {step_of(1): [1.0]}
+    for off, tried in pairs:
+        for kind, seconds in tried.steps:
+            if kind != step_of(1):
+                kinds.setdefault(kind, []).append(seconds / off.one_s)
+    return {kind: median(costs) for kind, costs in kinds.items()}
+
+
+def expected_gain(costs: dict[str, float], acceptance: float, again: int) -> tuple[float, int]:
+    """Return the speed-up that the cost model predicts with the best number of guesses, and that number. One step in
+    `again` + 1 has no guesses."""
+    best, found, tokens, chance = 1.0, 0, 1.0, 1.0
     for count in range(1, MOST_ROWS):
         chance *= acceptance
         tokens += chance
-        step = (costs[f"{1 + count} rows"] + count * one + chance * (two - one)) / costs["1 rows"]
-        if tokens / step > LEAST_GAIN:
-            best = max(best, (AGAIN * tokens + 1) / (AGAIN * step + 1))
-    return best
+        step, chain = costs.get(step_of(1 + count)), costs.get(chain_of(count))
+        if step is None or chain is None or tokens / (step + chain) <= LEAST_GAIN:
+            continue
+        gain = (again * tokens + 1) / (again * (step + chain) + 1)
+        if gain > best:
+            best, found = gain, count
+    return best, found
 
 
-def _draft(rows: int) -> str:
-    """Name the kind of a draft model's step."""
-    return f"draft of {rows}"
+class Drafts(Protocol):
+    """A simulated draft model."""
+
+    acceptance: float
+    random: Random
+
+
+Ask = Callable[[Literal["off", "draft"], Pace], Said]
+"""Gets the answer without guesses, or with drafts at this pace."""
+HEAD = (
+    f"{'simulated':>10}{'off':>9}{'expected':>10}{'measured':>10}{'of expected':>13}{'gain':>7}{'right':>7}"
+    f"{'a step':>8}{'guesses':>9}{'best':>6}{'repeated':>10}"
+)
+
+
+def at(
+    ask: Ask, drafts: Drafts, trying: Varying, plain: list[int], rate: float, turns: int
+) -> dict[str, Any]:
+    """Compare answers without and with guesses, in turns, where drafts hold with probability `rate`; print and return
+    the figures.
+
+    Between the two is an answer with every number of guesses, `trying`: it tells the costs that the prediction is made
+    of. What an answer takes between its steps, per token, is expected to stay the same. Turns that other programs
+    disturbed are repeated.
+    """
+    drafts.acceptance, drafts.random = rate, Random(0)
+    off, tried, on = list[Said](), list[Said](), list[Said]()
+    spare = SPARE * turns
+    while len(on) < turns:
+        before = used()
+        pace = Pace(sizes=trying.sizes, again=trying.again)
+        pace._known, pace.drafts.credit = trying._known, 1e9  # the budget for drafts is not in question here
+        pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
+        # A shared pace would forget the costs of the other steps during those without guesses.
+        off.append(ask("off", Pace(sizes=trying.sizes, again=trying.again)))
+        tried.append(ask("draft", trying))
+        on.append(ask("draft", pace))
+        if not on[-1].tokens == tried[-1].tokens == off[-1].tokens == plain:
+            sys.exit(f"acceptance {rate}, turn {len(on)}: the tokens differ")
+        if spare and others(before, used()) > BUSY:
+            spare -= 1
+            for said in (off, tried, on):
+                said.pop()
+    costs = costs_of(zip(off, tried, strict=True))
+    predicted, best = expected_gain(costs, rate, trying.again)
+    between = max(median(1 - _mean_s(said) / said.token_s for said in off), 0.0)
+    expected = 1 / (between + (1 - between) / predicted)
+    gain = median(without.token_s / given.token_s for without, given in zip(off, on, strict=True))
+    off_rate = 1 / median(said.token_s for said in off)
+    guessed, steps = sum(said.guessed for said in on), sum(len(said.tokens) - said.accepted for said in on)
+    found = {
+        "acceptance": rate,
+        "off": off_rate,
+        "expected": off_rate * expected,
+        "measured": off_rate * gain,
+        "of expected": gain / expected,
+        "gain": gain,
+        "right": sum(said.accepted for said in on) / max(guessed, 1),
+        "a step": median(said.a_step for said in on),
+        "guesses": guessed / steps,
+        "best": best,
+        "repeated": SPARE * turns - spare,
+        "costs": [costs.get(step_of(rows), 0.0) for rows in range(1, MOST_ROWS + 1)],
+        "chains": [costs.get(chain_of(count), 0.0) for count in range(1, MOST_ROWS)],
+    }
+    print(
+        f"{rate:>10.1f}{off_rate:>9.1f}{off_rate * expected:>10.1f}{off_rate * gain:>10.1f}{gain / expected:>13.1%}"
+        f"{gain:>7.2f}{found['right']:>7.0%}{found['a step']:>8.2f}{found['guesses']:>9.2f}{best:>6}"
+        f"{found['repeated']:>10}",
+        flush=True,
+    )
+    return found
+
+
+def others(before: Used, after: Used) -> float:
+    """Return how many cores other programs kept busy between two looks; 0.0 if the system does not say."""
+    if before.everybody is None or after.everybody is None:
+        return 0.0
+    return (after.everybody - before.everybody - after.own + before.own) / (after.at - before.at)
+
+
+def _mean_s(said: Said) -> float:
+    return fmean(seconds for _, seconds in said.steps)
+
+
+def told(costs: dict[str, float], sizes: Iterable[int]) -> str:
+    """Describe the costs of steps of several rows, and of chains of one and four drafts."""
+    rows = ", ".join(f"{costs[step_of(count)]:.2f}" for count in sizes if step_of(count) in costs)
+    chains = " and ".join(f"{costs[chain_of(count)]:.2f}" for count in (1, 4) if chain_of(count) in costs)
+    return f"steps of {', '.join(map(str, sizes))} rows cost {rows} steps of one row, chains of 1 and 4 drafts {chains}"
 
 
 def measure_pair(
@@ -146,7 +268,7 @@ def measure_pair(
     given: list[float],
     tokens: int,
     turns: int,
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     """Measure one pair of shapes at each acceptance; print and return the figures."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{what}.gguf" for what in ("large", "small")]
@@ -163,90 +285,26 @@ def measure_pair(
                 pass  # the weights are being copied
             simulated = Simulated(**{part.name: getattr(drafts, part.name) for part in fields(Drafting)})
             prompt = Random(1).choices(range(SHAPES[large].vocab_size), k=64)
-            known = Cycling(draft=drafts.cost)
-            plain = answer(engine, prompt, tokens, "off", Watched(engine._scheduler, known))
+            trying = Varying(draft=drafts.cost)
+
+            def ask(how: Literal["off", "draft"], pace: Pace) -> Said:
+                return answer(engine, prompt, tokens, how, Watched(engine._scheduler, pace, drafts=simulated))
+
+            plain = ask("off", trying)
             simulated.truth = [*prompt, *plain.tokens]
-            costs = usual(
-                answer(engine, prompt, tokens, "draft", Watched(engine._scheduler, known, drafts=simulated))
-                for _ in range(4)
-            )
-            one = costs["1 rows"]
-            rows = ", ".join(f"{costs[f'{count} rows'] / one:.2f}" for count in range(2, MOST_ROWS + 1))
+            pairs = [(ask("off", Pace()), ask("draft", trying))]
             print(
-                f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: a step takes "
-                f"{one * 1e3:.1f} ms, of 2 to 8 rows {rows} times that, of the draft model "
-                f"{costs[_draft(1)] / one:.2f}, of 2 rows {costs[_draft(2)] / one:.2f}\n"
-                f"{'simulated':>10}{'off':>9}{'expected':>10}{'(later)':>9}{'by steps':>10}{'of expected':>13}"
-                f"{'gain':>7}{'measured':>10}{'right':>7}{'a step':>8}",
+                f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: "
+                f"{told(costs_of(pairs), range(2, MOST_ROWS + 1))}\n{HEAD}",
                 flush=True,
             )
-            return [at(engine, simulated, known, costs, prompt, plain.tokens, rate, turns) for rate in given]
-
-
-def at(
-    engine: Engine,
-    simulated: Simulated,
-    known: Pace,
-    costs: dict[str, float],
-    prompt: list[int],
-    plain: list[int],
-    rate: float,
-    turns: int,
-) -> dict[str, float]:
-    """Compare answers without and with guesses, in turns, where drafts hold with probability `rate`.
-
-    Each step counts as the median of its kind, so that brief disturbances by other programs hardly affect the result.
-    The rate is predicted from costs that were measured before. Beside it is the prediction from the costs of these
-    answers' own steps ("later"), which shows what the machine did meanwhile.
-    """
-    simulated.acceptance = rate
-    off, on = list[Said](), list[Said]()
-    for turn in range(turns):
-        simulated.random = Random(turn)
-        pace = Pace()
-        pace._known, pace.drafts.credit = known._known, 1e9  # the budget for drafts is not in question here
-        pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
-        how: Literal["off", "draft"]
-        for how, said in (("off", off), ("draft", on)):
-            # A shared pace would forget the costs of the other steps during those without guesses.
-            watched = Watched(engine._scheduler, pace if how == "draft" else Pace(), drafts=simulated)
-            said.append(answer(engine, prompt, len(plain), how, watched))
-        if on[-1].tokens != plain:
-            sys.exit(f"acceptance {rate}, turn {turn}: the tokens differ")
-    took = usual([*off, *on])
-    off_s, on_s = (
-        sum(took[kind] for said in both for kind, _ in said.steps)
-        / sum(len(said.tokens) - 1 for said in both)
-        for both in (off, on)
-    )
-    expected_s, later_s = (
-        off_s / expected_gain(known_costs, rate) for known_costs in (costs, {**costs, **took})
-    )
-    measured_off, measured_on = (1 / median(said.token_s for said in both) for both in (off, on))
-    found = {
-        "acceptance": rate,
-        "off": 1 / off_s,
-        "expected": 1 / expected_s,
-        "by later costs": 1 / later_s,
-        "by steps": 1 / on_s,
-        "measured off": measured_off,
-        "measured": measured_on,
-        "right": sum(said.accepted for said in on) / max(sum(said.guessed for said in on), 1),
-        "a step": median(said.a_step for said in on),
-    }
-    print(
-        f"{rate:>10.1f}{1 / off_s:>9.1f}{1 / expected_s:>10.1f}{1 / later_s:>9.1f}{1 / on_s:>10.1f}"
-        f"{expected_s / on_s:>13.1%}"
-        f"{off_s / on_s:>7.2f}{measured_on / measured_off:>10.2f}{found['right']:>7.0%}{found['a step']:>8.2f}",
-        flush=True,
-    )
-    return found
+            return [at(ask, simulated, trying, plain.tokens, rate, turns) for rate in given]
 
 
 def answer(
     engine: Engine, prompt: list[int], tokens: int, how: Literal["off", "draft"], watched: Watched
 ) -> Said:
-    """Get a greedy answer, drafted as `watched` does."""
+    """Get a greedy answer of `tokens` tokens, drafted as `watched` does."""
 
     def job() -> None:
         engine._engine_step.speculating = watched

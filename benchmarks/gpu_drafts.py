@@ -8,22 +8,20 @@ the number of guessed tokens. The tokens of the answers are compared, too.
 """
 
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from random import Random
-from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from benchmarks.drafts import Cycling, Said, Watched, answer, expected_gain, usual
+from benchmarks.drafts import HEAD, Said, Varying, Watched, answer, at, costs_of, told
 from benchmarks.machine import Record, describe
 from benchmarks.options import parse, parser_of
 from benchmarks.shapes import SHAPES, random_engine, random_model, random_prompt
 from engine.sampling.sampler import Drawn
 from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.speculating import AGAIN_IN_SLOTS
-from engine.speculation.pace import Acceptance, Pace, Rate
+from engine.speculation.pace import Pace
 from engine.speculation.sources import Asked, Guess
 
 DTYPE, SIZES, CONTEXT = torch.bfloat16, (1, 2, 4, 8), 512
@@ -49,7 +47,7 @@ class Simulated(SlotDrafting):
         return Guess(tuple(tokens), chances=(self.acceptance,) * len(tokens))
 
 
-def measure(large: str, small: str, given: list[float], tokens: int, turns: int) -> list[dict[str, float]]:
+def measure(large: str, small: str, given: list[float], tokens: int, turns: int) -> list[dict[str, Any]]:
     """Measure one pair at each acceptance; print and return the figures."""
     device, most = torch.device("cuda"), CONTEXT + tokens + 16
     draft = random_model(SHAPES[small], DTYPE, device, most, seed=1)
@@ -61,83 +59,23 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
         known_fields = {part.name: getattr(drafts, part.name) for part in fields(SlotDrafting)}
         simulated = Simulated(**known_fields)
         prompt = random_prompt(SHAPES[large], CONTEXT, 1)
-        known = Cycling(draft=drafts.cost, sizes=SIZES)
-        plain = answer(engine, prompt, tokens, "off", Watched(engine._scheduler, known))
+        trying = Varying(draft=drafts.cost, sizes=SIZES, again=AGAIN_IN_SLOTS)
+
+        def ask(how: Literal["off", "draft"], pace: Pace) -> Said:
+            return answer(engine, prompt, tokens, how, Watched(engine._scheduler, pace, drafts=simulated))
+
+        plain = ask("off", trying)
         simulated.truth = [*prompt, *plain.tokens]
         for _ in range(2):  # the graphs of the steps are recorded
-            warm = answer(
-                engine, prompt, tokens, "draft", Watched(engine._scheduler, known, drafts=simulated)
-            )
-            if warm.tokens != plain.tokens:
+            if ask("draft", trying).tokens != plain.tokens:
                 sys.exit("the tokens differ")
-        said = [answer(engine, prompt, tokens, "off", Watched(engine._scheduler, Pace(sizes=SIZES)))]
-        said += [
-            answer(engine, prompt, tokens, "draft", Watched(engine._scheduler, known, drafts=simulated))
-            for _ in range(3)
-        ]
-        costs = filled(usual(said))
-        one = costs["1 rows"]
-        more = ", ".join(f"{costs[f'{count} rows'] / one:.2f}" for count in SIZES[1:])
+        pairs = [(ask("off", Pace(sizes=SIZES, again=AGAIN_IN_SLOTS)), ask("draft", trying))]
         print(
-            f"{large} with {small}, context {CONTEXT}: a step takes {one * 1e3:.2f} ms, of 2, 4, 8 rows "
-            f"{more} times that, of the draft model {costs['draft'] / one:.2f} (by bytes {drafts.cost:.2f})\n"
-            f"{'simulated':>10}{'off':>9}{'expected':>10}{'measured':>10}{'of expected':>13}{'gain':>7}"
-            f"{'right':>7}{'a step':>8}",
+            f"{large} with {small}, context {CONTEXT}: a step takes {pairs[0][0].one_s * 1e3:.2f} ms; "
+            f"{told(costs_of(pairs), SIZES[1:])} (by bytes a draft {drafts.cost:.2f})\n{HEAD}",
             flush=True,
         )
-        return [at(lambda how, watched: answer(engine, prompt, tokens, how, watched), engine, simulated, known,
-                   costs, plain.tokens, rate, turns) for rate in given]  # fmt: skip
-
-
-def filled(costs: dict[str, float]) -> dict[str, float]:
-    """Fill in missing costs: 3 rows are computed as 4, 5 to 7 as 8; an unseen size costs as much as the next one."""
-    found = dict(costs)
-    for count in range(8, 0, -1):
-        size = next(size for size in SIZES if size >= count)
-        seen = [costs[f"{rows} rows"] for rows in range(1, 9)
-                if f"{rows} rows" in costs and next(s for s in SIZES if s >= rows) == size]  # fmt: skip
-        found[f"{count} rows"] = median(seen) if seen else found[f"{count + 1} rows"]
-    return found
-
-
-def at(
-    ask: Callable[[Any, Watched], Said],
-    engine: Any,
-    simulated: Simulated,
-    known: Pace,
-    costs: dict[str, float],
-    plain: Sequence[int],
-    rate: float,
-    turns: int,
-) -> dict[str, float]:
-    """Compare answers without and with guesses, in turns, where drafts hold with probability `rate`."""
-    simulated.acceptance = simulated.sure = rate
-    off, on = list[Said](), list[Said]()
-    for turn in range(turns):
-        simulated.random = Random(turn)
-        pace = Pace(sizes=SIZES, again=AGAIN_IN_SLOTS)
-        pace._known, pace.drafts.credit = known._known, 1e9  # the budget for drafts is not in question here
-        pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
-        off.append(ask("off", Watched(engine._scheduler, Pace(sizes=SIZES))))
-        on.append(ask("draft", Watched(engine._scheduler, pace, drafts=simulated)))
-        if on[-1].tokens != list(plain):
-            sys.exit(f"acceptance {rate}, turn {turn}: the tokens differ")
-    rates = [1 / median(said.token_s for said in both) for both in (off, on)]
-    expected = rates[0] * expected_gain(costs, rate)
-    found = {
-        "acceptance": rate,
-        "off": rates[0],
-        "expected": expected,
-        "measured": rates[1],
-        "right": sum(said.accepted for said in on) / max(sum(said.guessed for said in on), 1),
-        "a step": median(said.a_step for said in on),
-    }
-    print(
-        f"{rate:>10.2f}{rates[0]:>9.1f}{expected:>10.1f}{rates[1]:>10.1f}{rates[1] / expected:>13.1%}"
-        f"{rates[1] / rates[0]:>7.2f}{found['right']:>7.0%}{found['a step']:>8.2f}",
-        flush=True,
-    )
-    return found
+        return [at(ask, simulated, trying, plain.tokens, rate, turns) for rate in given]
 
 
 def main() -> None:

@@ -1,12 +1,15 @@
 """A draft model on a GPU: as in `drafting.py`, but the device draws all tokens of a chain, one after the other.
 
 The host reads them only after the last one is drawn. So the length of a chain is decided before its first token, by how
-sure the model has been lately.
+sure the model has been lately. Only whole chains can be timed. What a chain takes besides its steps, such as the time
+in which the host starts it and reads its tokens, follows from chains of different lengths.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import exp
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -22,6 +25,12 @@ from engine.speculation.sources import NOTHING, Asked, Drawing, GoesOn, Guess
 
 FIRST_READ = 512
 """The rows of a text that are read at once, before their time has been measured."""
+COMPARED = 32
+"""The latest chains that are compared by length."""
+OFTEN = 3
+"""Chains of a length that are needed for this."""
+LONGER = 3
+"""Tokens by which every other chain is longer until chains could be compared."""
 GREEDY = Drawing(SamplingParams(temperature=0.0), 0, 0)
 """How to draw guesses for a text that gives no `Drawing`."""
 
@@ -34,6 +43,37 @@ class Place:
     table: BlockTable
 
 
+@dataclass(slots=True)
+class ChainTime:
+    """The seconds that a chain takes besides its steps."""
+
+    start_s: float | None = None
+    """None: unknown."""
+    _texts: int = 0
+    """In how many texts the latest chains drafted."""
+    _latest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=COMPARED))
+    """Lengths and seconds of the latest chains."""
+
+    def saw(self, texts: int, length: int, seconds: float) -> None:
+        """Record the seconds of a chain of `length` steps, each for `texts` texts."""
+        if texts != self._texts:
+            self._texts = texts
+            self._latest.clear()
+        self._latest.append((length, seconds))
+        seen = dict[int, list[float]]()
+        for count, took in self._latest:
+            seen.setdefault(count, []).append(took)
+        often = sorted((count, median(took)) for count, took in seen.items() if len(took) >= OFTEN)
+        if len(often) > 1:
+            (few, least), (many, most) = often[0], often[-1]
+            self.start_s = min(max(least - few * (most - least) / (many - few), 0.0), least)
+
+    def split(self, length: int, seconds: float) -> tuple[float, float]:
+        """Split the seconds of a chain of `length` steps: return those besides the steps, and those of a step."""
+        start_s = min(self.start_s or 0.0, seconds)
+        return start_s, (seconds - start_s) / length
+
+
 @dataclass(slots=True, kw_only=True)
 class SlotDrafting(Drafting):
     """Implements `Source`."""
@@ -42,6 +82,9 @@ class SlotDrafting(Drafting):
     pace: IdlePace = field(default_factory=lambda: IdlePace(FIRST_READ))
     sure: float = 0.8
     """Moving average of the probability that the model gave its own tokens."""
+    time: ChainTime = field(default_factory=ChainTime)
+    _chains: int = 0
+    """Chains so far."""
     _places: dict[Hashable, Place] = field(default_factory=dict)
     """Places by text, least recently used first."""
 
@@ -55,6 +98,7 @@ class SlotDrafting(Drafting):
         going = [at for at, count in counts.items() if count]
         if not going:
             return guesses
+        self._chains += 1
         began, firsts = perf_counter(), self.decode_runner.firsts
         whom = {asked[at].whom for at in going}
         chains = [(self._start(asked[at], there[at], whom), there[at].table, counts[at]) for at in going]
@@ -63,10 +107,13 @@ class SlotDrafting(Drafting):
             guesses[at] = self._guessed(asked[at], drawn)
             self.blocks.commit(reading.table, tokens[reading.table.length :])
             reading.ahead = list(guesses[at].tokens[:-1])
-        longest = max(counts.values())
-        each = (perf_counter() - began) / longest
-        for _ in range(longest if self.decode_runner.firsts == firsts else 0):
-            saw(len(going), each)
+        if self.decode_runner.firsts == firsts:
+            longest, seconds = max(counts.values()), perf_counter() - began
+            self.time.saw(len(going), longest, seconds)
+            start_s, each = self.time.split(longest, seconds)
+            saw(0, start_s)
+            for _ in range(longest):
+                saw(len(going), each)
         return guesses
 
     def end(self, whom: Hashable) -> None:
@@ -81,7 +128,10 @@ class SlotDrafting(Drafting):
         guess = NOTHING
         while len(guess.tokens) < most and goes_on(at, guess, texts):
             guess = Guess((*guess.tokens, 0), chances=(*guess.chances, self.sure))
-        return len(guess.tokens)
+        count = len(guess.tokens)
+        if count and self.time.start_s is None and self._chains % 2:
+            return min(count + LONGER, most)
+        return count
 
     def _start(self, asked: Asked, reading: Reading, going: set[Hashable]) -> Start:
         """Prepare a slot for a chain and return where the chain begins. The texts in `going` keep their slots."""

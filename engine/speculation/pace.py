@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import sqrt
 from operator import mul
-from statistics import median
+from statistics import median, median_low
 
 from engine.speculation.sources import Guess
 
@@ -50,12 +50,17 @@ ENOUGH = 3
 """Steps of one row that must be measured before other steps are compared with them."""
 LATEST = 9
 """Latest steps that a median is taken over."""
+LATELY = 5
+"""The same for the time of a step of one row, which changes where other programs compute now and then."""
 DOUBT = 2
 """Measurements that the earlier estimate counts as: one slow step changes nothing yet."""
 FADES = 64
 """After this many steps in a row without guesses, one measurement of each larger size is forgotten."""
 AGAIN = 32
 """After this many steps with guesses, one step has none, to measure the time that guesses have to beat."""
+NEAR = 32
+"""Steps with guesses are compared with steps without any that came before them by at most `again` / NEAR steps: the
+machine may have had another speed earlier."""
 SHORT = 512
 """Contexts up to this many rows share their costs; longer ones do so by powers of two."""
 
@@ -72,17 +77,23 @@ class Costs:
     """The time of a step of 1 to 8 rows, in steps of one row: medians, because an interrupted step says nothing."""
 
     unit_s: float = 0.0
-    """Seconds of a step of one row; 0.0 while too few have been seen."""
+    """Seconds of a step of one row as fast as the machine is now; 0.0 while too few have been seen."""
     believed: list[float] = field(default_factory=_believed_costs)
     """The initial estimate for each number of rows."""
     sizes: tuple[int, ...] = EVERY_SIZE
     """Numbers of rows that are computed: a step of any other number takes as long as one of the next size."""
+    near: int = AGAIN // NEAR
+    """For so many steps after a step of one row, others are compared with it."""
     ratios: list[float] = field(default_factory=list)
     """The current estimate for each number of rows."""
     since: int = 0
     """Steps since the last one without guesses."""
-    _units: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
-    """Seconds of the latest steps of one row."""
+    _ones: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATEST))
+    """The latest steps of one row: their numbers and seconds."""
+    _lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
+    """Seconds of a step of one row, derived from each of the latest steps."""
+    _steps: int = 0
+    """Number of the latest step."""
     _seen: dict[int, deque[float]] = field(default_factory=dict)
     """By number of rows, the costs of the latest steps of several rows."""
     _plain: int = 0
@@ -92,7 +103,7 @@ class Costs:
     draft: float = 0.0
     """Initial estimate of the time of a draft model's step, in steps of one row."""
     _drafts: dict[int, deque[float]] = field(default_factory=dict)
-    """By number of rows, the seconds of the draft model's latest steps."""
+    """By number of rows, the costs of the draft model's latest steps; with 0 rows, of its latest chains besides."""
 
     _sized: list[int] = field(default_factory=list)
     """For each number of rows, how many are computed."""
@@ -114,29 +125,51 @@ class Costs:
         if not 1 <= texts <= rows <= MOST_ROWS:
             return
         is_plain, rows = rows == texts, self._sized[rows]
+        self._steps += 1
         self.since, self._plain = (0, self._plain + 1) if is_plain else (self.since + 1, 0)
         self._apart = 0 if rows == 1 else self._apart + 1
         if rows == 1 or (is_plain and (not self.unit_s or self._apart > FADES)):
-            self._units.append(seconds / self.of(rows))
-            self.unit_s = median(self._units) if len(self._units) >= ENOUGH else 0.0
+            self._ones.append((self._steps, seconds / self.of(rows)))
+            self._lately.append(seconds / self.of(rows))
         elif self.unit_s:
             latest = self._seen.setdefault(rows, deque(maxlen=LATEST))
-            latest.append(min(max(seconds / self.unit_s, 1.0), float(rows)))
-            self._judge()
+            if unit_s := self._beside(latest):
+                latest.append(min(max(seconds / unit_s, 1.0), float(rows)))
+                self._judge()
+            if len(latest) > DOUBT:
+                self._lately.append(seconds / self.of(rows))
+        self.unit_s = median(self._lately) if len(self._ones) >= ENOUGH else 0.0
         if is_plain and self._plain % FADES == 0:
             self._fade()
 
     def drafted(self, rows: int, seconds: float) -> None:
-        """Record the seconds that a step of `rows` rows took the draft model."""
-        self._drafts.setdefault(rows, deque(maxlen=LATEST)).append(seconds)
+        """Record the seconds that a step of `rows` rows took the draft model; with 0 rows, those that a chain of its
+        steps took besides."""
+        latest = self._drafts.setdefault(rows, deque(maxlen=LATEST))
+        if unit_s := self._beside(latest):
+            latest.append(seconds / unit_s)
 
     def of_draft(self, rows: int) -> float:
         """Return the cost of a draft model's step of `rows` rows, derived from the nearest number that was measured."""
-        near = min(self._drafts, key=lambda other: abs(other - rows), default=None)
-        if near is None or not self.unit_s:
+        measured = [other for other, latest in self._drafts.items() if other and latest]
+        near = min(measured, key=lambda other: abs(other - rows), default=None)
+        if near is None:
             return self.draft * (1 + _DRAFT_ROW * (rows - 1))
-        seen = median(self._drafts[near]) / self.unit_s
-        return seen * (1 + _DRAFT_ROW * (rows - 1)) / (1 + _DRAFT_ROW * (near - 1))
+        return median(self._drafts[near]) * (1 + _DRAFT_ROW * (rows - 1)) / (1 + _DRAFT_ROW * (near - 1))
+
+    @property
+    def of_chain(self) -> float:
+        """The cost of a chain of the draft model's steps besides these."""
+        latest = self._drafts.get(0)
+        return median(latest) if latest else 0.0
+
+    def _beside(self, latest: deque[float]) -> float:
+        """Return the seconds of a step of one row just before, to compare a step with whose kind has the costs
+        `latest`. If there was none, a kind that is hardly known is compared with `unit_s`; 0.0: do not compare."""
+        beside = [seconds for at, seconds in self._ones if self._steps - at <= self.near]
+        if beside:
+            return median_low(beside)  # a disturbance makes it slower
+        return self.unit_s if len(latest) <= DOUBT else 0.0
 
     def _fade(self) -> None:
         """Forget old measurements: the cost of guesses was not measured for long and may have changed."""
@@ -171,7 +204,8 @@ class Costs:
 def _drop_one(seen: dict[int, deque[float]]) -> None:
     """Forget the oldest measurement of each key."""
     for key, latest in list(seen.items()):
-        latest.popleft()
+        if latest:
+            latest.popleft()
         if not latest:
             del seen[key]
 
@@ -311,7 +345,12 @@ class Pace:
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
             known = Costs(draft=self.draft) if near is None else self._known[near]
-            self._known[size] = Costs(believed=list(known.ratios), sizes=self.sizes, draft=known.of_draft(1))
+            self._known[size] = Costs(
+                believed=list(known.ratios),
+                sizes=self.sizes,
+                near=self.again // NEAR,
+                draft=known.of_draft(1),
+            )
         self.costs = self._known[size]
 
     @property
@@ -373,12 +412,12 @@ class Pace:
         if len(guess.tokens) >= most:
             return False
         hold, count = self.acceptance.hold(guess), len(guess.tokens)
-        each = costs.of_draft(texts) / texts
+        each, start = costs.of_draft(texts) / texts, costs.of_chain / texts
         more_rows = costs.of_draft(2 * texts) / texts - each
 
         def cost(drafted: int, all_hold: float) -> float:
             """Return the cost with the whole chain: if all of it holds, the next chain begins with one row more."""
-            return costs.of(rows + drafted) + drafted * each + all_hold * more_rows
+            return costs.of(rows + drafted) + start + drafted * each + all_hold * more_rows
 
         if not count and not self.drafts.allows(cost(1, 0.0) - costs.of(rows), 0):
             return False

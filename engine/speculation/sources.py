@@ -78,7 +78,8 @@ class Source(Protocol):
     ) -> list[Guess]:
         """Guess what follows each of these texts; the guess is empty until the model has read the text.
 
-        `saw` is called after each step with its number of rows and the seconds it took.
+        `saw` is called after each step with its number of rows and the seconds it took, and after a chain with 0 and
+        the seconds that it took besides its steps, if it took any.
         """
 
     def end(self, whom: Hashable) -> None:

@@ -19,6 +19,7 @@ from engine.errors import OutOfRoomError
 from engine.events import TokenEvent
 from engine.kernels.native import library as native
 from engine.schedule.drafting import Drafting
+from engine.schedule.drafting_in_slots import ChainTime
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Guessing, Speculating
 from engine.speculation.pace import (
@@ -372,18 +373,26 @@ UNREAD = 0.4
 """Of a draft model's step: what another row takes that is read first."""
 
 
-def played(rate: float, row: float, drafting: float, tokens: int, seed: int) -> float:
+def played(
+    rate: float,
+    row: float,
+    drafting: float,
+    tokens: int,
+    seed: int,
+    slower: Callable[[int], float] = lambda said: 1.0,
+) -> float:
     """Tokens in the time of a step of one row, where every step takes as long as was said, and drafts hold so often.
-    The first step of a chain takes longer by a row of the draft model for each that was not read yet."""
+    The first step of a chain takes longer by a row of the draft model for each that was not read yet. After so many
+    tokens the machine is so many times `slower`; this changes what is measured, not what is returned."""
     random, pace, spent, said = Random(seed), Pace(draft=drafting), 0.0, 0
     behind, read = 0, 0.0
     pace.turn_to(100)
     while said < tokens:
-        guess, drafts = NOTHING, 0.0
+        guess, drafts, unit_s = NOTHING, 0.0, 0.1 * slower(said)
         if not pace.measures:
             while pace.drafts_more(guess, 1, 1.0, 7, 1, pace.best(NOTHING, 1, 1.0, Balance(), 0)[0]):
                 read = drafting * (1 if guess.tokens else 1 + UNREAD * behind)
-                pace.costs.drafted(1 if guess.tokens else 1 + behind, 0.1 * read)
+                pace.costs.drafted(1 if guess.tokens else 1 + behind, unit_s * read)
                 guess, drafts = Guess((*guess.tokens, 0), chances=(*guess.chances, rate)), drafts + read
             if not guess.tokens:
                 pace.relax()
@@ -394,7 +403,7 @@ def played(rate: float, row: float, drafting: float, tokens: int, seed: int) -> 
         spent, said = spent + step + drafts, said + 1 + held
         pace.acceptance.saw(guess, count, held)
         pace.drafts.saw(held - (step - 1) - drafts)
-        pace.costs.saw(1 + count, 0.1 * step)
+        pace.costs.saw(1 + count, unit_s * step)
     return said / spent
 
 
@@ -413,6 +422,19 @@ def most(rate: float, row: float, drafting: float) -> float:
 def test_the_rate_is_nearly_what_the_best_number_of_guesses_gives(row: float, drafting: float) -> None:
     for rate in (0.5, 0.6, 0.7, 0.8, 0.9):
         found = sum(played(rate, row, drafting, 1000, seed) for seed in range(3)) / 3
+        assert 0.92 < found / most(rate, row, drafting) < 1.07, f"acceptance {rate}"
+
+
+@pytest.mark.parametrize("period", [20, 200])
+@pytest.mark.parametrize(("row", "drafting"), [(0.02, 0.4), (0.1, 0.15), (0.3, 0.15)])
+def test_the_rate_is_nearly_that_on_a_machine_whose_speed_changes(
+    row: float, drafting: float, period: int
+) -> None:
+    def slower(said: int) -> float:
+        return 1.4 if said // period % 2 else 1.0
+
+    for rate in (0.5, 0.7, 0.9):
+        found = sum(played(rate, row, drafting, 1000, seed, slower) for seed in range(3)) / 3
         assert 0.92 < found / most(rate, row, drafting) < 1.07, f"acceptance {rate}"
 
 
@@ -468,6 +490,45 @@ def test_the_time_of_a_draft_counts_once(engine: Engine) -> None:
         speculating.saw([(sequence, 0, 0)], 0.1)
     assert speculating.pace.drafts.saved == pytest.approx(-0.5)
     assert sequence.saved_s == pytest.approx(-0.05)
+
+
+def test_what_a_chain_takes_besides_its_steps_is_found_out() -> None:
+    time = ChainTime()
+    for length in (2, 2, 2, 5, 5):
+        time.saw(1, length, 0.003 + 0.002 * length)
+        assert time.start_s is None
+    assert time.split(5, 0.013) == pytest.approx((0.0, 0.0026)), "not known yet"
+    time.saw(1, 5, 0.003 + 0.002 * 5)
+    assert time.split(7, 0.017) == pytest.approx((0.003, 0.002))
+    for _ in range(40):
+        time.saw(1, 4, 0.011)
+    assert time.split(7, 0.017) == pytest.approx((0.003, 0.002)), "no two lengths say anything else"
+    for length in (1, 4) * 20:
+        time.saw(2, length, 0.004 * length)
+    assert time.split(4, 0.016) == pytest.approx((0.0, 0.004))
+    for length in (1, 4) * 20:
+        time.saw(2, length, 0.1 - 0.01 * length)
+    start_s, each = time.split(4, 0.06)
+    assert 0.0 <= start_s <= 0.06
+    assert each >= 0.0
+
+
+def test_a_long_chain_is_worth_more_if_it_must_be_started() -> None:
+    counts = []
+    for start in (0.0, 0.3, 0.6, 5.0):
+        pace = Pace()
+        measured(pace.costs, 0.02, 0.2)
+        for _ in range(9):
+            pace.costs.drafted(0, 0.1 * start)
+        pace.acceptance = Acceptance(
+            drafts=[Rate(0.7, seen=60.0) for _ in range(5)], drafted=Rate(0.7, seen=60.0)
+        )
+        counts.append(chain(pace, 0.95))
+        assert pace.costs.of_draft(1) == pytest.approx(0.2)
+        assert pace.costs.of_chain == pytest.approx(start)
+    assert 0 < counts[0] < counts[2]
+    assert counts[0] <= counts[1] <= counts[2]
+    assert counts[3] == 0
 
 
 def test_what_a_draft_takes_is_measured() -> None:

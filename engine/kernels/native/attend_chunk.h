@@ -17,6 +17,12 @@ constexpr int32_t SIDE = WIDTH / 8;       // rows of K in a vector: eight number
 constexpr int32_t KEYS = VECTORS * SIDE;  // rows of K that are multiplied side by side
 constexpr int32_t ASK_ROWS = 16;          // rows of V between two requests for later rows
 
+#if !defined __AVX512F__
+#define CT_HOLD(v)
+#elif !defined CT_HOLD
+#define CT_HOLD(v) asm("" : "+v"(v))  // in a register: otherwise each product would load it again
+#endif
+
 // Calls part(M, first) for all queries, M at a time: M is their number as a constant, and one is alone only if there is
 // no other.
 template <typename Part>
@@ -29,15 +35,25 @@ inline void by_queries(int32_t queries, const Part& part) {
   if (first < queries) part(Constant<1>{}, first);
 }
 
-// A vector of part(0), part(1), ..., eight numbers each.
+// A vector of part(0), part(1), ..., eight numbers each. Not through memory: a load waits for two smaller stores.
 template <typename Part>
 inline Wide joined(const Part& part) {
-  Floats parts[SIDE];
-  CT_UNROLL
-  for (int i = 0; i < SIDE; ++i) parts[i] = part(i);
-  Wide v;
-  std::memcpy(&v, parts, sizeof v);
-  return v;
+#ifdef __AVX512F__
+  static_assert(SIDE == 2);
+  return (Wide)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)part(0)), (__m256)part(1), 1);
+#else
+  static_assert(SIDE == 1);
+  return part(0);
+#endif
+}
+
+// The same eight numbers in all places.
+inline Wide repeated(const float* p) {
+#ifdef __AVX512F__
+  return (Wide)_mm512_broadcast_f32x8((__m256)load(p));
+#else
+  return load(p);
+#endif
 }
 
 // The numbers of a row from d on; zeros after the last one.
@@ -48,10 +64,25 @@ inline Wide widen(const uint8_t* row, int32_t d, int32_t dim) {
   });
 }
 
-// Eight numbers of each of SIDE rows.
+// Eight numbers of each of SIDE rows, VECTORS apart.
 template <typename Type>
 inline Wide widen_beside(const uint8_t* const* rows, int32_t d) {
-  return joined([&](int i) { return Type::eight(rows[i] + d * Type::BYTES); });
+  return joined([&](int i) { return Type::eight(rows[i * VECTORS] + d * Type::BYTES); });
+}
+
+// The sums of each eight numbers, in the order of `sum_of`: out[KEYS], the first eight of all vectors come first.
+inline void sum_eights(const Wide* v, float* out) {
+#ifdef __AVX512F__
+  const auto pairs = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+  };
+  const __m512 fours = pairs(pairs((__m512)v[0], (__m512)v[1]), pairs((__m512)v[2], (__m512)v[3]));
+  const __m512 halves = _mm512_shuffle_f32x4(fours, fours, 0xd8);  // the first halves of all eights, the second ones
+  _mm256_storeu_ps(out, _mm256_add_ps(_mm512_castps512_ps256(halves), _mm512_extractf32x8_ps(halves, 1)));
+#else
+  static_assert(SIDE == 1);
+  sum_four(v[0], v[1], v[2], v[3], out);
+#endif
 }
 
 // The K or V of up to ATTEND_ROWS rows.
@@ -90,25 +121,19 @@ template <typename Type, int M, bool FIRST>
     for (int32_t d = 0; d < dim; d += 8) {
       Wide query[M];
       CT_UNROLL
-      for (int m = 0; m < M; ++m) query[m] = joined([&](int) { return load(q + m * dim + d); });
+      for (int m = 0; m < M; ++m) query[m] = repeated(q + m * dim + d);
       CT_UNROLL
       for (int n = 0; n < VECTORS; ++n) {
         float* place = keys + VECTORS * SIDE * d + n * WIDTH;
-        const Wide key = FIRST ? widen_beside<Type>(tile.rows + r + n * SIDE, d) : load_wide(place);
+        Wide key = FIRST ? widen_beside<Type>(tile.rows + r + n, d) : load_wide(place);
+        CT_HOLD(key);
         if (FIRST) store_wide(place, key);
         CT_UNROLL
         for (int m = 0; m < M; ++m) sums[m][n] += query[m] * key;
       }
     }
     CT_UNROLL
-    for (int m = 0; m < M; ++m) {
-      Floats each[KEYS];
-      std::memcpy(each, sums[m], sizeof each);
-      CT_UNROLL
-      for (int i = 0; i < KEYS; i += 4) {
-        sum_four(each[i], each[i + 1], each[i + 2], each[i + 3], scores + m * ATTEND_ROWS + r + i);
-      }
-    }
+    for (int m = 0; m < M; ++m) sum_eights(sums[m], scores + m * ATTEND_ROWS + r);
   }
 }
 
@@ -133,7 +158,8 @@ template <typename Type, int M, int N, bool FIRST>
       float* place = values + r * wide + d;
       CT_UNROLL
       for (int n = 0; n < N; ++n) {
-        const Wide value = FIRST ? widen<Type>(tile.rows[r], d + n * WIDTH, dim) : load_wide(place + n * WIDTH);
+        Wide value = FIRST ? widen<Type>(tile.rows[r], d + n * WIDTH, dim) : load_wide(place + n * WIDTH);
+        CT_HOLD(value);
         if (FIRST) store_wide(place + n * WIDTH, value);
         CT_UNROLL
         for (int m = 0; m < M; ++m) sums[m][n] += value * weight[m];

@@ -47,6 +47,26 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return c;
 }
 
+struct Halves {
+  __m256 of[2];
+};
+
+inline Floats joined(__m256 first, __m256 second) { return same_bits<Floats>(Halves{{first, second}}); }
+
+// The numbers of each four of a that two bits of `which` say, then those of b.
+inline Floats shuffle(Floats a, Floats b, int which) {
+  Floats to;
+  for (int i = 0; i < 16; ++i) to[i] = (i % 4 < 2 ? a : b)[i / 4 * 4 + (which >> (2 * (i % 4)) & 3)];
+  return to;
+}
+
+// Two of the fours of a, then two of b.
+inline Floats shuffle_fours(Floats a, Floats b, int which) {
+  Floats to;
+  for (int i = 0; i < 16; ++i) to[i] = (i < 8 ? a : b)[4 * (which >> (2 * (i / 4)) & 3) + i % 4];
+  return to;
+}
+
 // sums + unsigned a * signed b, added up in fours. Even and odd bytes apart: maddubs would saturate.
 inline __m256i dot(__m256i sums, __m256i a, __m256i b) {
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
@@ -56,11 +76,11 @@ inline __m256i dot(__m256i sums, __m256i a, __m256i b) {
 }
 
 inline Ints dot(Ints sums, Ints a, Ints b) {
-  struct Halves {
+  struct Both {
     __m256i of[2];
   };
-  Halves found = same_bits<Halves>(sums);
-  const Halves x = same_bits<Halves>(a), y = same_bits<Halves>(b);
+  Both found = same_bits<Both>(sums);
+  const Both x = same_bits<Both>(a), y = same_bits<Both>(b);
   for (int i = 0; i < 2; ++i) found.of[i] = dot(found.of[i], x.of[i], y.of[i]);
   return same_bits<Ints>(found);
 }
@@ -72,11 +92,18 @@ inline Ints dot(Ints sums, Ints a, Ints b) {
 #define _mm256_dpbusd_epi32 emulated::dot
 #define _mm256_dpbusd_avx_epi32 emulated::dot
 #ifdef EMULATES_AVX512
+#define CT_HOLD(v)
 #define __m512 emulated::Floats
 #define __m512i emulated::Ints
+#define _mm512_add_ps(a, b) ((a) + (b))
+#define _mm512_broadcast_f32x8(a) emulated::joined(a, a)
+#define _mm512_castps256_ps512(a) emulated::joined(a, a)
+#define _mm512_castps512_ps256(a) (emulated::same_bits<emulated::Halves>(a).of[0])
 #define _mm512_cvtepi32_ps emulated::floats
 #define _mm512_dpbusd_epi32 emulated::dot
+#define _mm512_extractf32x8_ps(a, half) (emulated::same_bits<emulated::Halves>(a).of[half])
 #define _mm512_fmadd_ps emulated::multiply_add
+#define _mm512_insertf32x8(a, b, half) emulated::joined(emulated::same_bits<emulated::Halves>(a).of[1 - half], b)
 #define _mm512_loadu_ps emulated::load<emulated::Floats>
 #define _mm512_loadu_si512 emulated::load<emulated::Ints>
 #define _mm512_mul_ps(a, b) ((a) * (b))
@@ -84,6 +111,8 @@ inline Ints dot(Ints sums, Ints a, Ints b) {
 #define _mm512_set1_ps emulated::all<emulated::Floats>
 #define _mm512_setzero_ps() (emulated::Floats{})
 #define _mm512_setzero_si512() (emulated::Ints{})
+#define _mm512_shuffle_f32x4 emulated::shuffle_fours
+#define _mm512_shuffle_ps emulated::shuffle
 #define _mm512_storeu_ps emulated::store
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
