@@ -367,13 +367,10 @@ class FusedDecoder:
             outputs = weight.rows // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
-            limit = {}
             if isinstance(tile, Tile):
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
                 launch, matrix = packed_linear_kernel, {**ordered_planes_of(weight), "STRIDE": stride}
-                if 1 < rows <= FEW and tile.warps >= 8:  # two programs of eight warps fit on a multiprocessor
-                    limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](
                 self._prepared if prepared else x,
@@ -404,7 +401,6 @@ class FusedDecoder:
                 PREPARES=programs if following is not None else 0,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
-                **limit,
             )
             split_alike(kernel)
             first += outputs

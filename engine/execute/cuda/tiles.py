@@ -182,13 +182,7 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
     wide, nested = kind.block_bytes >= kind.block, kind.block > 32
     if gated and programs >= 640 and not nested:
         return PackedTile(4, 4, 1) if wide else PackedTile(2, 2, 2)
-    tiles = 1
-    if (
-        programs >= 640
-    ):  # two tiles of one row share the instructions that scale; four would need too many registers
-        tiles = 4 if wide else 2
-    elif gated and programs >= 320 and not wide:
-        tiles = 2
+    tiles = 4 if programs >= 640 else 2 if gated and programs >= 320 and not wide else 1
     warps = 4 if programs >= 320 else 8
     while warps > 1 and 256 * warps > inputs:
         warps //= 2
