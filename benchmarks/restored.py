@@ -240,6 +240,8 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
     network = random_model(spec, dtype, device, max(arguments.lengths) + ROOM)
     for length in arguments.lengths:
         length -= length % size
+        if arguments.folder is not None:
+            arguments.folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=arguments.folder) as name:
             found, parts = measured(network, Path(name), length, arguments, budget)
         middle = {name: statistics.median(values) for name, values in found.items() if values}
