@@ -212,8 +212,8 @@ def guesses_text(guessed: int, accepted: int) -> str:
 
 
 def saved_text(saved_s: float) -> str:
-    """What guessing gained."""
-    return f"{'-' if saved_s < 0 else ''}{seconds_text(abs(saved_s))}"
+    """What guessing gained; never "-0 ms"."""
+    return f"{'-' if saved_s < -0.0005 else ''}{seconds_text(abs(saved_s))}"
 
 
 class Pace:
