@@ -142,8 +142,8 @@ class Exchange:
     def add_norm(self, x: Tensor, residual: Tensor, between: AddNorm, out: Tensor, total: Tensor) -> None:
         """See `engine.execute.cuda.prefill.Sums`. Every rank's sum of its parts is rounded to the network's dtype."""
         self._number += 1
-        told = *self._told, self._number
-        self.sum_norm(x, residual, between, out, total, told, self.plan.rows * self.plan.size, None)
+        room = self.plan.rows * self.plan.size
+        self.sum_norm(x, residual, between, out, total, self._told[1], self._number, room, None)
 
     def sum_norm(
         self,
@@ -152,7 +152,8 @@ class Exchange:
         between: AddNorm,
         out: Tensor,
         total: Tensor,
-        told: tuple[Tensor, Tensor, int],
+        epoch: Tensor,
+        number: int,
         room: int,
         start: int | None,
     ) -> None:
@@ -167,7 +168,9 @@ class Exchange:
             residual if between.norm is None else between.norm[1].weight,
             out,
             total,
-            *told,
+            self._told[0],
+            epoch,
+            number,
             self._lost,
             self._patience,
             start or 0,

@@ -22,10 +22,7 @@ class PromptSums:
         self._exchange = exchange
         self._peers = peers
         self._sums = 0
-        self._told = (
-            torch.tensor(exchange.memory.addresses, device=device),
-            torch.zeros(1, dtype=torch.int64, device=device),
-        )
+        self._no_epoch = torch.zeros(1, dtype=torch.int64, device=device)
         self._places = [
             tensor_at(own + 8 * (plan.prompts + place * plan.place), (plan.prompt, plan.size), dtype, device)
             for place in range(2)
@@ -45,5 +42,5 @@ class PromptSums:
         if x.data_ptr() != place.data_ptr():
             place.copy_(x)
         self._sums += 1
-        plan, told = self._exchange.plan, (*self._told, self._sums)
-        self._exchange.sum_norm(x, residual, between, out, total, told, plan.place, plan.prompts)
+        plan, counted = self._exchange.plan, (self._no_epoch, self._sums)
+        self._exchange.sum_norm(x, residual, between, out, total, *counted, plan.place, plan.prompts)
