@@ -141,7 +141,7 @@ def test_one_that_fails_ends_its_drafts_and_nothing_else(folders: tuple[Path, Pa
         sequence = engine.start(Rows.of([*b"abc"]), GREEDY)
         found = list(engine.events(sequence))
         assert sequence.drafted > 0
-        assert speculating.notes[0].endswith(") failed: out of luck.")
+        assert speculating.notes[0].endswith(") is no longer used, because it failed: out of luck.")
         engine._engine_step.speculating = None
         forget(engine)
         assert list(engine.events(engine.start(Rows.of([*b"abc"]), GREEDY))) == found
