@@ -77,12 +77,13 @@ def test_noise_chooses_nothing(seed: int, things: int, count: int) -> None:
     assert search(candidates(costs), steps(costs, 0.004, seed)).chosen == {}
 
 
-def test_what_slows_eight_rows_down_is_given_up_and_the_rest_stays() -> None:
-    alone: Costs = {"a": [1.0, 0.9], "b": [1.0, 0.8], "c": [1.0, 0.95]}
-    eight: Costs = {"a": [1.0, 1.0], "b": [1.0, 1.4], "c": [1.0, 0.99]}
-    found = search(candidates(alone), steps(alone, 0.0), guard=steps(eight, 0.0))
+def test_what_slows_two_or_eight_rows_down_is_given_up_and_the_rest_stays() -> None:
+    alone: Costs = {"a": [1.0, 0.9], "b": [1.0, 0.8], "c": [1.0, 0.95], "d": [1.0, 0.9]}
+    two: Costs = {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [1.0, 1.0], "d": [1.0, 1.3]}
+    eight: Costs = {"a": [1.0, 1.0], "b": [1.0, 1.4], "c": [1.0, 0.99], "d": [1.0, 0.9]}
+    found = search(candidates(alone), steps(alone, 0.0), guards=[steps(two, 0.0), steps(eight, 0.0)])
     assert found.chosen == {"a": (1,), "c": (1,)}
-    assert found.after == pytest.approx(2.85)
+    assert found.after == pytest.approx(3.85)
 
 
 def test_nothing_more_is_tried_once_time_is_up_and_what_was_found_counts() -> None:

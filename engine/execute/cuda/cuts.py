@@ -20,6 +20,7 @@ from engine.execute.cuda.tiles import (
 )
 from models.spec import Attention
 from models.weights.block_formats import Kind
+from models.weights.packing import PACKINGS
 
 if TYPE_CHECKING:
     from engine.kernels.triton.prompt_attention import Tile as PromptTile
@@ -132,12 +133,12 @@ class Cuts:
     ) -> Tile | PackedTile:
         """Return the cut of a product for `rows` rows, of `kind` if quantised. Counts up to FEW have the same cut."""
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
+        few = rows <= FEW
         if kind is None:
-            few = rows <= FEW
             found = self._take(name, lambda: _tiles(outputs, inputs, gated, few, self.room, self._most))
         else:
             found = self._take(
-                name, lambda: _packed_tiles(outputs, inputs, gated, kind, self.room, self._most)
+                name, lambda: _packed_tiles(outputs, inputs, gated, kind, few, self.room, self._most)
             )
         assert isinstance(found, Tile | PackedTile)
         return found
@@ -189,12 +190,13 @@ def told(name: str, cut: Sequence[int]) -> str:
     """Describe stored numbers for people: "8 warps, 2 tiles, 4 ahead"."""
     if name.startswith("prompts"):
         return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
-    kind = Split if "attention" in name else Tile if len(cut) == len(fields(Tile)) else PackedTile
+    kind = Split if "attention" in name else PackedTile if name.split()[-1] in Kind.__members__ else Tile
     if kind is Split:
         return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}"
     units = [
         part.name if number != 1 else part.name.removesuffix("s")
         for part, number in zip(fields(kind), cut, strict=False)
+        if (part.name, number) != ("lanes", 1)
     ]
     return ", ".join(f"{number} {unit}" for number, unit in zip(cut, units, strict=False))
 
@@ -221,12 +223,14 @@ def _works_as(tile: Tile, inputs: int) -> Tile:
 
 
 def _packed_tiles(
-    outputs: int, inputs: int, gated: bool, kind: Kind, room: int, most: int
+    outputs: int, inputs: int, gated: bool, kind: Kind, few: bool, room: int, most: int
 ) -> Iterable[PackedTile]:
     first = fitted_packed(choose_packed_tile(outputs, inputs, gated, kind), inputs, kind, room)
     yield first
     seen = {_works_as_packed(first, inputs)}
     for tile in PACKED_TILES:
+        if tile.lanes > 1 and not (few and PACKINGS[kind].shared == 1):
+            continue
         same = _works_as_packed(tile, inputs)
         wide = 256 * tile.warps
         if same not in seen and tile.shared(inputs, kind) <= most and wide < 2 * max(inputs, 256):

@@ -164,9 +164,10 @@ class ExpertStep:
         tile: Tile | PackedTile
         if weight.planes is None:
             tile = fitted(choose_tile(size, hidden, True), hidden, self._room)
-            folds = tile.folds
+            folds, lanes = tile.folds, {}
         else:
             tile, folds = choose_expert_tile(size, hidden, spec.chosen, True, weight.format), 1
+            lanes = {"LANES": tile.lanes}
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
             x,
             self._ids,
@@ -183,6 +184,7 @@ class ExpertStep:
             AHEAD=tile.ahead,
             PDL=self._pdl,
             bias=first.gate_up.bias,
+            **lanes,
             **activation(spec.expert),
             num_warps=tile.warps,
             launch_pdl=self._pdl,
@@ -196,7 +198,10 @@ class ExpertStep:
             outputs = 16 // tile.folds
         else:
             tile = choose_expert_tile(hidden, size, spec.chosen, False, weight.format)
-            launch, matrices = packed_down_kernel, {**planes_of(weight), "TILES": tile.tiles}
+            launch, matrices = (
+                packed_down_kernel,
+                {**planes_of(weight), "TILES": tile.tiles, "LANES": tile.lanes},
+            )
             outputs = tile.outputs(False)
         kernel = launch[(triton.cdiv(hidden, outputs), rows)](
             self._inner,

@@ -367,10 +367,14 @@ class FusedDecoder:
             outputs = weight.rows // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
+            limit = {}
             if isinstance(tile, Tile):
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
-                launch, matrix = packed_linear_kernel, {**ordered_planes_of(weight), "STRIDE": stride}
+                launch = packed_linear_kernel
+                matrix = {**ordered_planes_of(weight), "STRIDE": stride, "LANES": tile.lanes}
+                if rows > 1 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
+                    limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](
                 self._prepared if prepared else x,
@@ -401,6 +405,7 @@ class FusedDecoder:
                 PREPARES=programs if following is not None else 0,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
+                **limit,
             )
             split_alike(kernel)
             first += outputs

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS
+from models.weights.packing import INTEGERS, PACKINGS
 
 HELD = 80 * 1024
 """The most bytes of weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB for it."""
@@ -26,6 +26,8 @@ SMALLEST = 640
 length is a power of two room to go on."""
 
 
+LANES = 4
+"""Into how many sums the groups of columns of quantised weights may go in turn (see `packed_linear_kernel`)."""
 SMALLEST_OUTPUTS = 8
 """The fewest outputs that a program of a product without a gate computes."""
 
@@ -153,6 +155,8 @@ class PackedTile:
     warps: int
     tiles: int
     ahead: int
+    lanes: int = 1
+    """Into how many sums the groups of columns go in turn: 1 or LANES."""
 
     def outputs(self, gated: bool) -> int:
         """Return the number of outputs of a program."""
@@ -164,10 +168,24 @@ class PackedTile:
         return 4096 * kind.block_bytes // kind.block * self.warps * self.tiles * stages
 
 
+_PLAIN = (
+    *((warps, tiles, ahead) for warps in (2, 4, 8) for tiles in (1, 2) for ahead in (2, 4)),
+    *((8, 1, 1), (4, 1, 3), (8, 1, 3), (4, 4, 1), (4, 4, 2), (2, 4, 1), (16, 1, 2), (16, 2, 2)),
+)
+_IN_LANES = (
+    (2, 1, 2),
+    (2, 2, 2),
+    (4, 1, 2),
+    (4, 2, 2),
+    (4, 4, 2),
+    (8, 1, 1),
+    (8, 1, 2),
+    (8, 1, 3),
+    (16, 1, 2),
+)
 PACKED_TILES = (
-    *(PackedTile(warps, tiles, ahead) for warps in (2, 4, 8) for tiles in (1, 2) for ahead in (2, 4)),
-    *(PackedTile(*cut) for cut in ((4, 1, 8), (2, 1, 8), (8, 1, 1), (4, 4, 2), (2, 4, 4), (16, 1, 2))),
-    *(PackedTile(*cut) for cut in ((8, 1, 3), (4, 4, 1), (2, 4, 1))),
+    *(PackedTile(*cut) for cut in _PLAIN),
+    *(PackedTile(*cut, LANES) for cut in _IN_LANES),
 )
 """The cuts worth measuring. Which is best depends on the GPU."""
 
@@ -198,8 +216,13 @@ def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind
     warps, tiles, ahead = (4, 2, 2) if gated else (16, 1, 2) if spans <= 64 else (8, 1, 6)
     while warps > 1 and warps > spans:
         warps //= 2
-    held = 2 * PACKINGS[kind].tile_bytes * warps * tiles
-    return PackedTile(warps, tiles, min(ahead, _parts(spans, warps), max(1, HELD // held)))
+    packing = PACKINGS[kind]
+    held = 2 * packing.tile_bytes * warps * tiles
+    # A program computes one row, so lanes take no registers for others. Codes that are the numbers gain nothing.
+    in_lanes = packing.shared == 1 and packing.planes != (8,) and packing.floats == INTEGERS
+    return PackedTile(
+        warps, tiles, min(ahead, _parts(spans, warps), max(1, HELD // held)), LANES if in_lanes else 1
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class StoppedError(Exception):
 def tune(
     bench: Bench, model: str, in_time: Callable[[], bool], told: Callable[[str], None] = lambda _: None
 ) -> Tuning:
-    """Search the best cuts for steps of one and FUSED rows and for prompts; none for one row may slow down FEW."""
+    """Search the best cuts for steps of one and FUSED rows and for prompts; none for one row may slow down 2 or FEW."""
     chosen: dict[str, Numbers] = {}
     seconds: dict[str, tuple[float, float]] = {}
     known = {rows: bench.candidates(rows) for rows in (1, FUSED, PROMPT)}
@@ -85,8 +85,8 @@ def tune(
     for rows, candidates in known.items():
         if not candidates:
             continue
-        guard = bench.measure(FEW) if rows == 1 else None
-        found = search(candidates, bench.measure(rows), in_time, guard, told)
+        guards = [bench.measure(count) for count in (2, FEW)] if rows == 1 else []
+        found = search(candidates, bench.measure(rows), in_time, guards, told)
         chosen |= found.chosen
         if isfinite(found.before):
             seconds["prompt" if rows == PROMPT else str(rows)] = (found.before, found.after)

@@ -36,13 +36,13 @@ def search(
     candidates: Mapping[str, Sequence[Numbers]],
     measure: Measure,
     in_time: Callable[[], bool] = lambda: True,
-    guard: Measure | None = None,
+    guards: Sequence[Measure] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> Found:
     """Find the best of `candidates`, whose first is the default. Things reached after time is up keep their default.
 
-    The result stands only if all choices together are faster at the end and do not slow down the steps that `guard`
-    measures. `told` receives the name of each thing before it is tried.
+    The result stands only if all choices together are faster at the end and do not slow down the steps that
+    `guards` measure. `told` receives the name of each thing before it is tried.
     """
     chosen: dict[str, Numbers] = {}
     for name, (used, *others) in candidates.items():
@@ -57,7 +57,7 @@ def search(
         now, then = measure([chosen, with_it], CONFIRM)
         if best[1] != used and _faster(_middle(then), _middle(now)):
             chosen = with_it
-    if chosen and guard is not None:
+    for guard in guards:
         chosen = _guarded(chosen, guard)
     before, *tuned = (_middle(times) for times in measure([{}, chosen] if chosen else [{}], CONFIRM))
     if not tuned or not _faster(tuned[0], before):

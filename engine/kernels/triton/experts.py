@@ -54,6 +54,7 @@ def gate_up_kernel(
     SUPERS: tl.constexpr = False,
     FLOATS: tl.constexpr = False,
     SHARED: tl.constexpr = 1,
+    LANES: tl.constexpr = 1,
 ):
     """Write out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
 
@@ -122,6 +123,7 @@ def gate_up_kernel(
                 WARPS=WARPS,
                 TILES=TILES,
                 AHEAD=AHEAD,
+                LANES=LANES,
                 BITS=BITS,
                 MORE=MORE,
                 LESS=LESS,
@@ -366,6 +368,7 @@ def packed_down_kernel(
     bias=None,
     SCALE: tl.constexpr = 1.0,
     SHARED: tl.constexpr = 1,
+    LANES: tl.constexpr = 1,
 ):
     """Do the work of `down_kernel` on weights in planes, expert after expert. The grid is [tiles, rows]."""
     row = gl.program_id(1)
@@ -395,6 +398,7 @@ def packed_down_kernel(
             WARPS=WARPS,
             TILES=TILES,
             AHEAD=AHEAD,
+            LANES=LANES,
             BITS=BITS,
             MORE=MORE,
             LESS=LESS,

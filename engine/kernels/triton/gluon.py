@@ -26,6 +26,8 @@ __all__ = [
     "halves",
     "input_layout",
     "jit",
+    "lane_layout",
+    "lane_rows_layout",
     "layout_of",
     "looked_up",
     "masked",
@@ -80,6 +82,30 @@ def row_layout(warps, count):
     values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     return gl.DistributedLinearLayout([*values, [0, 8, 0]], lanes, warp, [], [warps, 16, count])
+
+
+@constexpr_function
+def lane_layout(warps, lanes):
+    """Return the layout of [warps, 16, 8 // lanes, lanes]: the sums [warps, 16, 8] of a tensor core, cut up."""
+    columns = [[0, 0, 0, 1 << i] for i in range(lanes.bit_length() - 1)]
+    columns += [[0, 0, 1 << i, 0] for i in range((8 // lanes).bit_length() - 1)]
+    warp = [[1 << i, 0, 0, 0] for i in range(warps.bit_length() - 1)]
+    threads = [*columns[1:], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]]
+    return gl.DistributedLinearLayout(
+        [columns[0], [0, 8, 0, 0]], threads, warp, [], [warps, 16, 8 // lanes, lanes]
+    )
+
+
+@constexpr_function
+def lane_rows_layout(warps, count, lanes):
+    """Return the layout of values [warps, 16, count] of a tile's rows: as in `lane_layout`, and all others alike."""
+    values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
+    split = lanes.bit_length() - 1
+    threads = [*values[1:split], *([[0, 0, 0]] * (3 - split)), [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        [values[0], *values[split:], [0, 8, 0]], threads, warp, [], [warps, 16, count]
+    )
 
 
 @jit
@@ -318,7 +344,19 @@ if knobs.runtime.interpret:
     _same = (
         *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum"),
         *("program_id", "num_programs"),
-        *("exp", "exp2", "log2", "rsqrt", "split", "where", "reshape", "permute", "join", "full"),
+        *(
+            "exp",
+            "exp2",
+            "log2",
+            "rsqrt",
+            "split",
+            "where",
+            "reshape",
+            "permute",
+            "join",
+            "full",
+            "broadcast",
+        ),
     )
     gl = SimpleNamespace(
         NVMMADistributedLayout=gl.NVMMADistributedLayout,
@@ -407,6 +445,14 @@ if knobs.runtime.interpret:
         return
 
     def input_layout(warps, columns, rows):
+        """Return None: there are no layouts."""
+        return
+
+    def lane_layout(warps, lanes):
+        """Return None: there are no layouts."""
+        return
+
+    def lane_rows_layout(warps, count, lanes):
         """Return None: there are no layouts."""
         return
 

@@ -4,9 +4,14 @@ The plain twin is `models/reference/tiled.py`, with the fused operations as in `
 weights reach the tensor cores: a warp copies two tiles of 8 rows and 128 columns at a time, and expands their codes to
 numbers in registers (`packed.py`). All else is as in `linear_kernel`: weights and scales are copied before the wait,
 warps divide the columns, and the order of sums depends only on the tile.
+
+With one row, seven of eight columns of a tensor core's sums would be unused. With LANES, four of them take the groups
+of columns in turn: the input has another group in each, every group of weights is multiplied with all of them, and each
+column keeps the product with its own. The sums of a group are then scaled four at a time, and x is summed four groups
+at a time. More rows keep their sums of the four lanes apart, which takes registers, to have the same bits.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
 import triton.language as tl
 
 from engine.kernels.triton.gluon import (
@@ -27,6 +32,7 @@ from engine.kernels.triton.packed import (
     choice_of,
     copy_codes,
     copy_rows,
+    load_lanes,
     load_rows,
     load_words,
     operand,
@@ -91,10 +97,13 @@ def _copy_span(
 
 @jit
 def _columns(
-    chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr
+    part: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr
 ):
-    """Return the column numbers of a group of each warp's tiles in the first span."""
-    return along(0, WARPS, L) * COLUMNS + chunk * GROUP + along(axis, GROUP, L)
+    """Return the column numbers of a part of each warp's tiles in the first span: RUN groups, one in each lane."""
+    at = along(0, WARPS, L) * COLUMNS + part * (RUN * GROUP) + along(1, GROUP, L)
+    if RUN > 1:
+        at += along(2, 8, L) % RUN * GROUP
+    return at
 
 
 @jit
@@ -113,42 +122,60 @@ def _load(source, at, step, given, order, K: tl.constexpr, CHOSEN: tl.constexpr,
 
 @jit
 def _load_rows(
-    rows, i, chunk: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+    rows, i, part: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of a group in span i, `paired`: K numbers for each of the matrices side by side."""
-    at, step = _columns(chunk, 1, X, WARPS, GROUP), i * (WARPS * COLUMNS)
+    """Load the inputs of a part of span i, `paired`: K numbers for each of the matrices side by side."""
+    at, step = _columns(part, X, WARPS, GROUP, RUN), i * (WARPS * COLUMNS)
     if CHOSEN == 1 or ACROSS * COLUMNS == K:
         loaded = _load(rows, at, step, given, order, K, CHOSEN, WHOLE)
     else:
         choice = choice_of(i, X, WARPS, ACROSS)
         at += step - choice * (ACROSS * COLUMNS)
-        loaded = gl.load(rows + (choice * K + at), mask=given & (at < K) & (choice < CHOSEN), other=0.0)
+        inside = (at < K) & (choice < CHOSEN)
+        loaded = gl.load(
+            rows + (choice * K + at), mask=inside if given is None else inside & given, other=0.0
+        )
     return paired(loaded)
 
 
 @jit
 def _load_norm(
-    norm_weight, i, chunk: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    WHOLE: tl.constexpr, X: tl.constexpr,
+    norm_weight, i, part: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load the norm's weights of a group in span i, `paired`."""
-    at = _columns(chunk, 1, X, WARPS, GROUP)
+    """Load the norm's weights of a part of span i, `paired`."""
+    at = _columns(part, X, WARPS, GROUP, RUN)
     return paired(_load(norm_weight, at, i * (WARPS * COLUMNS), None, order, K, 1, WHOLE))
 
 
 @jit
 def _coming(
     i, rows, given, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of span i: the rows of each group, and the norm's weights that belong to them."""
+    """Load the inputs of span i: the rows of each part, and the norm's weights that belong to them."""
     coming, scales = (), ()
-    for chunk in tl.static_range(COLUMNS // GROUP):
-        coming += (_load_rows(rows, i, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
+    for part in tl.static_range(COLUMNS // GROUP // RUN):
+        coming += (_load_rows(rows, i, part, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X),)
         if NORM:
-            scales += (_load_norm(norm_weight, i, chunk, order, K, WARPS, GROUP, WHOLE, X),)
+            scales += (_load_norm(norm_weight, i, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
     return coming, scales
+
+
+@jit
+def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Add up the squares of [WARPS, GROUP, ROWS] that a thread has: fp32 [WARPS, 4, ROWS]."""
+    part = gl.reshape(part.to(tl.float32), [WARPS, 4, GROUP // 4, ROWS])
+    return gl.sum(part * part, 2)
+
+
+@jit
+def _own(products, MMA: tl.constexpr):
+    """Return sums [WARPS, 16, 8] with each column from the product of its lane, of four products."""
+    lane = along(2, 8, MMA)
+    first = gl.where(lane % 2 == 0, products[0], products[1])
+    return gl.where(lane // 2 % 2 == 0, first, gl.where(lane % 2 == 0, products[2], products[3]))
 
 
 @jit
@@ -158,24 +185,32 @@ def _span(
     GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
     TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr, RUN: tl.constexpr,
+    MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights."""
+    """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights.
+
+    A part of a span is RUN groups. Sums of a tile, and of squares, are APART for as many parts in turn.
+    """
     CHUNKS: tl.constexpr = COLUMNS // GROUP
+    PARTS: tl.constexpr = CHUNKS // RUN
     OPERAND: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=GROUP // 4)
     SCALES: tl.constexpr = CHUNKS // SHARED
     MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
     EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # codes give the numbers themselves, not 128 too large
     coming, coming_scales = _coming(
-        after, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X
+        after, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X
     )
-    normed, common, added = (), (), ()
+    normed, common, added, squared = (), (), (), squares
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
-    for chunk in tl.static_range(CHUNKS):
-        part = unpaired(parts[chunk], X)
+    for number in tl.static_range(PARTS):
+        part = unpaired(parts[number], X)
         if NORM:
-            squares += part.to(tl.float32) * part.to(tl.float32)
-            part = apply_weight(part, unpaired(scales[chunk], X), OFFSET)
+            if LANES == 1:
+                squared = (squared[0] + part.to(tl.float32) * part.to(tl.float32),)
+            else:
+                squared = squared[1:] + (squared[0] + _squares(part, WARPS, GROUP, ROWS),)  # noqa: RUF005
+            part = apply_weight(part, unpaired(scales[number], X), OFFSET)
         part = gl.convert_layout(part, OPERAND)
         normed += (part,)
         if EXACT and not MINIMA:
@@ -185,7 +220,10 @@ def _span(
     async_copy.wait_group(STAGES - 1)
     for j in tl.static_range(TILES):
         held_codes, held_more, held_scales, held_supers = held[j]
-        values = load_rows(held_scales.index(place), WARPS, VALUES, MMA)
+        if RUN > 1:
+            values = load_lanes(held_scales.index(place), WARPS, VALUES, RUN, MMA)
+        else:
+            values = load_rows(held_scales.index(place), WARPS, VALUES, MMA)
         high, low = 1.0, -0.0078125
         if SUPERS:
             high, low = load_rows(held_supers.index(place), WARPS, 2, MMA)
@@ -197,15 +235,21 @@ def _span(
         others = words
         if MORE > 0:
             others = load_words(held_more.index(place), WARPS, MORE)
-        total = sums[j]
-        for chunk in tl.static_range(CHUNKS):
-            tile = operand(words, others, chunk, WARPS, BITS, MORE, GROUP, FLOATS, W)
-            total += mma_v2(tile, normed[chunk], nothing if EXACT else common[chunk]) * (
-                values[chunk // SHARED] * high
-            )
+        totals = ()
+        for k in tl.static_range(APART):
+            totals += (sums[j * APART + k],)
+        for number in tl.static_range(PARTS):
+            products, start = (), nothing if EXACT else common[number]
+            for k in tl.static_range(RUN):
+                tile = operand(words, others, number * RUN + k, WARPS, BITS, MORE, GROUP, FLOATS, W)
+                products += (mma_v2(tile, normed[number], start),)
+            product = products[0] if RUN == 1 else _own(products, MMA)
+            total = totals[0] + product * (values[number // SHARED] * high)
             if MINIMA:  # times the sum of x over the group; `common` is -128 times that sum
-                total += common[chunk] * (values[SCALES + chunk // SHARED] * low)
-        added += (total,)
+                total += common[number] * (values[SCALES // RUN + number // SHARED] * low)
+            # Each comes to its place again, because the number of parts is a multiple of APART.
+            totals = totals[1:] + (total,)  # noqa: RUF005 - the compiler knows no other way
+        added += totals
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
         if i + STAGES < TURNS:
             _copy_span(
@@ -213,7 +257,23 @@ def _span(
                 ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
     async_copy.commit_group()  # even an empty group, because the wait counts groups
-    return added, squares, coming, coming_scales
+    return added, squared, coming, coming_scales
+
+
+@jit
+def _together(sums, WARPS: tl.constexpr, LINES: tl.constexpr, SPREAD: tl.constexpr):
+    """Add up sums [WARPS, LINES, ROWS], of neighbouring lanes first; if they are SPREAD, return [WARPS, LINES, 1].
+
+    There is one tensor for each lane, or a single one that has the lanes as columns, twice.
+    """
+    if SPREAD:
+        found = gl.sum(gl.sum(gl.reshape(sums[0], [WARPS * LINES, 2, 2, 2]), 3), 2)
+        found = gl.reshape(gl.max(found, 1), [WARPS, LINES, 1])  # of two that are equal
+    elif len(sums) == 4:
+        found = (sums[0] + sums[1]) + (sums[2] + sums[3])
+    else:
+        found = sums[0]
+    return found
 
 
 @jit
@@ -272,6 +332,7 @@ def packed_linear_kernel(
     square_sums=None,
     PREPARED: tl.constexpr = 0,
     PREPARES: tl.constexpr = 0,
+    LANES: tl.constexpr = 1,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
@@ -295,6 +356,10 @@ def packed_linear_kernel(
     SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
     HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
+    SPREAD: tl.constexpr = COUNT == 1 and LANES > 1
+    RUN: tl.constexpr = LANES if SPREAD else 1
+    APART: tl.constexpr = 1 if SPREAD else LANES
+    FOUND: tl.constexpr = 1 if SPREAD else ROWS
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
     SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
@@ -331,14 +396,14 @@ def packed_linear_kernel(
         async_copy.commit_group()
     norm_scales = ()
     if SQUARES:
-        for chunk in tl.static_range(COLUMNS // GROUP):
-            norm_scales += (_load_norm(norm_weight, 0, chunk, order, K, WARPS, GROUP, WHOLE, X),)
-    like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), GATED, ROWS)
+        for part in tl.static_range(COLUMNS // GROUP // RUN):
+            norm_scales += (_load_norm(norm_weight, 0, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
+    like = _added(gl.zeros([WARPS, 16, FOUND], tl.float32, layout=SUMS), GATED, FOUND)
     if GATED:
         like, _ = gl.split(like)
     DONE: tl.constexpr = layout_of(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
-    b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
+    b = gl.expand_dims(gl.arange(0, FOUND, layout=gl.SliceLayout(0, DONE)), 0)
     after = ()
     if PREPARES:
         for j in tl.static_range(TILES):
@@ -356,45 +421,50 @@ def packed_linear_kernel(
         for j in tl.static_range(TILES):
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             carried += (gl.load(residual + b * STRIDE + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
-    rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
-    squares = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
-    sums, parts = (), ()
-    for _ in tl.static_range(TILES):
+    rows, given = x, None
+    if not SPREAD:
+        rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
+    squares, sums, parts = (), (), ()
+    nothing = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
+    for _ in tl.static_range(APART):
+        squares += (nothing if LANES == 1 else _squares(nothing, WARPS, GROUP, ROWS),)
+    for _ in tl.static_range(TILES * APART):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
-    for chunk in tl.static_range(COLUMNS // GROUP):
-        parts += (_load_rows(rows, 0, chunk, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, X),)
+    for part in tl.static_range(COLUMNS // GROUP // RUN):
+        parts += (_load_rows(rows, 0, part, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X),)
     if NORM and PREPARED > 0:
-        total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
-    if TURNS <= UNROLLED:
+        total = gather_sums(square_sums, PREPARED, COUNT, WARPS, FOUND)
+    # Unrolled spans of K-quants with separate sums would take 192 registers.
+    if UNROLLED - (SUPERS and APART > 1) >= TURNS:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
                 i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
                 norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP,
                 SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED,
-                WHOLE, ROWS, MMA, W, X,
+                WHOLE, ROWS, LANES, APART, RUN, MMA, W, X,
             )
     else:
         for turn in range(TURNS // EACH):
             for k in tl.static_range(EACH):
-                # The last span loads its own inputs again, which are not used.
                 sums, squares, parts, norm_scales = _span(
-                    turn * EACH + k,
-                    turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
+                    # The last span loads its own inputs again, which are not used.
+                    turn * EACH + k, turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
                     _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
-                    held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums,
-                    squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES,
-                    SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS,
+                    held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
+                    norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
+                    TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
                     MMA, W, X,
                 )
     scale = None
     if SQUARES:
-        total = gl.sum(squares, 1)
+        total = gl.sum(_together(squares, WARPS, 4, SPREAD), 1)
     if NORM:
         total = gl.sum(gl.convert_layout(total, gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
-    left = gl.zeros([OUTPUTS, ROWS], tl.float32, layout=DONE)
+    left = gl.zeros([OUTPUTS, FOUND], tl.float32, layout=DONE)
     for j in tl.static_range(TILES):
-        y = _added(gl.convert_layout(sums[j], SUMS), GATED, ROWS)
+        y = _together(sums[j * APART : (j + 1) * APART], WARPS, 16, SPREAD)
+        y = _added(gl.convert_layout(y, SUMS), GATED, FOUND)
         up, at = y, n + j * OUTPUTS
         if GATED:
             y, up = gl.split(y)

@@ -143,30 +143,32 @@ print(json.dumps(found))
 
 
 PACKED = """
-from engine.execute.cuda.tiles import choose_packed_tile
+from engine.execute.cuda.tiles import LANES, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.weights.packing import PACKINGS
 
 found = []
-for kind, packing in PACKINGS.items():
+cases = [(kind, packing, 1) for kind, packing in PACKINGS.items()]
+for kind, packing, lanes in cases + [(kind, packing, LANES) for kind, packing, _ in cases if packing.shared == 1]:
     tile = choose_packed_tile(4096, 12288, False, kind)
     scales = {torch.int8: "*i8", torch.uint8: "*u8", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
     TYPES |= {"codes": "*i32", "more": "*i32", "scales": scales.get(packing.scales, "*fp16"), "supers": "*fp16"}
     constants = dict(COUNT=1, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
     constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
-    constants |= dict(PREPARED=256, square_sums="pointer")
+    constants |= dict(PREPARED=256, square_sums="pointer", LANES=lanes)
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
     constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
     size = "0x10" if packing.planes[0] >= 4 else "0x8"
+    sums = 8 // lanes  # of x, over groups of columns
     exact = packing.planes == (8,) or packing.floats > 0
     found.append({
         "early": len(re.findall(r"cp\\.async\\.c[ga]\\S* \\[[^,]*, \\[[^,]*, %s," % size, before)),
         "held": tile.ahead * tile.tiles * max(2, packing.planes[0] // 2),
         "products": loop.count("mma.sync"), "shared": shared,
-        "needed": (3 if tile.ahead == 3 else 2) * (8 * tile.tiles + (8 if packing.minimum or not exact else 0)),
+        "needed": (3 if tile.ahead == 3 else 2) * (8 * tile.tiles + (sums if packing.minimum or not exact else 0)),
         "joined": len(re.findall(r"mov\\.b32\\s+%r\\d+, \\{", loop)), "spilled": ".local" in text})
 print(json.dumps(found))
 """

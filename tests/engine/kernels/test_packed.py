@@ -9,7 +9,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product
-from engine.execute.cuda.tiles import PackedTile, choose_packed_tile
+from engine.execute.cuda.tiles import LANES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
 from models.weights.block_formats import Kind
@@ -52,6 +52,8 @@ def packed(
 @pytest.mark.parametrize(("kind", "part"), PAIRS, ids=lambda given: getattr(given, "name", given))
 def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, part: str) -> None:
     check_product(kind, part)
+    if PACKINGS[kind].shared == 1:
+        check_product(kind, part, lanes=LANES)
 
 
 @pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])
@@ -62,7 +64,7 @@ def test_columns_may_lie_in_another_order(part: str) -> None:
     assert torch.equal(packed_product(torch.eye(768), [weight, weight], None)[:, 37:], numbers.t())
 
 
-def check_product(kind: Kind, part: str, ordered: bool = False) -> None:
+def check_product(kind: Kind, part: str, ordered: bool = False, lanes: int = 1) -> None:
     cut, count, outputs, inputs = CASES[part]
     generator = torch.Generator().manual_seed(outputs)
 
@@ -93,6 +95,7 @@ def check_product(kind: Kind, part: str, ordered: bool = False) -> None:
         WARPS=cut.warps,
         TILES=cut.tiles,
         AHEAD=cut.ahead,
+        LANES=lanes,
         **ordered_planes_of(Weight.packed(planes, kind, lines, inputs)),
         PDL=False,
         num_warps=cut.warps,

@@ -39,8 +39,8 @@ pytestmark = pytest.mark.skipif(
 CLAMPED = FeedForward(256, bias=True, gain=1.7, limit=0.5, up_offset=1.0)
 TILES = PackedTile(2, 4, 1), PackedTile(4, 4, 1)
 UNUSUAL = {
-    "one": (Kind.Q4_0, Experts(3, 1, FeedForward(64)), 96, PackedTile(1, 2, 4), PackedTile(1, 4, 4)),
-    "uneven": (Kind.Q8_0, Experts(3, 2, FeedForward(160)), 96, PackedTile(1, 4, 4), PackedTile(2, 2, 2)),
+    "one": (Kind.Q4_0, Experts(3, 1, FeedForward(64)), 96, PackedTile(1, 2, 4, 4), PackedTile(1, 4, 4)),
+    "uneven": (Kind.Q8_0, Experts(3, 2, FeedForward(160)), 96, PackedTile(1, 4, 4), PackedTile(2, 2, 2, 4)),
     "clamped": (
         Kind.MXFP4,
         Experts(4, 3, replace(CLAMPED, size=160), router_bias=True),
