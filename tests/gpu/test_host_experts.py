@@ -266,6 +266,8 @@ def test_memory_is_given_back_and_a_gguf_file_keeps_its_blocks(tmp_path: Path) -
         }
         assert formats == {Kind.Q4_0}
         assert not engine.network.is_quantized
+        assert engine._host_experts is not None
+        assert engine._host_experts.problem is None
         assert len(alone(engine, JOBS[3])) == 24
         memory = [stack for weights in engine.network.on_host.values() for stack in stacks(weights)]
         assert all(stack.is_pinned() for stack in memory)
