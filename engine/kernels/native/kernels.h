@@ -114,9 +114,12 @@ struct Kernels {
   const char* name;
   bool interleaves;  // whether it has kernels for interleaved rows
   Product (*product_of)(int32_t type, bool interleaved);  // for a type that has kernels
+  // Whether so many rows of inputs, more than TILE, are multiplied TILE at a time with the rows of a weight as stored,
+  // because that was faster than unpacking them.
+  bool (*by_tiles)(int32_t type, int32_t rows);
   // Rounds x [count] to columns first..first + count (multiples of 32) of row r.
   void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
-  // Unpacks rows first..first + count of a quantised weight.
+  // Unpacks rows first..first + count of a quantised weight. Null, as is the next, if all is multiplied by tiles.
   void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
   // out[r * stride + i] = row r of more than TILE inputs times row i of the panel, for all PANEL rows, with r rounded
   // up to TILE.

@@ -189,7 +189,9 @@ void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inp
 }  // namespace chatterm
 
 #include "activations.h"
+#ifdef __AVX2__
 #include "panels.h"
+#endif
 #include "weigh.h"
 
 namespace chatterm {
@@ -515,12 +517,28 @@ Product product_of(int32_t type, bool interleaved) {
   }
 }
 
+#ifndef __AVX2__
+constexpr void (*unpack)(const ct_matrix&, int32_t, int32_t, Panel&) = nullptr;
+constexpr void (*multiply_panel)(const Panel&, const Inputs&, float*, int32_t) = nullptr;
+#endif
+
+bool by_tiles(int32_t type, int32_t rows) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  return rows <= 2 * TILE && (type == CT_Q4_K || type == CT_Q5_K);
+#elif defined(__AVX2__)
+  return rows <= 4 * TILE && (type == CT_Q4_K || type == CT_Q5_K);
+#else
+  (void)type, (void)rows;
+  return true;
+#endif
+}
+
 }  // namespace
 
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), INTERLEAVES, product_of, quantize,     unpack,  multiply_panel, norm,    rotate,
+    CT_TEXT(CT_NAME), INTERLEAVES, product_of, by_tiles, quantize,     unpack,  multiply_panel, norm,    rotate,
     gate,             cap,         attend,     attend_chunk, combine, store_row,      largest, soften,
 };
 

@@ -10,6 +10,19 @@ const uint8_t* row_of(const ct_linear& linear, int32_t row) {
   return linear.parts[p].data + row * linear.parts[p].row_bytes;
 }
 
+namespace {
+
+// The inputs from row `first` on, a multiple of TILE, up to TILE of them: at least as many as lie TILE side by side.
+Inputs tile_of(const Inputs& x, int32_t first) {
+  constexpr int32_t LEAST = TILE / 2 + 1;
+  const int32_t left = x.rows - first;
+  const int64_t n = int64_t(first) * x.columns;
+  return {nullptr, x.q + n / 4, x.scale + n / 32, x.low + n / 32, x.low_16 + n / 16,
+          left > TILE ? TILE : left < LEAST ? LEAST : left, x.columns, TILE};
+}
+
+}  // namespace
+
 Multiplier::Multiplier(const Kernels& kernels, int32_t columns, int32_t rows)
     : kernels_(kernels),
       digits_(size_t(columns) * PANEL),
@@ -30,6 +43,11 @@ void Multiplier::multiply(const ct_linear& linear, int32_t first, int32_t end, c
       kernels_.product_of(part.type, part.storage == CT_INTERLEAVED)({part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes),
                                       to - from, part.columns, after},
                                      x, out + from - first, stride);
+    } else if (from < to && kernels_.by_tiles(part.type, x.rows)) {
+      const Rows rows{part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes), to - from, part.columns,
+                      to < end ? linear.parts[p + 1].data : next};
+      const Product product = kernels_.product_of(part.type, part.storage == CT_INTERLEAVED);
+      for (int32_t r = 0; r < x.rows; r += TILE) product(rows, tile_of(x, r), out + r * stride + from - first, stride);
     } else {
       for (int32_t i = from; i < to; i += PANEL) {
         const int32_t count = to - i < PANEL ? to - i : PANEL;

@@ -10,7 +10,8 @@ constexpr int32_t PIECE = 2048;  // outputs of a product of few rows at once: th
 
 constexpr int32_t GRAIN = 16;  // outputs in a cache line, so that threads do not write to the same one
 
-// Up to TILE rows of inputs are multiplied with the rows of a weight as stored; more rows with panels of them.
+// Up to TILE rows of inputs are multiplied with the rows of a weight as stored; more rows with panels of them, or TILE
+// at a time (`Kernels::by_tiles`).
 inline bool few(int32_t rows) { return rows <= TILE; }
 
 // Returns how many outputs to multiply at once.

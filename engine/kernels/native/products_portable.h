@@ -1,5 +1,4 @@
-// Products with quantised rows in plain C++: correct on every machine, fast on none. Sums have the same order as those
-// of panels (panels_portable.h).
+// Products with quantised rows in plain C++: correct on every machine, fast on none.
 #pragma once
 
 #include "blocks.h"
