@@ -77,8 +77,6 @@ def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
     print("\n10^9/s  rows" + "".join(f"{count:>8}" for count in counts))
     for kind in KINDS:
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        if block == 1:
-            continue
         rows = 1536
         data = np.random.default_rng(0).integers(0, 60, rows * COLUMNS // block * size, dtype=np.uint8)
         matrix = Matrix(data.ctypes.data, len(data) // rows, int(kind), rows, COLUMNS)

@@ -251,7 +251,9 @@ def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecod
     Values beyond the range of fp16 become its largest number.
     """
     dtype = cache.kv.dtype
-    changes = dtype == torch.bfloat16 and cache.is_free and takes_prompts(network, pool.library.best)
+    changes = (
+        dtype == torch.bfloat16 and cache.is_free and takes_prompts(network, pool.library, pool.library.best)
+    )
     if changes:
         cache.hold_as(torch.float16)
     try:

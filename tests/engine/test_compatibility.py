@@ -156,12 +156,15 @@ def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None
     assert Feature.NORM_PLACE.value in str(not_fused(replace(a_spec(), layers=(after, second))))
 
 
-def a_network(spec: ModelSpec) -> Network:
-    """Its weights are random."""
+def a_network(
+    spec: ModelSpec, dtype: torch.dtype = torch.float32, held: torch.dtype | None = None
+) -> Network:
+    """Its weights are random; with `held`, they are numbers of that dtype."""
     torch.manual_seed(0)
     shapes = group_shapes(list(slots(spec)))
     plain = {group: torch.randn(shape) / shape[-1] ** 0.5 for group, shape in shapes.items()}
-    return network_of(spec, Store(plain), spec.max_positions, torch.float32, CPU)
+    plain = {group: numbers.to(held or dtype).to(dtype) for group, numbers in plain.items()}
+    return network_of(spec, Store(plain), spec.max_positions, dtype, CPU)
 
 
 def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:

@@ -18,7 +18,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.telling import Telling
 from engine.kernels.native import library as native
-from engine.kernels.native.library import NativeError, Pool
+from engine.kernels.native.library import Library, NativeError, Pool
 from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
@@ -26,6 +26,8 @@ QUANTISED = {"int8": 100, "fp8": 101}
 """The `ct_kv_type` of each quantised cache."""
 PORTABLE = 0
 """The index of the portable variant, the first one."""
+BF16 = "avx512bf16"
+"""The variant with instructions for bf16."""
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -33,10 +35,16 @@ def unsupported(spec: ModelSpec) -> str | None:
     return not_native(spec) or native.problem()
 
 
-def takes_prompts(network: Network, variant: int) -> bool:
-    """Return whether kernels of `variant` also beat torch at prompts of this network: they do if its weights are
-    quantised, unless the variant is the portable one."""
-    return network.is_quantized and variant != PORTABLE
+def takes_prompts(network: Network, library: Library, variant: int) -> bool:
+    """Return whether kernels of `variant` also beat torch at prompts of this network.
+
+    They do if its weights are quantised, unless the variant is the portable one. In bf16 they do with instructions for
+    it, unless torch has AMX.
+    """
+    if network.is_quantized:
+        return variant != PORTABLE
+    has_amx = torch.cpu._is_amx_tile_supported()
+    return network.dtype == torch.bfloat16 and variant == library.variants.get(BF16) and not has_amx
 
 
 class NativeDecoder:
@@ -90,7 +98,7 @@ class NativeDecoder:
         self._vocab = spec.vocab_size
         self._logits = torch.empty(0, self._vocab)
         self._rows: list[Tensor] = []
-        self.takes_prompts = takes_prompts(network, chosen)
+        self.takes_prompts = takes_prompts(network, pool.library, chosen)
         """Whether prompts are computed faster than by torch."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:

@@ -26,11 +26,13 @@ FLAGS = (
     "-Wno-psabi",
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 VARIANTS = {
     "portable": (),
     "avx2": _AVX2,
     "avxvnni": (*_AVX2, "-mavxvnni"),
-    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    "avx512": _AVX512,
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
 }
 """Compiler flags of each kernel variant. Variants unknown to the compiler are left out, except the first."""
 

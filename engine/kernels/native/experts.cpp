@@ -126,7 +126,7 @@ MixtureRoom::MixtureRoom(const MixtureSizes& sizes, int32_t hidden, int32_t rows
 
 const char* misfit(const ct_experts& layer, const Sizes& sizes) {
   if (!fits(layer.router, sizes.hidden, layer.count + (layer.shared_gate != 0)) ||
-      forms_of(layer.router) != FORM_FLOAT || (layer.shared_gate && layer.shared == nullptr)) {
+      !(forms_of(layer.router) & FORM_FLOAT) || (layer.shared_gate && layer.shared == nullptr)) {
     return "the router does not fit the experts, or is quantised";
   }
   if (layer.shared != nullptr && !fits(*layer.shared, sizes)) return "the shared expert does not fit the others";

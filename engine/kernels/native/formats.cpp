@@ -6,7 +6,7 @@ namespace chatterm {
 
 int32_t form_of(int32_t type) {
   const int32_t block = shape_of(type).numbers;
-  return block == 0 ? 0 : block == 1 ? FORM_FLOAT : FORM_INT8;
+  return block == 0 ? 0 : block == 1 ? type == CT_BF16 ? FORM_FLOAT | FORM_HALVES : FORM_FLOAT : FORM_INT8;
 }
 
 bool is_sound(const ct_matrix& matrix) {

@@ -30,14 +30,14 @@ Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain,
   if (rows == 1) {
     Inputs one = bench.own.of(1, columns);
     one.x = make(0, bench.row.as<float>());
-    if (forms & FORM_INT8) decoder.kernels.quantize(one.x, 0, 0, columns, one);
+    decoder.kernels.round(one.x, forms, 0, 0, columns, one);
     return one;
   }
   Inputs all = space.shared.of(rows, columns);
   all.x = plain;
   claim_rows(rows, columns, from, [&](int32_t r) {
     const float* row = make(r, forms & FORM_FLOAT ? plain + int64_t(r) * columns : bench.row.as<float>());
-    if (forms & FORM_INT8) decoder.kernels.quantize(row, r, 0, columns, all);
+    decoder.kernels.round(row, forms, r, 0, columns, all);
   });
   decoder.pool.barrier();
   return all;
@@ -98,7 +98,7 @@ void Group::gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inp
       decoder.kernels.gate(feed, found, feed.gated ? up + r * piece : nullptr, to - from, found);
       float* plain = const_cast<float*>(out.x) + int64_t(r) * size + from;
       if (forms & FORM_FLOAT) std::memcpy(plain, found, size_t(to - from) * sizeof(float));
-      if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, out);
+      decoder.kernels.round(found, forms, r, from, to - from, out);
     }
   }
 }

@@ -7,10 +7,12 @@ namespace chatterm {
 
 constexpr int32_t TILE = 8;  // rows of activations that lie side by side
 
-// Rows of activations as products read them: unchanged for plain weights; for quantised ones rounded to int8 with one
-// scale per 32 columns, x = scale * q. Up to TILE rows lie `wide` side by side, more rows in tiles of TILE.
+// Rows of activations as products read them: unchanged for plain weights, or rounded to bf16 for those in bf16 if the
+// variant has instructions for that; for quantised weights rounded to int8 with one scale per 32 columns, x = scale *
+// q. Up to TILE rows lie `wide` side by side, more rows in tiles of TILE.
 struct Inputs {
-  const float* x;  // [rows][columns]
+  const float* x;    // [rows][columns]
+  uint16_t* halves;  // [rows][columns] in bf16
   uint32_t* q;     // [tiles][columns / 4][wide], four q of -127..127 each
   float* scale;    // [tiles][columns / 32][wide]
   float* low;      // [tiles][columns / 32][wide]: scale * sum of the q of 32 columns
@@ -23,7 +25,8 @@ struct Inputs {
 // How many of `rows` rows of inputs lie side by side.
 constexpr int32_t wide_of(int32_t rows) { return rows < 3 ? rows : rows < 5 ? 4 : TILE; }
 
-enum Form : int32_t { FORM_FLOAT = 1, FORM_INT8 = 2 };
+// Weights in bf16 have both FORM_FLOAT and FORM_HALVES.
+enum Form : int32_t { FORM_FLOAT = 1, FORM_INT8 = 2, FORM_HALVES = 4 };
 
 // Rows of a matrix to multiply, and the first byte that the thread reads after them. Memory is prefetched AHEAD bytes
 // before it is read, across the end of the rows, because hardware does not foresee where a thread reads next.
@@ -117,8 +120,9 @@ struct Kernels {
   // Whether so many rows of inputs, more than TILE, are multiplied TILE at a time with the rows of a weight as stored,
   // because that was faster than unpacking them.
   bool (*by_tiles)(int32_t type, int32_t rows);
-  // Rounds x [count] to columns first..first + count (multiples of 32) of row r.
-  void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
+  // Rounds x [count] to columns first..first + count of row r (multiples of 32 for int8), in those of `forms` that this
+  // variant reads.
+  void (*round)(const float* x, int32_t forms, int32_t r, int32_t first, int32_t count, const Inputs& out);
   // Unpacks rows first..first + count of a quantised weight. Null, as is the next, if all is multiplied by tiles.
   void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
   // out[r * stride + i] = row r of more than TILE inputs times row i of the panel, for all PANEL rows, with r rounded
@@ -148,7 +152,7 @@ struct Kernels {
   void (*soften)(const float* x, int32_t n, float most, float temperature, float* out, double* sums, float* peaks);
 };
 
-// The form of the inputs that a type is multiplied with; 0 for a type without kernels.
+// The forms of the inputs that a type is multiplied with; 0 for a type without kernels.
 int32_t form_of(int32_t type);
 void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out);
 // Whether rows, columns and row_bytes of a matrix are consistent.
@@ -166,6 +170,9 @@ extern const Kernels avxvnni_kernels;
 #endif
 #ifdef CT_HAVE_AVX512
 extern const Kernels avx512_kernels;
+#endif
+#ifdef CT_HAVE_AVX512BF16
+extern const Kernels avx512bf16_kernels;
 #endif
 
 }  // namespace chatterm

@@ -188,6 +188,23 @@ void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inp
 }  // namespace
 }  // namespace chatterm
 
+#ifdef __AVX512BF16__
+#include "halves_avx512.h"
+#endif
+
+namespace chatterm {
+namespace {
+
+void round(const float* x, int32_t forms, int32_t r, int32_t first, int32_t count, const Inputs& out) {
+  if (forms & FORM_INT8) quantize(x, r, first, count, out);
+#ifdef __AVX512BF16__
+  if (forms & FORM_HALVES) to_halves(x, count, out.halves + int64_t(r) * out.columns + first);
+#endif
+}
+
+}  // namespace
+}  // namespace chatterm
+
 #include "activations.h"
 #ifdef __AVX2__
 #include "panels.h"
@@ -511,7 +528,11 @@ Product product_of(int32_t type, bool interleaved) {
     case CT_F16:
       return multiply_plain<F16>;
     case CT_BF16:
+#ifdef __AVX512BF16__
+      return multiply_bf16;
+#else
       return multiply_plain<BF16>;
+#endif
     default:
       return by_blocks(type, [](auto blocks) -> Product { return multiply_rows<blocks.value>; });
   }
@@ -538,7 +559,7 @@ bool by_tiles(int32_t type, int32_t rows) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), INTERLEAVES, product_of, by_tiles, quantize,     unpack,  multiply_panel, norm,    rotate,
+    CT_TEXT(CT_NAME), INTERLEAVES, product_of, by_tiles, round,     unpack,  multiply_panel, norm,    rotate,
     gate,             cap,         attend,     attend_chunk, combine, store_row,      largest, soften,
 };
 

@@ -28,6 +28,7 @@ VARIANT_NAMES = {
     "avx2": "AVX2",
     "avxvnni": "AVX2 with VNNI",
     "avx512": "AVX-512 with VNNI",
+    "avx512bf16": "AVX-512 with VNNI and BF16",
 }
 """Names of the kernel variants for people."""
 

@@ -46,7 +46,7 @@ void Group::run_mixture(const ct_layer& layer, const ct_mixture_job& job, const 
   if (count == 1) {
     one = bench.own.of(1, sizes.hidden);
     one.x = normed;
-    decoder.kernels.quantize(normed, 0, 0, sizes.hidden, one);
+    decoder.kernels.round(normed, FORM_INT8 | FORM_HALVES, 0, 0, sizes.hidden, one);
   }
   bench.visits.arrange(*layer.experts, space.mixture.taken.data(), count);
   visit(layer, one, thread, bench.visits.all[0].expert->gate_up.parts[0].data);
@@ -61,7 +61,7 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
   Bench& bench = space.benches[size_t(thread)];
   float* found = space.mixture.outputs.as<float>();
   if (count == 1) {
-    const Inputs one = normed(layer.mlp_norm, FORM_FLOAT, nullptr, bench);
+    const Inputs one = normed(layer.mlp_norm, forms_of(router), nullptr, bench);
     claim((outputs + ROUTED - 1) / ROUTED, [&](int32_t n) {
       const int32_t first = n * ROUTED, end = first + ROUTED < outputs ? first + ROUTED : outputs;
       bench.multiplier.multiply(router, first, end, one, found + first, ROUTED, row_of(router, first));
@@ -69,17 +69,15 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
     decoder.pool.barrier();
     bench.visits.choose(experts, found, bench.visits.own.data());
     bench.visits.arrange(experts, bench.visits.own.data(), 1);
-    decoder.kernels.quantize(one.x, 0, 0, sizes.hidden, one);
+    decoder.kernels.round(one.x, FORM_INT8 | FORM_HALVES, 0, 0, sizes.hidden, one);
     return one;
   }
   Choice* taken = space.mixture.taken.data();
   float* rows = space.normed.as<float>();
   auto from = [&](int32_t r) { return x(r); };
   claim_some(count, sizes.hidden, from, [&](int32_t first, int32_t end) {
-    Inputs some{};
+    Inputs some = space.shared.of(end - first, sizes.hidden, size_t(first) * size_t(sizes.hidden));
     some.x = rows + int64_t(first) * sizes.hidden;
-    some.rows = end - first;
-    some.columns = sizes.hidden;
     for (int32_t r = first; r < end; ++r) {
       float* row = rows + int64_t(r) * sizes.hidden;
       if (layer.mlp_norm.weight != nullptr) {
@@ -87,6 +85,7 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
       } else {
         std::memcpy(row, x(r), size_t(sizes.hidden) * sizeof(float));
       }
+      decoder.kernels.round(row, forms_of(router), r - first, 0, sizes.hidden, some);
     }
     float* here = found + int64_t(first) * outputs;
     bench.multiplier.multiply(router, 0, outputs, some, here, outputs, row_of(router, 0));
@@ -107,7 +106,7 @@ void Group::gather(const Visits& visits) const {
       const float* row = space.normed.as<float>() + int64_t(visits.row[size_t(visit.place + i)]) * sizes.hidden;
       float* plain = const_cast<float*>(out.x) + int64_t(i) * sizes.hidden;
       if (forms & FORM_FLOAT) std::memcpy(plain, row, size_t(sizes.hidden) * sizeof(float));
-      if (forms & FORM_INT8) decoder.kernels.quantize(row, i, 0, sizes.hidden, out);
+      decoder.kernels.round(row, forms, i, 0, sizes.hidden, out);
     }
   });
   decoder.pool.barrier();

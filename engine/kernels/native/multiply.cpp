@@ -17,7 +17,7 @@ Inputs tile_of(const Inputs& x, int32_t first) {
   constexpr int32_t LEAST = TILE / 2 + 1;
   const int32_t left = x.rows - first;
   const int64_t n = int64_t(first) * x.columns;
-  return {nullptr, x.q + n / 4, x.scale + n / 32, x.low + n / 32, x.low_16 + n / 16,
+  return {nullptr, nullptr, x.q + n / 4, x.scale + n / 32, x.low + n / 32, x.low_16 + n / 16,
           left > TILE ? TILE : left < LEAST ? LEAST : left, x.columns, TILE};
 }
 
@@ -38,7 +38,7 @@ void Multiplier::multiply(const ct_linear& linear, int32_t first, int32_t end, c
     const ct_matrix& part = linear.parts[p];
     const int32_t from = first > start ? first : start;
     const int32_t to = end < start + part.rows ? end : start + part.rows;
-    if (from < to && (few(x.rows) || form_of(part.type) == FORM_FLOAT)) {
+    if (from < to && (few(x.rows) || form_of(part.type) & FORM_FLOAT)) {
       const uint8_t* after = to < end ? linear.parts[p + 1].data : next;
       kernels_.product_of(part.type, part.storage == CT_INTERLEAVED)({part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes),
                                       to - from, part.columns, after},

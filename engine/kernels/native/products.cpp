@@ -38,8 +38,8 @@ void multiply(void* given, int32_t thread) {
   auto& job = *static_cast<Products*>(given);
   ct_multiplier& means = job.means;
   const int32_t columns = job.x.columns;
-  for (int32_t r = means.pool.claim(); r < job.x.rows && forms_of(job.linear) & FORM_INT8; r = means.pool.claim()) {
-    means.kernels.quantize(job.x.x + int64_t(r) * columns, r, 0, columns, job.x);
+  for (int32_t r = means.pool.claim(); r < job.x.rows; r = means.pool.claim()) {
+    means.kernels.round(job.x.x + int64_t(r) * columns, forms_of(job.linear), r, 0, columns, job.x);
   }
   means.pool.barrier();
   multiply_share(means.pool, means.multipliers[size_t(thread)], job.linear, job.x, thread, row_of(job.linear, 0),

@@ -76,13 +76,15 @@ inline int32_t with_padding(int32_t rows) { return int32_t(up_to(rows, wide_of(r
 class InputsRoom {
  public:
   InputsRoom(int32_t rows, int32_t columns)
-      : q_(up_to(rows, TILE) * size_t(columns)),
+      : halves_(room<uint16_t>(size_t(rows) * size_t(columns))),
+        q_(up_to(rows, TILE) * size_t(columns)),
         scale_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
         low_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
         low_16_(room<float>(up_to(rows, TILE) * size_t(columns / 16))) {}
   // The inputs from number `first` on, a multiple of 32 if they are rounded.
   Inputs of(int32_t rows, int32_t columns, size_t first = 0) const {
     return {nullptr,
+            halves_.as<uint16_t>() + first,
             q_.as<uint32_t>() + first / 4,
             scale_.as<float>() + first / 32,
             low_.as<float>() + first / 32,
@@ -93,7 +95,7 @@ class InputsRoom {
   }
 
  private:
-  Buffer q_, scale_, low_, low_16_;
+  Buffer halves_, q_, scale_, low_, low_16_;
 };
 
 }  // namespace chatterm

@@ -29,6 +29,13 @@ const Variant variants[] = {
               CT_HAS("avx512vl") && CT_HAS("avx512dq") && CT_HAS("avx512vnni");
      }},
 #endif
+#ifdef CT_HAVE_AVX512BF16
+    {&avx512bf16_kernels,
+     [] {
+       return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c") && CT_HAS("avx512f") && CT_HAS("avx512bw") &&
+              CT_HAS("avx512vl") && CT_HAS("avx512dq") && CT_HAS("avx512vnni") && CT_HAS("avx512bf16");
+     }},
+#endif
 };
 
 constexpr int32_t COUNT = int32_t(sizeof variants / sizeof *variants);

@@ -28,6 +28,7 @@ from tests.engine.native.test_native_decode import (
     quantized_model,
     rounded,
 )
+from tests.engine.test_compatibility import a_network, a_spec
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import tiny
 
@@ -233,3 +234,7 @@ def test_torch_is_faster_for_prompts_of_plain_weights_and_than_the_portable_kern
         assert decoder.takes_prompts == (name != "portable")
         decoder = NativeDecoder(plain, cache_for(plain, torch.float32), pool, variant)
         assert not decoder.takes_prompts
+    halves = a_network(a_spec(), torch.bfloat16)
+    for name, variant in pool.library.variants.items():
+        decoder = NativeDecoder(halves, cache_for(halves, torch.float16), pool, variant)
+        assert decoder.takes_prompts == (name == "avx512bf16" and not torch.cpu._is_amx_tile_supported())
