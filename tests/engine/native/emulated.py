@@ -1,5 +1,4 @@
-"""Compile the kernels so that a processor with AVX2 runs every variant but that for bf16, for tests of what it could not
-run otherwise.
+"""Compile the kernels so that a processor with AVX2 runs every variant but that for bf16, and test what it could not.
 
     python -m tests.engine.native.emulated build/emulated.so
     CHATTERM_TEST_LIBRARY=build/emulated.so pytest tests/engine/native
