@@ -1,17 +1,19 @@
 """The tuner's choices for a model with random weights, how long it takes, and what it gains.
 
-python -m benchmarks.tune --shape 0.6B --rows 1,8,16 --context 512,4000
+python -m benchmarks.tune --shape 0.6B --format q4_0 --rows 1,2,8,16 --context 512,4000
 """
 
 import argparse
 import os
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 import torch
 
 from benchmarks.decode_rows import BLOCK, STEPS, step_seconds
+from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.cuts import table_cuts, told
@@ -31,12 +33,14 @@ def main() -> None:
     """Run the benchmark; see the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
-    parser.add_argument("--rows", default="1,8,16")
+    parser.add_argument("--format", choices=list(FORMATS), default="bf16")
+    parser.add_argument("--rows", default="1,2,8,16")
     parser.add_argument("--context", default="512,4000")
     given = parser.parse_args()
     rows, contexts = ([int(x) for x in text.split(",")] for text in (given.rows, given.context))
     spec, device, heads = SHAPES[given.shape], torch.device("cuda"), SHAPES[given.shape].attention
-    network = random_model(spec, torch.bfloat16, device, max(contexts) + STEPS)
+    make = random_model if given.format == "bf16" else partial(random_quantized, name=given.format)
+    network = make(spec, dtype=torch.bfloat16, device=device, positions=max(contexts) + STEPS)
     blocks = max(rows) * -(-(max(contexts) + STEPS) // BLOCK)
     cache = KVCache(len(spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, device)
     cache.kv.zero_()
