@@ -131,7 +131,7 @@ def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool 
     alone = torch.cat(
         [product(weight, x[i : i + 1], norm, residual[i : i + 1], tile, part) for i in range(8)]
     )
-    for count in (2, 5, 8):
+    for count in (1, 2, 5, 8):
         found = product(weight, x[:count], norm, residual[:count], tile, part)
         assert torch.equal(found, alone[:count])
     for each in (alone, product(weight, x, norm, residual, tile, part)):

@@ -14,27 +14,26 @@ struct Variant {
 #define CT_HAS(feature) __builtin_cpu_supports(feature)
 #endif
 
+bool has_avx2() { return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c"); }
+
+bool has_avx512() {
+  return has_avx2() && CT_HAS("avx512f") && CT_HAS("avx512bw") && CT_HAS("avx512vl") && CT_HAS("avx512dq") &&
+         CT_HAS("avx512vnni");
+}
+
 const Variant variants[] = {
     {&portable_kernels, [] { return true; }},
 #ifdef CT_HAVE_AVX2
-    {&avx2_kernels, [] { return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c"); }},
+    {&avx2_kernels, has_avx2},
 #endif
 #ifdef CT_HAVE_AVXVNNI
-    {&avxvnni_kernels, [] { return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c") && CT_HAS("avxvnni"); }},
+    {&avxvnni_kernels, [] { return has_avx2() && CT_HAS("avxvnni"); }},
 #endif
 #ifdef CT_HAVE_AVX512
-    {&avx512_kernels,
-     [] {
-       return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c") && CT_HAS("avx512f") && CT_HAS("avx512bw") &&
-              CT_HAS("avx512vl") && CT_HAS("avx512dq") && CT_HAS("avx512vnni");
-     }},
+    {&avx512_kernels, has_avx512},
 #endif
 #ifdef CT_HAVE_AVX512BF16
-    {&avx512bf16_kernels,
-     [] {
-       return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c") && CT_HAS("avx512f") && CT_HAS("avx512bw") &&
-              CT_HAS("avx512vl") && CT_HAS("avx512dq") && CT_HAS("avx512vnni") && CT_HAS("avx512bf16");
-     }},
+    {&avx512bf16_kernels, [] { return has_avx512() && CT_HAS("avx512bf16"); }},
 #endif
 };
 

@@ -179,6 +179,8 @@ def test_a_gpu_that_nobody_knows_begins_as_its_shared_memory_says() -> None:
 def test_choices_are_told_in_words() -> None:
     assert told("1 to 8 rows: 4096 x 1024", numbers(Tile(2, 8, 1, 3))) == "2 folds, 8 warps, 1 tile, 3 ahead"
     assert told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
+    in_lanes = told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(8, 1, 2, 4)))
+    assert in_lanes == "8 warps, 1 tile, 2 ahead, 4 lanes"
     assert (
         told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(True, 64, 2)))
         == "128 rows a part, tensor cores"

@@ -1,4 +1,4 @@
-"""Compile the kernels so that a processor with AVX2 runs every variant but that for bf16, and test what it could not.
+"""Compile the kernels so that a processor with AVX2 runs all variants except the one for bf16, for tests.
 
     python -m tests.engine.native.emulated build/emulated.so
     CHATTERM_TEST_LIBRARY=build/emulated.so pytest tests/engine/native

@@ -1,7 +1,5 @@
 """Weights in bf16: the bits of a row in any company, and errors no larger than those of the plain modules in bf16."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,37 +7,20 @@ from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import Library, Pool
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
+from models.spec import FeedForward
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_chunks import Prompt, run
 from tests.engine.native.test_native_decode import cache_for
+from tests.engine.native.test_native_experts import MIXTURE, a_spec
 from tests.engine.test_compatibility import a_network
 from tests.models.checkpoints import PlainAttention
 
 BF16 = torch.bfloat16
-MIXTURE = Experts(8, 3, FeedForward(56), shared=FeedForward(96), shared_gate=True)
-
-
-def a_spec(hidden: int, *feeds: FeedForward | Experts) -> ModelSpec:
-    """Odd sizes: the last columns and outputs fill no vector."""
-    spec = uniform(
-        "Qwen3MoeForCausalLM",
-        layers=len(feeds),
-        vocab_size=83,
-        hidden_size=hidden,
-        max_positions=256,
-        attention=Attention(4, 2, 32, rope=Rope()),
-        feed_forward=FeedForward(96),
-        norm=Norm(),
-        tied=False,
-    )
-    return each_layer(spec, lambda i, layer: replace(layer, feed_forward=feeds[i]))
-
-
 SPECS = {
-    "dense": a_spec(72, FeedForward(104), FeedForward(104)),
-    "experts": a_spec(64, MIXTURE, FeedForward(100)),
+    "dense": a_spec(FeedForward(99), FeedForward(104), hidden=72),
+    "experts": a_spec(MIXTURE, FeedForward(101)),
 }
+"""Odd sizes: the last columns and outputs fill no vector."""
 
 
 @pytest.mark.parametrize("name", SPECS)

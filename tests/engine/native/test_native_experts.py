@@ -56,8 +56,8 @@ POSITIONS = 256
 WINDOWS = st.none() | st.sampled_from((1, 5, 64, 100))
 
 
-def a_spec(*mixtures: Experts | None, hidden: int = 64) -> ModelSpec:
-    """A layer for each of them, dense where there is none."""
+def a_spec(*mixtures: Experts | FeedForward | None, hidden: int = 64) -> ModelSpec:
+    """A layer for each of them, DENSE where there is none."""
     spec = uniform(
         "Qwen3MoeForCausalLM",
         layers=len(mixtures),
