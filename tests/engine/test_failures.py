@@ -126,11 +126,13 @@ def test_an_answer_collected_as_garbage_on_the_loop_thread_blocks_nothing(
     engine: TinyEngine, think_cache: str
 ) -> None:
     chat = engine.chat(think_cache=think_cache)  # type: ignore[arg-type]
+    engine.scripted.script = say(engine, "x", "a long answer " * 40)  # does not end by itself first
     events = chat.send("go", ENDLESS)
     next(events)
     sequence = chat._running
     engine._loop.post(events.close)  # type: ignore[attr-defined]
     assert sequence.finished.wait(30)
+    engine.scripted.script = []
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
     for thread in threading.enumerate():
         if thread.name == "finish":
