@@ -38,15 +38,18 @@ class SearchPicker(Picker, Generic[Item]):
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
+        # Held, not looked up: what was asked of the disk may be answered while the picker is being removed.
         self._input = Input(placeholder="Type to search")
         self._list = self.items()
+        self._heading, self._about_note = Note(id="picker-head"), Note(id="picker-about")
+        self._note, self._foot = Note(id="picker-note"), Choices(id="picker-foot")
         with Vertical():
-            yield Note(id="picker-head")
+            yield self._heading
             yield self._input
             yield self._list
-            yield Note(id="picker-about")
-            yield Note(id="picker-note")
-            yield Choices(id="picker-foot")
+            yield self._about_note
+            yield self._note
+            yield self._foot
 
     # --- what is shown besides the list ---
 
@@ -74,24 +77,22 @@ class SearchPicker(Picker, Generic[Item]):
         raise NotImplementedError
 
     def _head(self, title: str, count: str = "") -> None:
-        self.query_one("#picker-head", Note).show([(title, "heading"), (count, "muted")])
+        self._heading.show([(title, "heading"), (count, "muted")])
 
     def _offer(self, *parts: tuple[str, str]) -> None:
-        self.query_one("#picker-foot", Choices).offer(*parts)
+        self._foot.offer(*parts)
 
     def _about(self, runs: Line, rest: str = "") -> None:
         """A line about the chosen item, and more of it below."""
-        note = self.query_one("#picker-about", Note)
-        note.show([*runs, ("\n", ""), (rest, "muted")] if runs else [])
+        self._about_note.show([*runs, ("\n", ""), (rest, "muted")] if runs else [])
 
     @property
     def _about_width(self) -> int:
-        return max(self.query_one("#picker-about", Note).size.width, 8)
+        return max(self._about_note.size.width, 8)
 
     def _say(self, text: str, style: str = "muted") -> None:
-        note = self.query_one("#picker-note", Note)
-        note.display = bool(text)
-        note.show([(text, style)])
+        self._note.display = bool(text)
+        self._note.show([(text, style)])
 
     # --- what the person does ---
 

@@ -393,6 +393,17 @@ async def test_removing_asks_first(store: Store) -> None:
         await driver.pilot.press("ctrl+d", "enter", "escape")
 
 
+async def test_what_comes_after_it_was_left_breaks_nothing(store: Store) -> None:
+    async with driven(a_backend(), store=store) as driver:
+        await added(driver)
+        screen = await picker(driver)
+        await driver.until(lambda: names_in(screen))
+        await driver.pilot.press("escape")
+        await driver.until(lambda: not screen.children)
+        await screen._read()
+        await driver.pilot.pause()
+
+
 async def test_what_another_process_adds_is_shown_and_read(store: Store) -> None:
     backend = a_backend(chunks=(chunk("paper", 4, is_read=False), chunk("notes", 5, 5, branches=3)))
     async with driven(backend, store=store, size=(140, 45)) as driver:

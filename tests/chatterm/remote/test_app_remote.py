@@ -339,6 +339,15 @@ async def test_the_picker_does_not_wait_for_servers_and_lists_them_with_the_rest
             assert driver.app.chat.model_name == f"ollama://localhost:{server.port}/qwen3"
 
 
+async def test_servers_found_after_the_picker_was_left_break_nothing() -> None:
+    async with driven(anywhere("scripted")) as driver:
+        picker = await picked(driver)
+        await driver.pilot.press("escape")
+        await driver.until(lambda: not picker.children)
+        picker.add([ModelChoice("work/big", None, False, None)], is_looking=False)
+        await driver.pilot.pause()
+
+
 async def test_the_picker_lists_the_server_one_talks_to_and_no_columns_of_nothing() -> None:
     listing = {"data": [{"id": "tiny", "owned_by": "x"}, {"id": "other", "owned_by": "x"}]}
     with rough(models=listing) as server:

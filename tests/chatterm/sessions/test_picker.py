@@ -199,6 +199,16 @@ async def test_no_size_breaks_it(store: Store, ids: list[str], size: tuple[int, 
         assert hands.host.result == ids[0]
 
 
+async def test_what_comes_after_it_was_left_breaks_nothing(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        picker, chosen = hands.host.picker, hands.host.picker.query_one(SessionList).chosen
+        await hands.press("escape")
+        await hands.until(lambda: not picker.children)
+        await picker._look_into(chosen, "")
+        await picker._find("pears", 0.0)
+        await picker._look_into(None, "")
+
+
 async def test_the_preview_shows_the_line_that_matches(store: Store, ids: list[str]) -> None:
     long = "word " * 40 + "the needle stands here"
     conversation(store, "hay", f"first line\n{long}\nlast line", "more hay")
