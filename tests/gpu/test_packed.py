@@ -21,7 +21,7 @@ from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product
-from engine.execute.cuda.tiles import PACKED_TILES, PackedTile, choose_packed_tile
+from engine.execute.cuda.tiles import LANES, PACKED_TILES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.schedule.loop import Loop
 from models.load import load_model
@@ -128,15 +128,17 @@ def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool 
     rounded = expected(numbers.to(BF16), x, norm, residual, part).to(BF16)
     theirs = errors(rounded, truth)
     tile = choose_packed_tile(outputs, columns, part == "gated", kind)
-    alone = torch.cat(
-        [product(weight, x[i : i + 1], norm, residual[i : i + 1], tile, part) for i in range(8)]
-    )
-    for count in (1, 2, 5, 8):
-        found = product(weight, x[:count], norm, residual[:count], tile, part)
-        assert torch.equal(found, alone[:count])
-    for each in (alone, product(weight, x, norm, residual, tile, part)):
-        ours = errors(each, truth[: len(each)])
-        assert ours.max() <= 1.5 * theirs.max(), (ours.max(), theirs.max())
+    for lanes in (1, LANES) if PACKINGS[kind].shared == 1 else (1,):
+        tile = replace(tile, lanes=lanes)
+        alone = torch.cat(
+            [product(weight, x[i : i + 1], norm, residual[i : i + 1], tile, part) for i in range(8)]
+        )
+        for count in (1, 2, 3, 4, 5, 8):
+            found = product(weight, x[:count], norm, residual[:count], tile, part)
+            assert torch.equal(found, alone[:count])
+        for each in (alone, product(weight, x, norm, residual, tile, part)):
+            ours = errors(each, truth[: len(each)])
+            assert ours.max() <= 1.5 * theirs.max(), (ours.max(), theirs.max())
 
 
 @pytest.mark.parametrize("tile", PACKED_TILES, ids=str)

@@ -373,7 +373,7 @@ class FusedDecoder:
             else:
                 launch = packed_linear_kernel
                 matrix = {**ordered_planes_of(weight), "STRIDE": stride, "LANES": tile.lanes}
-                if rows > 1 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
+                if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](

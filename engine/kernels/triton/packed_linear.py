@@ -5,10 +5,11 @@ weights reach the tensor cores: a warp copies two tiles of 8 rows and 128 column
 numbers in registers (`packed.py`). All else is as in `linear_kernel`: weights and scales are copied before the wait,
 warps divide the columns, and the order of sums depends only on the tile.
 
-With one row, seven of eight columns of a tensor core's sums would be unused. With LANES, four of them take the groups
-of columns in turn: the input has another group in each, every group of weights is multiplied with all of them, and each
-column keeps the product with its own. The sums of a group are then scaled four at a time, and x is summed four groups
-at a time. More rows keep their sums of the four lanes apart, which takes registers, to have the same bits.
+With few rows, most of the eight columns of a tensor core's sums would be unused. With LANES, each of one or two rows
+takes four of them, and the groups of columns of the weights take turns: the input has another group in each, every
+group of weights is multiplied with all of them, and each column keeps the product with its own. The sums of four groups
+are then scaled at once, and x is summed four groups at a time. Three or four rows have two columns each, and two sums;
+more rows have one column and four sums, which takes registers. All have the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
@@ -55,6 +56,12 @@ def _each(turns, tiles, stages):
     if stages == 3 and turns % 3 == 0:
         return 3
     return 2 if turns % 2 == 0 else 1
+
+
+@constexpr_function
+def _run(count, lanes):
+    """Return in how many columns of a tensor core's sums each of `count` rows has lanes."""
+    return 1 if count > 4 else min(lanes, 4 if count <= 2 else 2)
 
 
 @jit
@@ -172,10 +179,12 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 
 @jit
 def _own(products, MMA: tl.constexpr):
-    """Return sums [WARPS, 16, 8] with each column from the product of its lane, of four products."""
+    """Return sums [WARPS, 16, 8] with each column from the product of its lane, of two or four products."""
     lane = along(2, 8, MMA)
-    first = gl.where(lane % 2 == 0, products[0], products[1])
-    return gl.where(lane // 2 % 2 == 0, first, gl.where(lane % 2 == 0, products[2], products[3]))
+    found = gl.where(lane % 2 == 0, products[0], products[1])
+    if len(products) == 4:
+        found = gl.where(lane // 2 % 2 == 0, found, gl.where(lane % 2 == 0, products[2], products[3]))
+    return found
 
 
 @jit
@@ -261,14 +270,20 @@ def _span(
 
 
 @jit
-def _together(sums, WARPS: tl.constexpr, LINES: tl.constexpr, SPREAD: tl.constexpr):
-    """Add up sums [WARPS, LINES, ROWS], of neighbouring lanes first; if they are SPREAD, return [WARPS, LINES, 1].
+def _together(sums, WARPS: tl.constexpr, LINES: tl.constexpr, RUN: tl.constexpr, FOUND: tl.constexpr):
+    """Add up the lanes of sums, neighbouring ones first: [WARPS, LINES, FOUND].
 
-    There is one tensor for each lane, or a single one that has the lanes as columns, twice.
+    There is a tensor [WARPS, LINES, columns] for every RUN lanes, which are neighbouring columns.
     """
-    if SPREAD:
+    if RUN == 4:
         found = gl.sum(gl.sum(gl.reshape(sums[0], [WARPS * LINES, 2, 2, 2]), 3), 2)
-        found = gl.reshape(gl.max(found, 1), [WARPS, LINES, 1])  # of two that are equal
+        if FOUND == 1:
+            found = gl.max(found, 1)  # of two that are equal
+        found = gl.reshape(found, [WARPS, LINES, FOUND])
+    elif RUN == 2:
+        first, second = sums
+        first = gl.sum(gl.reshape(first, [WARPS * LINES, 4, 2]), 2)
+        found = gl.reshape(first + gl.sum(gl.reshape(second, [WARPS * LINES, 4, 2]), 2), [WARPS, LINES, FOUND])
     elif len(sums) == 4:
         found = (sums[0] + sums[1]) + (sums[2] + sums[3])
     else:
@@ -357,10 +372,9 @@ def packed_linear_kernel(
     SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
     HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
-    SPREAD: tl.constexpr = COUNT == 1 and LANES > 1
-    RUN: tl.constexpr = LANES if SPREAD else 1
-    APART: tl.constexpr = 1 if SPREAD else LANES
-    FOUND: tl.constexpr = 1 if SPREAD else ROWS
+    RUN: tl.constexpr = _run(COUNT, LANES)
+    APART: tl.constexpr = LANES // RUN
+    FOUND: tl.constexpr = 1 if RUN == 4 and COUNT == 1 else ROWS // RUN
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
     SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
@@ -423,8 +437,10 @@ def packed_linear_kernel(
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             carried += (gl.load(residual + b * STRIDE + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
     rows, given = x, None
-    if not SPREAD:
-        rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
+    if FOUND > 1:
+        rows += along(2, ROWS, X) // RUN * K
+    if FOUND > COUNT:
+        given = along(2, ROWS, X) // RUN < COUNT
     squares, sums, parts = (), (), ()
     nothing = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
     for _ in tl.static_range(APART):
@@ -458,13 +474,13 @@ def packed_linear_kernel(
                 )
     scale = None
     if SQUARES:
-        total = gl.sum(_together(squares, WARPS, 4, SPREAD), 1)
+        total = gl.sum(_together(squares, WARPS, 4, RUN, FOUND), 1)
     if NORM:
         total = gl.sum(gl.convert_layout(total, gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
     left = gl.zeros([OUTPUTS, FOUND], tl.float32, layout=DONE)
     for j in tl.static_range(TILES):
-        y = _together(sums[j * APART : (j + 1) * APART], WARPS, 16, SPREAD)
+        y = _together(sums[j * APART : (j + 1) * APART], WARPS, 16, RUN, FOUND)
         y = _added(gl.convert_layout(y, SUMS), GATED, FOUND)
         up, at = y, n + j * OUTPUTS
         if GATED:

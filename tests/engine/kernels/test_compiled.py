@@ -148,12 +148,14 @@ from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.weights.packing import PACKINGS
 
 found = []
-cases = [(kind, packing, 1) for kind, packing in PACKINGS.items()]
-for kind, packing, lanes in cases + [(kind, packing, LANES) for kind, packing, _ in cases if packing.shared == 1]:
+cases = [(kind, packing, 1, 1) for kind, packing in PACKINGS.items()]
+laned = [kind for kind, packing in PACKINGS.items() if packing.shared == 1]
+cases += [(kind, PACKINGS[kind], LANES, (1, 2, 3, 8)[i % 4]) for i, kind in enumerate(laned)]
+for kind, packing, lanes, count in cases:
     tile = choose_packed_tile(4096, 12288, False, kind)
     scales = {torch.int8: "*i8", torch.uint8: "*u8", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
     TYPES |= {"codes": "*i32", "more": "*i32", "scales": scales.get(packing.scales, "*fp16"), "supers": "*fp16"}
-    constants = dict(COUNT=1, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
+    constants = dict(COUNT=count, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
     constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     constants |= dict(PREPARED=256, square_sums="pointer", LANES=lanes)
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
@@ -162,7 +164,7 @@ for kind, packing, lanes in cases + [(kind, packing, LANES) for kind, packing, _
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
     size = "0x10" if packing.planes[0] >= 4 else "0x8"
-    sums = 8 // lanes  # of x, over groups of columns
+    sums = 8 if lanes == 1 or count > 4 else 4 if count > 2 else 2  # of x, over groups of columns
     exact = packing.planes == (8,) or packing.floats > 0
     found.append({
         "early": len(re.findall(r"cp\\.async\\.c[ga]\\S* \\[[^,]*, \\[[^,]*, %s," % size, before)),

@@ -56,6 +56,28 @@ def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, pa
         check_product(kind, part, lanes=LANES)
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
+def test_a_row_in_lanes_has_the_same_bits_in_any_company(kind: Kind, gated: bool) -> None:
+    outputs, inputs = 16, 768
+    planes, _ = packed(kind, 2 * outputs if gated else outputs, inputs, 5)
+    x, scale = torch.randn(8, inputs, generator=torch.Generator().manual_seed(1)), torch.ones(inputs)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        out = torch.full((len(rows), outputs), torch.nan)
+        weight = Weight.packed(planes, kind, 2 * outputs if gated else outputs, inputs)
+        around = dict(NORM=True, BIAS=False, GATED=gated, RESIDUAL=False, bias=x, norm_weight=scale, residual=x)
+        cut = dict(WARPS=2, TILES=1, AHEAD=2, LANES=LANES, PDL=False, num_warps=2)
+        sizes = dict(COUNT=len(rows), N=outputs, K=inputs, STRIDE=outputs, EPS=1e-6)
+        grid = (2 if gated else 1,)
+        packed_linear_kernel[grid](rows, out=out, **ordered_planes_of(weight), **sizes, **around, **cut)
+        return out
+
+    alone = torch.cat([product(row[None]) for row in x])
+    for count in range(2, 9):
+        assert torch.equal(product(x[:count].clone()), alone[:count]), count
+
+
 @pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])
 def test_columns_may_lie_in_another_order(part: str) -> None:
     check_product(Kind.INT4_128, part, ordered=True)
