@@ -283,7 +283,9 @@ def _together(sums, WARPS: tl.constexpr, LINES: tl.constexpr, RUN: tl.constexpr,
     elif RUN == 2:
         first, second = sums
         first = gl.sum(gl.reshape(first, [WARPS * LINES, 4, 2]), 2)
-        found = gl.reshape(first + gl.sum(gl.reshape(second, [WARPS * LINES, 4, 2]), 2), [WARPS, LINES, FOUND])
+        found = gl.reshape(
+            first + gl.sum(gl.reshape(second, [WARPS * LINES, 4, 2]), 2), [WARPS, LINES, FOUND]
+        )
     elif len(sums) == 4:
         found = (sums[0] + sums[1]) + (sums[2] + sums[3])
     else:

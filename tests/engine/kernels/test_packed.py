@@ -56,26 +56,13 @@ def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, pa
         check_product(kind, part, lanes=LANES)
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("part", ["norm", "gated norm", "bias"])
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
-def test_a_row_in_lanes_has_the_same_bits_in_any_company(kind: Kind, gated: bool) -> None:
-    outputs, inputs = 16, 768
-    planes, _ = packed(kind, 2 * outputs if gated else outputs, inputs, 5)
-    x, scale = torch.randn(8, inputs, generator=torch.Generator().manual_seed(1)), torch.ones(inputs)
-
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        out = torch.full((len(rows), outputs), torch.nan)
-        weight = Weight.packed(planes, kind, 2 * outputs if gated else outputs, inputs)
-        around = dict(NORM=True, BIAS=False, GATED=gated, RESIDUAL=False, bias=x, norm_weight=scale, residual=x)
-        cut = dict(WARPS=2, TILES=1, AHEAD=2, LANES=LANES, PDL=False, num_warps=2)
-        sizes = dict(COUNT=len(rows), N=outputs, K=inputs, STRIDE=outputs, EPS=1e-6)
-        grid = (2 if gated else 1,)
-        packed_linear_kernel[grid](rows, out=out, **ordered_planes_of(weight), **sizes, **around, **cut)
-        return out
-
-    alone = torch.cat([product(row[None]) for row in x])
+def test_a_row_in_lanes_has_the_same_bits_in_any_company(kind: Kind, part: str) -> None:
+    given = Given(kind, part)
+    alone = torch.cat([given.product(row[None], LANES) for row in given.x])
     for count in range(2, 9):
-        assert torch.equal(product(x[:count].clone()), alone[:count]), count
+        assert torch.equal(given.product(given.x[:count], LANES), alone[:count]), count
 
 
 @pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])
@@ -86,52 +73,66 @@ def test_columns_may_lie_in_another_order(part: str) -> None:
     assert torch.equal(packed_product(torch.eye(768), [weight, weight], None)[:, 37:], numbers.t())
 
 
+class Given:
+    """A product with all that may stand around it; 8 rows."""
+
+    def __init__(self, kind: Kind, part: str, ordered: bool = False) -> None:
+        self.part = part
+        self.cut, _, self.outputs, inputs = CASES[part]
+        generator = torch.Generator().manual_seed(self.outputs)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.gated = part.startswith("gated")
+        lines = 2 * self.outputs if self.gated else self.outputs
+        planes, self.numbers = packed(kind, lines, inputs, 5, ordered)
+        self.weight = Weight.packed(planes, kind, lines, inputs)
+        self.x, self.scale = random(8, inputs), random(inputs)
+        self.bias, self.residual = random(lines), random(8, self.outputs)
+
+    def product(self, x: torch.Tensor, lanes: int) -> torch.Tensor:
+        out = torch.full((8, self.outputs), 7.0)
+        packed_linear_kernel[(-(-self.outputs // self.cut.outputs(self.gated)),)](
+            x,
+            bias=self.bias,
+            norm_weight=self.scale,
+            residual=self.residual,
+            out=out,
+            COUNT=len(x),
+            N=self.outputs,
+            K=x.shape[1],
+            STRIDE=self.outputs,
+            EPS=1e-6,
+            NORM=self.part.endswith("norm"),
+            BIAS=self.part in ("bias", "gated"),
+            GATED=self.gated,
+            RESIDUAL=self.part == "residual",
+            WARPS=self.cut.warps,
+            TILES=self.cut.tiles,
+            AHEAD=self.cut.ahead,
+            LANES=lanes,
+            **ordered_planes_of(self.weight),
+            PDL=False,
+            num_warps=self.cut.warps,
+        )
+        assert (out[len(x) :] == 7.0).all()
+        return out[: len(x)]
+
+
 def check_product(kind: Kind, part: str, ordered: bool = False, lanes: int = 1) -> None:
-    cut, count, outputs, inputs = CASES[part]
-    generator = torch.Generator().manual_seed(outputs)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    gated = part.startswith("gated")
-    lines = 2 * outputs if gated else outputs
-    planes, weight = packed(kind, lines, inputs, 5, ordered)
-    x, scale = random(8, inputs), random(inputs)
-    bias, residual = random(lines), random(8, outputs)
-    out = torch.full((8, outputs), 7.0)
-    packed_linear_kernel[(-(-outputs // cut.outputs(gated)),)](
-        x,
-        bias=bias,
-        norm_weight=scale,
-        residual=residual,
-        out=out,
-        COUNT=count,
-        N=outputs,
-        K=inputs,
-        STRIDE=outputs,
-        EPS=1e-6,
-        NORM=part.endswith("norm"),
-        BIAS=part in ("bias", "gated"),
-        GATED=gated,
-        RESIDUAL=part == "residual",
-        WARPS=cut.warps,
-        TILES=cut.tiles,
-        AHEAD=cut.ahead,
-        LANES=lanes,
-        **ordered_planes_of(Weight.packed(planes, kind, lines, inputs)),
-        PDL=False,
-        num_warps=cut.warps,
-    )
-    y = F.linear(F.rms_norm(x, (inputs,), scale, 1e-6) if part.endswith("norm") else x, weight)
+    given, count = Given(kind, part, ordered), CASES[part][1]
+    x = given.x[:count]
+    y = F.rms_norm(x, x.shape[1:], given.scale, 1e-6) if part.endswith("norm") else x
+    y = F.linear(y, given.numbers)
     if part in ("bias", "gated"):
-        y = y + bias
-    if gated:
+        y = y + given.bias
+    if given.gated:
         gate, up = y.chunk(2, -1)
         y = F.silu(gate) * up
     if part == "residual":
-        y = y + residual
-    torch.testing.assert_close(out[:count], y[:count], rtol=1e-4, atol=3e-5 * float(y.abs().max()))
-    assert (out[count:] == 7.0).all()
+        y = y + given.residual[:count]
+    torch.testing.assert_close(given.product(x, lanes), y, rtol=1e-4, atol=3e-5 * float(y.abs().max()))
 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
