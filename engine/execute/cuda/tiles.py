@@ -27,7 +27,7 @@ length is a power of two room to go on."""
 
 
 LANES = 4
-"""Into how many sums the groups of columns of quantised weights may go in turn (see `packed_linear_kernel`)."""
+"""Into how many sums the groups of columns of quantised weights may go in turn (see `kernels/triton/lanes.py`)."""
 SMALLEST_OUTPUTS = 8
 """The fewest outputs that a program of a product without a gate computes."""
 

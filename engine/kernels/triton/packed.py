@@ -18,8 +18,6 @@ from engine.kernels.triton.gluon import (
     gl,
     halves,
     jit,
-    lane_layout,
-    lane_rows_layout,
     looked_up,
     masked,
     row_layout,
@@ -255,34 +253,4 @@ def load_rows(held, WARPS: tl.constexpr, VALUES: tl.constexpr, MMA: tl.constexpr
             others += (gl.expand_dims((value >> 4).to(tl.float32), 2),)
             value = value & 15
         found += (gl.expand_dims(value.to(tl.float32), 2),)
-    return found + others
-
-
-@jit
-def _spread(value, WARPS: tl.constexpr, LANES: tl.constexpr, MMA: tl.constexpr):
-    """Repeat values [WARPS, 16, LANES] in all columns of a tensor core's sums: fp32 [WARPS, 16, 8]."""
-    L: tl.constexpr = lane_layout(WARPS, LANES)
-    value = gl.expand_dims(gl.convert_layout(value, gl.SliceLayout(2, L)).to(tl.float32), 2)
-    value, _ = gl.broadcast(value, gl.zeros([WARPS, 16, 8 // LANES, LANES], tl.float32, layout=L))
-    return gl.convert_layout(gl.reshape(value, [WARPS, 16, 8]), MMA)
-
-
-@jit
-def load_lanes(held, WARPS: tl.constexpr, VALUES: tl.constexpr, LANES: tl.constexpr, MMA: tl.constexpr):
-    """Load what `load_rows` does, LANES values at a time, each in its column: tensors fp32 [WARPS, 16, 8]."""
-    L: tl.constexpr = lane_rows_layout(WARPS, VALUES, LANES)
-    given = held.load(L)
-    if VALUES == 4 * LANES:
-        each = _four(gl.permute(gl.reshape(given, [WARPS, 16, 2, 2, LANES]), [0, 1, 4, 2, 3]))
-    elif VALUES == 2 * LANES:
-        each = _two(gl.permute(gl.reshape(given, [WARPS, 16, 2, LANES]), [0, 1, 3, 2]))
-    else:
-        each = (given,)
-    found, others = (), ()
-    for j in tl.static_range(VALUES // LANES):
-        value = each[j]
-        if value.dtype == tl.uint8:
-            others += (_spread(value >> 4, WARPS, LANES, MMA),)
-            value = value & 15
-        found += (_spread(value, WARPS, LANES, MMA),)
     return found + others

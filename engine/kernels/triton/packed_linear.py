@@ -3,13 +3,8 @@
 The plain twin is `models/reference/tiled.py`, with the fused operations as in `linear.py`. The difference is how
 weights reach the tensor cores: a warp copies two tiles of 8 rows and 128 columns at a time, and expands their codes to
 numbers in registers (`packed.py`). All else is as in `linear_kernel`: weights and scales are copied before the wait,
-warps divide the columns, and the order of sums depends only on the tile.
-
-With few rows, most of the eight columns of a tensor core's sums would be unused. With LANES, each of one or two rows
-takes four of them, and the groups of columns of the weights take turns: the input has another group in each, every
-group of weights is multiplied with all of them, and each column keeps the product with its own. The sums of four groups
-are then scaled at once, and x is summed four groups at a time. Three or four rows have two columns each, and two sums;
-more rows have one column and four sums, which takes registers. All have the same bits.
+warps divide the columns, and the order of sums depends only on the tile. With LANES, a row takes several columns of a
+tensor core's sums (`lanes.py`).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
@@ -26,6 +21,7 @@ from engine.kernels.triton.gluon import (
     paired,
     unpaired,
 )
+from engine.kernels.triton.lanes import columns_of, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
 from engine.kernels.triton.packed import (
@@ -33,7 +29,6 @@ from engine.kernels.triton.packed import (
     choice_of,
     copy_codes,
     copy_rows,
-    load_lanes,
     load_rows,
     load_words,
     operand,
@@ -56,12 +51,6 @@ def _each(turns, tiles, stages):
     if stages == 3 and turns % 3 == 0:
         return 3
     return 2 if turns % 2 == 0 else 1
-
-
-@constexpr_function
-def _run(count, lanes):
-    """Return in how many columns of a tensor core's sums each of `count` rows has lanes."""
-    return 1 if count > 4 else min(lanes, 4 if count <= 2 else 2)
 
 
 @jit
@@ -178,16 +167,6 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 
 
 @jit
-def _own(products, MMA: tl.constexpr):
-    """Return sums [WARPS, 16, 8] with each column from the product of its lane, of two or four products."""
-    lane = along(2, 8, MMA)
-    found = gl.where(lane % 2 == 0, products[0], products[1])
-    if len(products) == 4:
-        found = gl.where(lane // 2 % 2 == 0, found, gl.where(lane % 2 == 0, products[2], products[3]))
-    return found
-
-
-@jit
 def _span(
     i, after, place, held, planes, first, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
     scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
@@ -252,7 +231,7 @@ def _span(
             for k in tl.static_range(RUN):
                 tile = operand(words, others, number * RUN + k, WARPS, BITS, MORE, GROUP, FLOATS, W)
                 products += (mma_v2(tile, normed[number], start),)
-            product = products[0] if RUN == 1 else _own(products, MMA)
+            product = products[0] if RUN == 1 else own(products, MMA)
             total = totals[0] + product * (values[number // SHARED] * high)
             if MINIMA:  # times the sum of x over the group; `common` is -128 times that sum
                 total += common[number] * (values[SCALES // RUN + number // SHARED] * low)
@@ -267,30 +246,6 @@ def _span(
             )  # fmt: skip
     async_copy.commit_group()  # even an empty group, because the wait counts groups
     return added, squared, coming, coming_scales
-
-
-@jit
-def _together(sums, WARPS: tl.constexpr, LINES: tl.constexpr, RUN: tl.constexpr, FOUND: tl.constexpr):
-    """Add up the lanes of sums, neighbouring ones first: [WARPS, LINES, FOUND].
-
-    There is a tensor [WARPS, LINES, columns] for every RUN lanes, which are neighbouring columns.
-    """
-    if RUN == 4:
-        found = gl.sum(gl.sum(gl.reshape(sums[0], [WARPS * LINES, 2, 2, 2]), 3), 2)
-        if FOUND == 1:
-            found = gl.max(found, 1)  # of two that are equal
-        found = gl.reshape(found, [WARPS, LINES, FOUND])
-    elif RUN == 2:
-        first, second = sums
-        first = gl.sum(gl.reshape(first, [WARPS * LINES, 4, 2]), 2)
-        found = gl.reshape(
-            first + gl.sum(gl.reshape(second, [WARPS * LINES, 4, 2]), 2), [WARPS, LINES, FOUND]
-        )
-    elif len(sums) == 4:
-        found = (sums[0] + sums[1]) + (sums[2] + sums[3])
-    else:
-        found = sums[0]
-    return found
 
 
 @jit
@@ -374,7 +329,7 @@ def packed_linear_kernel(
     SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
     HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
-    RUN: tl.constexpr = _run(COUNT, LANES)
+    RUN: tl.constexpr = columns_of(COUNT, LANES)
     APART: tl.constexpr = LANES // RUN
     FOUND: tl.constexpr = 1 if RUN == 4 and COUNT == 1 else ROWS // RUN
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
@@ -476,13 +431,13 @@ def packed_linear_kernel(
                 )
     scale = None
     if SQUARES:
-        total = gl.sum(_together(squares, WARPS, 4, RUN, FOUND), 1)
+        total = gl.sum(together(squares, WARPS, 4, RUN, FOUND), 1)
     if NORM:
         total = gl.sum(gl.convert_layout(total, gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
     left = gl.zeros([OUTPUTS, FOUND], tl.float32, layout=DONE)
     for j in tl.static_range(TILES):
-        y = _together(sums[j * APART : (j + 1) * APART], WARPS, 16, RUN, FOUND)
+        y = together(sums[j * APART : (j + 1) * APART], WARPS, 16, RUN, FOUND)
         y = _added(gl.convert_layout(y, SUMS), GATED, FOUND)
         up, at = y, n + j * OUTPUTS
         if GATED:
