@@ -7,7 +7,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.tiles import FEW, MOST_CHUNKS, Chunking, most_chunks
+from engine.execute.cuda.tiles import FEW, LATE_PARTS, LATE_ROWS, MOST_CHUNKS, Chunking, most_chunks
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.launch import split_alike
@@ -36,6 +36,31 @@ class AttentionShape:
     def dim(self) -> int:
         """Size of a head, rounded up to a power of two."""
         return int(triton.next_power_of_2(self.spec.head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the attention leaves if the product that reads it combines the parts."""
+
+    partial: Tensor
+    lse: Tensor
+    active: Tensor
+    counters: Tensor
+    dim: int
+    rows: int
+    """Rows of a part."""
+    count: int
+    """The most parts of a row."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the product."""
+        return {
+            "partial": self.partial,
+            "lse": self.lse,
+            "active": self.active,
+            "counters": self.counters,
+            "ATTENDED": (self.dim, self.rows, MOST_CHUNKS, self.count),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +97,14 @@ class AttentionInput:
             spec.softmax_scale * math.log2(math.e),
             self.tables.shape[1],
         )
+
+
+def parts_left(given: AttentionInput, spec: Attention, cuts: tuple[Chunking, ...], rows: int) -> Parts | None:
+    """Return what the attention of `rows` rows leaves to the next product; None if it is too much to combine there."""
+    cut, *others = cuts
+    if others or rows > LATE_ROWS or cut.chunks > LATE_PARTS:
+        return None
+    return Parts(given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks)
 
 
 def rotation(spec: Attention) -> dict[str, Any]:
@@ -118,12 +151,13 @@ def attend(
     rows: int,
     cuts: tuple[Chunking, ...],
     overlaps: bool = True,
+    in_order: int = 0,
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
-    `cuts` comes from `choose_chunkings`; it has one entry if there are more than FEW rows. Without `out`, only K and V
-    are written. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for their
-    kernels.
+    `cuts` comes from `choose_chunkings`; it has one entry if there are more than FEW rows. Without `out`, the parts are
+    not combined. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for their
+    kernels. A sequence of up to `in_order` parts gets the bits of a product that combines them itself.
     """
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
@@ -185,6 +219,7 @@ def attend(
         PDL=shape.pdl,
         WINDOW=window,
         sinks=given.sinks,
+        IN_ORDER=in_order,
         num_warps=4 * wide,
         launch_pdl=shape.pdl,
     )

@@ -9,6 +9,7 @@ import torch
 
 from engine.execute.cuda.tiles import (
     FEW,
+    LATE_WIDTH,
     PACKED_TILES,
     SPLITS,
     TILES,
@@ -18,6 +19,7 @@ from engine.execute.cuda.tiles import (
     choose_packed_tile,
     choose_tile,
 )
+from models.network import Linear
 from models.spec import Attention
 from models.weights.block_formats import Kind
 from models.weights.packing import PACKINGS
@@ -143,6 +145,16 @@ class Cuts:
         assert isinstance(found, Tile | PackedTile)
         return found
 
+    def combines(self, rows: int, layer: Linear) -> bool:
+        """Return whether a product can combine the parts of its input: if quantised, only in lanes."""
+        for weight in layer.parts:
+            kind = weight.format if weight.planes is not None else None
+            tile = self.product(rows, weight.rows, weight.columns, False, kind)
+            ordered = weight.planes is not None and weight.planes.order is not None
+            if isinstance(tile, PackedTile) and (tile.lanes == 1 or ordered):
+                return False
+        return True
+
     def split(self, rows: int, spec: Attention, dim: int, tensor_cores: bool, possible: bool) -> Split | None:
         """Return the cut of the attention of up to FEW sequences; None means by the tables.
 
@@ -154,7 +166,7 @@ class Cuts:
         window = f" window {spec.window}" if spec.window is not None else ""
         plain = "" if possible or window else " sinks"
         name = f"{_of(rows)}attention {spec.heads} / {spec.kv_heads} x {spec.head_dim}{window}{plain}"
-        found = self._take(name, lambda: _splits(spec.kv_heads, dim, tensor_cores, possible))
+        found = self._take(name, lambda: _splits(spec, dim, tensor_cores, possible))
         assert isinstance(found, Split)
         return found if found != self.candidates[name][0] else None
 
@@ -192,7 +204,8 @@ def told(name: str, cut: Sequence[int]) -> str:
         return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
     kind = Split if "attention" in name else PackedTile if name.split()[-1] in Kind.__members__ else Tile
     if kind is Split:
-        return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}"
+        late = ", combined by the output projection" if cut[3:] == (1,) else ""
+        return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}{late}"
     units = [
         part.name if number != 1 else part.name.removesuffix("s")
         for part, number in zip(fields(kind), cut, strict=False)
@@ -242,9 +255,13 @@ def _works_as_packed(tile: PackedTile, inputs: int) -> PackedTile:
     return replace(tile, ahead=min(tile.ahead, -(-inputs // (256 * tile.warps))))
 
 
-def _splits(heads: int, dim: int, tensor_cores: bool, possible: bool) -> Iterable[Split]:
+def _splits(spec: Attention, dim: int, tensor_cores: bool, possible: bool) -> Iterable[Split]:
     """Yield the candidates. The first stands for the tables, which cut alike up to 2,560 rows."""
-    yield Split(tensor_cores, 64, 2) if tensor_cores or heads > 4 else Split(False, 32, min(heads, 2))
+    heads = spec.kv_heads
+    first = Split(tensor_cores, 64, 2) if tensor_cores or heads > 4 else Split(False, 32, min(heads, 2))
+    yield first
+    if spec.heads * spec.head_dim <= LATE_WIDTH and possible and not tensor_cores:
+        yield replace(first, late=True)
     at_once = 1024 // dim * max(dim // 128, 1)
     for split in SPLITS:
         if (possible if split.tensor_cores else split.tile >= at_once) and split.tile % at_once == 0:

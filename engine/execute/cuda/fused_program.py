@@ -10,7 +10,7 @@ Up to eight rows, a layer takes six launches, weights are read once, and every r
     down, residual          linear_kernel     inner, x -> x
 
 Before products with few bits per weight, o and down do most of the norm: they multiply x by the norm's weights and sum
-its squares.
+its squares. If it is chosen (`Split.late`), o also combines the chunks of one or two short sequences.
 
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
@@ -36,7 +36,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
-from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.attend import AttentionInput, AttentionShape, Parts, attend, parts_left
 from engine.execute.cuda.attend_mma import (
     attend_mma,
     by_tensor_cores,
@@ -56,6 +56,7 @@ from engine.execute.cuda.tiles import (
     FEW,
     FUSED,
     FUSED_MOST,
+    LATE_PARTS,
     MOST_CHUNKS,
     SMALLEST,
     SMALLEST_OUTPUTS,
@@ -243,13 +244,13 @@ class FusedDecoder:
         for index, (spec, layer) in enumerate(layers):
             attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
             self._linear(rows, x, attention.qkv, self._heads, norm=norms[index], prepared=programs)
-            self._attend(given, rows, index, self._heads, limit, own, alone)
+            parts = self._attend(given, rows, index, self._heads, limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             following = (
                 norm if not isinstance(weights, ExpertWeights) and _wants_norm(weights.gate_up) else None
             )
-            programs = self._add(rows, self._mixed, attention.out, x, after, scale, following)
+            programs = self._add(rows, self._mixed, attention.out, x, after, scale, following, parts)
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
@@ -317,8 +318,9 @@ class FusedDecoder:
         after: Normed | None,
         scale: float,
         following: Normed | None,
+        parts: Parts | None = None,
     ) -> int:
-        """Add `scale` times the product, normed if there is an `after`, to x.
+        """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
 
         Return the number of programs that have prepared x for the norm `following`; 0 if it is not prepared.
         """
@@ -326,12 +328,16 @@ class FusedDecoder:
         if after is None and exchange is None:
             if len(layer.parts) > 1:
                 following = None
-            programs = self._linear(rows, given, layer, x, residual=x, scale=scale, following=following)
+            programs = self._linear(
+                rows, given, layer, x, residual=x, scale=scale, following=following, attended=parts
+            )
             return 0 if following is None else programs
         if exchange is None:
-            self._linear(rows, given, layer, self._out)
+            self._linear(rows, given, layer, self._out, attended=parts)
         else:
-            self._linear(rows, given, layer, self._part, scale=scale if after is None else 1.0)
+            self._linear(
+                rows, given, layer, self._part, scale=scale if after is None else 1.0, attended=parts
+            )
             if after is None:
                 exchange.add(self._part[:rows], here, here)
                 return 0
@@ -355,11 +361,12 @@ class FusedDecoder:
         cap: float = 0.0,
         prepared: int = 0,
         following: Normed | None = None,
+        attended: Parts | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
         With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
-        the norm `following`.
+        the norm `following`. With `attended`, x is not read but combined from parts.
         """
         gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
         weighs = norm or following
@@ -397,6 +404,7 @@ class FusedDecoder:
                 OFFSET=weighs[0].offset if weighs is not None else 0.0,
                 **matrix,
                 **(activation(gate) if gate is not None else {}),
+                **(attended.arguments() if attended is not None else {}),
                 SCALE=scale,
                 CAP=cap,
                 prepared=self._prepared,
@@ -420,11 +428,11 @@ class FusedDecoder:
         limit: int,
         own: int = 0,
         alone: StepInput | None = None,
-    ) -> None:
+    ) -> Parts | None:
         """Attend: heads [rows, ...] -> `_mixed`. K and V of the new tokens go into the cache.
 
         With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
-        the same step read them.
+        the same step read them. Parts are returned if they are to be combined by the next product.
         """
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
@@ -449,9 +457,11 @@ class FusedDecoder:
         if sharing is not None:
             cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
             attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
-            return
+            return None
         usual = by_tensor_cores(shape, step, rows)
-        split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
+        possible = can_use_tensor_cores(shape, step)
+        split = self.cuts.split(rows, spec, shape.dim, usual, possible)
+        late = split is not None and split.late
 
         def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
             if usual if split is None else split.tensor_cores:
@@ -459,12 +469,18 @@ class FusedDecoder:
                 attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
             else:
                 cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
-                attend(shape, step, out, rows, cuts, overlaps)
+                attend(shape, step, out, rows, cuts, overlaps, LATE_PARTS if late else 0)
 
         if alone is not None:
             written = replace(step, tables=alone.tables, counters=alone.counters)
             launch(written, None, SMALLEST, True)
-        launch(step, self._mixed, limit, alone is None)
+        parts = None
+        if late and self.cuts.combines(rows, layer.out):
+            parts = parts_left(
+                step, spec, choose_chunkings(rows, limit, self._kv_heads, spec.window, split), rows
+            )
+        launch(step, self._mixed if parts is None else None, limit, alone is None)
+        return parts
 
 
 def _wants_norm(layer: Linear) -> bool:

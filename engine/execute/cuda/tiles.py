@@ -235,6 +235,8 @@ class Split:
     """Rows that a program holds at once."""
     tiles: int
     """Tiles per program."""
+    late: bool = False
+    """Whether the output projection combines few parts of few sequences, instead of a launch of its own."""
 
     @property
     def rows(self) -> int:
@@ -242,6 +244,9 @@ class Split:
         return self.tile * self.tiles
 
 
+LATE_ROWS, LATE_PARTS, LATE_WIDTH = 2, 16, 2048
+"""The most sequences, parts of one, and columns of its heads that an output projection combines: each of its programs
+reads them all."""
 SPLITS = (
     *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
     *(Split(True, 64, tiles) for tiles in (1, 2, 4)),

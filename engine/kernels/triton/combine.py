@@ -46,13 +46,15 @@ def combine_kernel(
     PDL: tl.constexpr,
     WINDOW: tl.constexpr = 0,
     sinks=None,
+    IN_ORDER: tl.constexpr = 0,
 ):
     """Combine the parts of `attention_kernel` into out [rows, HQ, DIM]; PADDED is a power of two from the chunks in use
     on.
 
     A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
     a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax
-    but has no value.
+    but has no value. The first IN_ORDER parts are added one after the other, and as many each after them, so that
+    sequences of no more parts have the bits that `combined` gives them.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -72,20 +74,38 @@ def combine_kernel(
     if slot >= 0:
         part = (batch * CHUNKS + chunks) * HQ + head
         logs = tl.load(lse + part, mask=there, other=-float("inf"))
-        inside = there[:, None]
-        if DIM < D:
-            inside = inside & (columns < DIM)[None, :]
-        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+        if IN_ORDER == 0:
+            inside = there[:, None]
+            if DIM < D:
+                inside = inside & (columns < DIM)[None, :]
+            values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
         top = tl.max(logs, 0)
         if sinks is not None:
             sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
             top = tl.maximum(top, sink)
-        share = tl.exp2(logs - top)
-        mixed = tl.sum(values * share[:, None], 0)
-        total = tl.sum(share, 0)
+        if IN_ORDER > 0:
+            EACH: tl.constexpr = min(PADDED, IN_ORDER)
+            group = tl.arange(0, PADDED // EACH)
+            sums, totals = tl.zeros([PADDED // EACH, D], tl.float32), tl.zeros([PADDED // EACH], tl.float32)
+            for i in tl.static_range(EACH):
+                number = group * EACH + i
+                part = (batch * CHUNKS + number) * HQ + head
+                share = tl.exp2(tl.load(lse + part, mask=number <= last, other=-float("inf")) - top)
+                inside = (number <= last)[:, None] & (columns < DIM)[None, :]
+                values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+                sums += share[:, None] * values
+                totals += share
+            mixed, total = tl.sum(sums, 0), tl.sum(totals, 0)
+        else:
+            share = tl.exp2(logs - top)
+            mixed = tl.sum(values * share[:, None], 0)
+            total = tl.sum(share, 0)
         if sinks is not None:
             total += tl.exp2(sink - top)
-        mixed /= total
+        if IN_ORDER > 0:
+            mixed *= 1.0 / total
+        else:
+            mixed /= total
         at = out + (batch * HQ + head) * DIM + columns
         if DIM == D:
             tl.store(at, mixed.to(out.dtype.element_ty))

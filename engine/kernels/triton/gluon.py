@@ -342,7 +342,7 @@ if knobs.runtime.interpret:
         async_copy_global_to_shared=_copy, commit_group=_nothing, wait_group=_nothing
     )
     _same = (
-        *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum"),
+        *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum", "minimum"),
         *("program_id", "num_programs"),
         *(
             "exp",

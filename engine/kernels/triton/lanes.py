@@ -7,18 +7,36 @@ a time. Three or four rows take two columns each and have two tensors of sums; m
 which costs registers. A row has the same bits in all of these.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,misc"
 import triton.language as tl
 
+from engine.kernels.triton.attended import combined
 from engine.kernels.triton.gluon import constexpr_function, gl, jit, lane_layout, lane_rows_layout
 from engine.kernels.triton.linear import along
-from engine.kernels.triton.packed import _four, _two
+from engine.kernels.triton.packed import COLUMNS, _four, _two
 
 
 @constexpr_function
 def columns_of(count, lanes):
     """Return in how many columns of a tensor core's sums each of `count` rows has lanes."""
     return 1 if count > 4 else min(lanes, 4 if count <= 2 else 2)
+
+
+@jit
+def combine_rows(
+    attended, dtype: tl.constexpr, i, part: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    RUN: tl.constexpr, X: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Combine the inputs of a part of span i from what is `attended`, for one or two rows."""
+    EACH: tl.constexpr = RUN * GROUP // 4
+    L: tl.constexpr = gl.BlockedLayout([1, 1, 4], [1, EACH, 32 // EACH], [WARPS, 1, 1], [2, 1, 0])
+    first = (i * WARPS + along(0, WARPS, L)) * COLUMNS + part * (RUN * GROUP) + along(1, EACH, L) * 4
+    found = ()
+    for row in tl.static_range(len(attended[2])):
+        mixed = combined(attended, row, first, along(2, 4, L), K, PARTS)
+        found += (gl.reshape(mixed.to(dtype), [WARPS, RUN, GROUP]),)
+    both = gl.permute(gl.join(found[0], found[len(attended[2]) - 1]), [0, 2, 3, 1])
+    return gl.convert_layout(gl.reshape(both, [WARPS, GROUP, 8]), X)
 
 
 @jit

@@ -21,6 +21,7 @@ within a warp, of weights and rows alike.)
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.attended import combined, last_parts
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated
@@ -44,10 +45,21 @@ def along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
 
 
 @jit
-def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr):
-    """Return the column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each."""
-    place = along(axis, SPAN, layout)
-    return (along(0, WARPS, layout) * SPAN + place // 32 * 32) * FOLDS + fold * 32 + place % 32
+def _columns(
+    fold,
+    axis: tl.constexpr,
+    layout: tl.constexpr,
+    WARPS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    EACH: tl.constexpr = 1,
+):
+    """Return the column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each.
+
+    Every place has EACH columns; the result is the number of the first.
+    """
+    place = along(axis, SPAN // EACH, layout)
+    block = along(0, WARPS, layout) * SPAN + place // (32 // EACH) * 32
+    return block * FOLDS + fold * 32 + place % (32 // EACH) * EACH
 
 
 @jit
@@ -103,17 +115,43 @@ def _copy_weights(
 
 
 @jit
+def _input(
+    rows, given, attended, step, fold, K: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
+):  # fmt: skip
+    """Load the rows of a fold, `step` columns further on, or combine them if they are `attended`."""
+    if ATTENDED is None:
+        loaded = load(rows, step + _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE)
+    else:
+        L: tl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
+        first = step + _columns(fold, 1, L, WARPS, FOLDS, 4)
+        loaded = gl.zeros([WARPS, SPAN, ROWS], rows.dtype.element_ty, layout=X)
+        for row in tl.static_range(len(attended[2])):
+            found = combined(attended, row, first, along(2, 4, L), K, ATTENDED)
+            found = gl.reshape(found.to(loaded.dtype), [WARPS, SPAN])
+            found = gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(2, X)), 2)
+            if len(attended[2]) == 1:  # of the other columns, nothing is stored
+                loaded, _ = gl.broadcast(found, loaded)
+            else:
+                loaded = gl.where(along(2, ROWS, X) == row, found, loaded)
+    return loaded
+
+
+@jit
 def _coming(
-    i, rows, given, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr,
-    STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+    i, rows, given, attended, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
+    FOLDS: tl.constexpr, STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs of the span after i: the rows of each fold, and the norm's weights that belong to them."""
     after = i + 1 - (i + 1) // SPANS  # the last span loads its own inputs again, which are not used
     coming, scales = (), ()
     for fold in tl.static_range(FOLDS):
-        at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
-        coming += (load(rows, at, given, K, WHOLE),)
+        coming += (
+            _input(rows, given, attended, after * STEP, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),
+        )
         if NORM:
+            at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
             scales += (load(norm_weight, at, None, K, WHOLE),)
     return coming, scales
 
@@ -125,6 +163,7 @@ def _span(
     source,
     rows,
     given,
+    attended,
     norm_weight,
     sums,
     squares,
@@ -146,9 +185,12 @@ def _span(
     MMA: tl.constexpr,
     W: tl.constexpr,
     X: tl.constexpr,
+    ATTENDED: tl.constexpr,
 ):
     """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
-    coming, coming_scales = _coming(i, rows, given, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, X)
+    coming, coming_scales = _coming(
+        i, rows, given, attended, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, ROWS, X, ATTENDED
+    )
     normed, added = (), ()
     for fold in tl.static_range(FOLDS):
         part = parts[fold]
@@ -286,6 +328,11 @@ def linear_kernel(
     square_sums=None,
     PREPARED: tl.constexpr = 0,
     PREPARES: tl.constexpr = 0,
+    partial=None,
+    lse=None,
+    active=None,
+    counters=None,
+    ATTENDED: tl.constexpr = None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
@@ -298,6 +345,8 @@ def linear_kernel(
     norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to
     the sum of the squares of each program's outputs. With NORM and PREPARED, x has been prepared like this, and
     square_sums fp32 [COUNT, PREPARED] has the sums of the programs that did it; the weight is not applied again.
+
+    With ATTENDED, x is not read but `combined` from the parts that the attention has left in partial and lse.
 
     A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
     bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
@@ -349,6 +398,9 @@ def linear_kernel(
     if PREPARES:
         for j in tl.static_range(TILES):
             after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
+    attended = None
+    if ATTENDED is not None:
+        attended = partial, lse, last_parts(active, counters, COUNT, ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     carried = ()
@@ -362,7 +414,7 @@ def linear_kernel(
     for _ in tl.static_range(TILES * FOLDS):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
-        parts += (load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
+        parts += (_input(rows, given, attended, 0, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),)
     if NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
     source = weights, column, first + output
@@ -370,14 +422,16 @@ def linear_kernel(
     if SPANS * FOLDS <= UNROLLED:
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
-                i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
+                i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
                 N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
+                ATTENDED,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
-                i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
+                i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
                 N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
+                ATTENDED,
             )
     # fmt: on
     scale = None

@@ -10,6 +10,7 @@ tensor core's sums (`lanes.py`).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
 import triton.language as tl
 
+from engine.kernels.triton.attended import last_parts
 from engine.kernels.triton.gluon import (
     async_copy,
     constexpr_function,
@@ -21,7 +22,7 @@ from engine.kernels.triton.gluon import (
     paired,
     unpaired,
 )
-from engine.kernels.triton.lanes import columns_of, load_lanes, own, together
+from engine.kernels.triton.lanes import columns_of, combine_rows, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
 from engine.kernels.triton.packed import (
@@ -118,12 +119,15 @@ def _load(source, at, step, given, order, K: tl.constexpr, CHOSEN: tl.constexpr,
 
 @jit
 def _load_rows(
-    rows, i, part: tl.constexpr, given, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    rows, i, part: tl.constexpr, given, attended, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
+    ATTENDED: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs of a part of span i, `paired`: K numbers for each of the matrices side by side."""
     at, step = _columns(part, X, WARPS, GROUP, RUN), i * (WARPS * COLUMNS)
-    if CHOSEN == 1 or ACROSS * COLUMNS == K:
+    if ATTENDED is not None:
+        loaded = combine_rows(attended, rows.dtype.element_ty, i, part, K, WARPS, GROUP, RUN, X, ATTENDED)
+    elif CHOSEN == 1 or ACROSS * COLUMNS == K:
         loaded = _load(rows, at, step, given, order, K, CHOSEN, WHOLE)
     else:
         choice = choice_of(i, X, WARPS, ACROSS)
@@ -147,13 +151,18 @@ def _load_norm(
 
 @jit
 def _coming(
-    i, rows, given, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
+    i, rows, given, attended, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
+    X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
     """Load the inputs of span i: the rows of each part, and the norm's weights that belong to them."""
     coming, scales = (), ()
     for part in tl.static_range(COLUMNS // GROUP // RUN):
-        coming += (_load_rows(rows, i, part, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X),)
+        coming += (
+            _load_rows(
+                rows, i, part, given, attended, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X, ATTENDED
+            ),
+        )  # fmt: skip
         if NORM:
             scales += (_load_norm(norm_weight, i, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
     return coming, scales
@@ -168,13 +177,14 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 
 @jit
 def _span(
-    i, after, place, held, planes, first, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
-    scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
+    i, after, place, held, planes, first, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
+    parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr,
+    MORE: tl.constexpr,
     GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
     WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
     TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr, RUN: tl.constexpr,
-    MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
+    MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights.
 
@@ -187,8 +197,9 @@ def _span(
     MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
     EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # codes give the numbers themselves, not 128 too large
     coming, coming_scales = _coming(
-        after, rows, given, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X
-    )
+        after, rows, given, attended, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
+        ATTENDED,
+    )  # fmt: skip
     normed, common, added, squared = (), (), (), squares
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     for number in tl.static_range(PARTS):
@@ -305,6 +316,11 @@ def packed_linear_kernel(
     PREPARED: tl.constexpr = 0,
     PREPARES: tl.constexpr = 0,
     LANES: tl.constexpr = 1,
+    partial=None,
+    lse=None,
+    active=None,
+    counters=None,
+    ATTENDED: tl.constexpr = None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
@@ -312,7 +328,8 @@ def packed_linear_kernel(
     followed by those of up. BITS and MORE are the bits of the planes of codes (MORE 0: there is only one). LESS is
     subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
     number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
-    FLOATS is the kind of the codes (see `models.weights.packing`). LANES is 1, or 4 if SHARED is 1. Pointers that the
+    FLOATS is the kind of the codes (see `models.weights.packing`). LANES is 1, or 4 if SHARED is 1. ATTENDED is as in
+    `linear_kernel`, for one or two rows in lanes. Pointers that the
     flags leave unused may be anything. order, int32 [K], is the column of x for each column of the planes; None: the
     same.
 
@@ -381,6 +398,9 @@ def packed_linear_kernel(
         for j in tl.static_range(TILES):
             after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
     constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
+    attended = None
+    if ATTENDED is not None:
+        attended = partial, lse, last_parts(active, counters, COUNT, ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     weighed = None
@@ -405,7 +425,11 @@ def packed_linear_kernel(
     for _ in tl.static_range(TILES * APART):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for part in tl.static_range(COLUMNS // GROUP // RUN):
-        parts += (_load_rows(rows, 0, part, given, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X),)
+        parts += (
+            _load_rows(
+                rows, 0, part, given, attended, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X, ATTENDED
+            ),
+        )
     if NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, FOUND)
     # Unrolled spans of K-quants with separate sums would take 192 registers.
@@ -413,9 +437,9 @@ def packed_linear_kernel(
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
                 i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
-                norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP,
-                SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED,
-                WHOLE, ROWS, LANES, APART, RUN, MMA, W, X,
+                attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS,
+                MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
+                LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN, MMA, W, X, ATTENDED,
             )
     else:
         for turn in range(TURNS // EACH):
@@ -424,10 +448,10 @@ def packed_linear_kernel(
                     # The last span loads its own inputs again, which are not used.
                     turn * EACH + k, turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
                     _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
-                    held, planes, tile, experts, weighed, rows, given, norm_weight, order, sums, squares, parts,
-                    norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS,
-                    TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
-                    MMA, W, X,
+                    held, planes, tile, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
+                    parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS,
+                    WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
+                    MMA, W, X, ATTENDED,
                 )
     scale = None
     if SQUARES:

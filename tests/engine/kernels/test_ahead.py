@@ -26,11 +26,12 @@ class Driver:
 triton.runtime.driver.set_active(Driver())
 x = torch.zeros(1, 128, dtype=torch.bfloat16)
 weight = torch.zeros(16, 128, dtype=torch.bfloat16)
+left = dict(partial=x.float(), lse=x.float(), active=x.int(), counters=x.long(), ATTENDED=(64, 128, 80, 2))
 
 def launch(warps, run=linear_kernel[(1,)]):
     has = 1 if warps == 4 else warps
     flags = dict(NORM=False, BIAS=False, GATED=False, RESIDUAL=False, FOLDS=1, WARPS=warps, TILES=1, AHEAD=1)
-    return run(x, weight, x, x, x, x, COUNT=1, N=16, K=128, EPS=0.0, PDL=True, **flags, num_warps=has)
+    return run(x, weight, x, x, x, x, COUNT=1, N=16, K=128, EPS=0.0, PDL=True, **flags, **left, num_warps=has)
 
 hits = []
 triton.knobs.compilation.listener = lambda **told: hits.append(bool(told["cache_hit"]))

@@ -43,6 +43,8 @@ from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.attention_mma import parts_kernel
 
+LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
+
 def shared(group, dim, stages, warps, **features):
     TYPES.update(SHARED)
     width, cut = triton.next_power_of_2(dim), dict(TILE=32, STAGES=stages, WARPS=warps, HALVES=warps // 2)
@@ -83,6 +85,7 @@ print(json.dumps([
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
     linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
     linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
+    linear(1024, 2048, COUNT=2, RESIDUAL=True, ATTENDED=(128, 128, 80, 5), **LEFT),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
@@ -160,6 +163,9 @@ for kind, packing, lanes, count in cases:
     constants |= dict(PREPARED=256, square_sums="pointer", LANES=lanes)
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
     constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
+    if lanes > 1 and count == 2:
+        left = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
+        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 80, 5), **left)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
@@ -320,7 +326,7 @@ def test_products_of_many_rows_begin_with_their_weights() -> None:
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
     found = made(DENSE)
-    products, attentions = found[:8], found[8:]
+    products, attentions = found[:9], found[9:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"
