@@ -61,7 +61,7 @@ class ModelPicker(Picker):
     def add(self, choices: Sequence[ModelChoice], *, is_looking: bool) -> None:
         """What was found on servers."""
         self._is_looking = is_looking
-        if self.is_mounted and self.is_running:  # not yet, or no longer
+        if self.is_mounted and self.is_running:  # else its list is not there yet, or no longer
             self._list.add(choices)
             self.query_one("#picker-head").refresh()
 

@@ -329,15 +329,13 @@ class FusedDecoder:
             if len(layer.parts) > 1:
                 following = None
             programs = self._linear(
-                rows, given, layer, x, residual=x, scale=scale, following=following, attended=parts
+                rows, given, layer, x, residual=x, scale=scale, following=following, parts=parts
             )
             return 0 if following is None else programs
         if exchange is None:
-            self._linear(rows, given, layer, self._out, attended=parts)
+            self._linear(rows, given, layer, self._out, parts=parts)
         else:
-            self._linear(
-                rows, given, layer, self._part, scale=scale if after is None else 1.0, attended=parts
-            )
+            self._linear(rows, given, layer, self._part, scale=scale if after is None else 1.0, parts=parts)
             if after is None:
                 exchange.add(self._part[:rows], here, here)
                 return 0
@@ -361,12 +359,12 @@ class FusedDecoder:
         cap: float = 0.0,
         prepared: int = 0,
         following: Normed | None = None,
-        attended: Parts | None = None,
+        parts: Parts | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
         With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
-        the norm `following`. With `attended`, x is not read but combined from parts.
+        the norm `following`. With `parts`, x is not read but combined from them.
         """
         gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
         weighs = norm or following
@@ -404,7 +402,7 @@ class FusedDecoder:
                 OFFSET=weighs[0].offset if weighs is not None else 0.0,
                 **matrix,
                 **(activation(gate) if gate is not None else {}),
-                **(attended.arguments() if attended is not None else {}),
+                **(parts.arguments() if parts is not None else {}),
                 SCALE=scale,
                 CAP=cap,
                 prepared=self._prepared,

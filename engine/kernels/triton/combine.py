@@ -53,8 +53,8 @@ def combine_kernel(
 
     A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
     a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax
-    but has no value. The first IN_ORDER parts are added one after the other, and as many each after them, so that
-    sequences of no more parts have the bits that `combined` gives them.
+    but has no value. If IN_ORDER is not 0, every so many parts are added up one after the other, so that a sequence
+    of no more parts has the bits that `combined` gives it.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)

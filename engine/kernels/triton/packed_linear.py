@@ -179,12 +179,11 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 def _span(
     i, after, place, held, planes, first, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
     parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr,
-    MORE: tl.constexpr,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr,
-    TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr, RUN: tl.constexpr,
-    MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
+    MORE: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
+    FLOATS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
+    CHOSEN: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
+    MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr,
+    RUN: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights.
 
@@ -329,9 +328,8 @@ def packed_linear_kernel(
     subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
     number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
     FLOATS is the kind of the codes (see `models.weights.packing`). LANES is 1, or 4 if SHARED is 1. ATTENDED is as in
-    `linear_kernel`, for one or two rows in lanes. Pointers that the
-    flags leave unused may be anything. order, int32 [K], is the column of x for each column of the planes; None: the
-    same.
+    `linear_kernel`, for one or two rows in lanes. Pointers that the flags leave unused may be anything. order, int32
+    [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one

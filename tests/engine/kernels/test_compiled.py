@@ -24,6 +24,7 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
 NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least")
+LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
 SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
 
 def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
@@ -42,8 +43,6 @@ DENSE = """
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.attention_mma import parts_kernel
-
-LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
 
 def shared(group, dim, stages, warps, **features):
     TYPES.update(SHARED)
@@ -164,8 +163,7 @@ for kind, packing, lanes, count in cases:
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
     constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
     if lanes > 1 and count == 2:
-        left = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
-        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 80, 5), **left)
+        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 80, 5), **LEFT)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]

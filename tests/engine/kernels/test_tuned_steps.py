@@ -181,6 +181,8 @@ def test_choices_are_told_in_words() -> None:
     assert told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
     in_lanes = told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(8, 1, 2, 4)))
     assert in_lanes == "8 warps, 1 tile, 2 ahead, 4 lanes"
+    late = told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(False, 64, 2, late=True)))
+    assert late == "128 rows a part, no tensor cores, combined by the output projection"
     assert (
         told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(True, 64, 2)))
         == "128 rows a part, tensor cores"
