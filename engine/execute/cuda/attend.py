@@ -7,7 +7,15 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.tiles import FEW, LATE_PARTS, LATE_ROWS, MOST_CHUNKS, Chunking, most_chunks
+from engine.execute.cuda.tiles import (
+    FEW,
+    IN_ORDER,
+    IN_ORDER_DIM,
+    LATE_WIDTH,
+    MOST_CHUNKS,
+    Chunking,
+    most_chunks,
+)
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.launch import split_alike
@@ -59,7 +67,7 @@ class Parts:
             "lse": self.lse,
             "active": self.active,
             "counters": self.counters,
-            "ATTENDED": (self.dim, self.rows, MOST_CHUNKS, self.count),
+            "ATTENDED": (self.dim, self.rows, self.count),
         }
 
 
@@ -100,9 +108,13 @@ class AttentionInput:
 
 
 def parts_left(given: AttentionInput, spec: Attention, cuts: tuple[Chunking, ...], rows: int) -> Parts | None:
-    """Return what the attention of `rows` rows leaves to the next product; None if it is too much to combine there."""
+    """Return what the attention leaves to the next product, for one row; None if a launch of its own has to combine it.
+
+    On an H200, a token of Qwen3-0.6B takes 487 instead of 499 us, of 1.7B 1,089 instead of 1,109. Two rows take longer.
+    """
     cut, *others = cuts
-    if others or rows > LATE_ROWS or cut.chunks > LATE_PARTS:
+    plain = given.sinks is None and spec.window is None and spec.head_dim == IN_ORDER_DIM
+    if rows > 1 or others or not plain or cut.chunks > IN_ORDER or spec.heads * spec.head_dim > LATE_WIDTH:
         return None
     return Parts(given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks)
 
@@ -151,13 +163,12 @@ def attend(
     rows: int,
     cuts: tuple[Chunking, ...],
     overlaps: bool = True,
-    in_order: int = 0,
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
     `cuts` comes from `choose_chunkings`; it has one entry if there are more than FEW rows. Without `out`, the parts are
     not combined. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for their
-    kernels. A sequence of up to `in_order` parts gets the bits of a product that combines them itself.
+    kernels.
     """
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
@@ -219,7 +230,7 @@ def attend(
         PDL=shape.pdl,
         WINDOW=window,
         sinks=given.sinks,
-        IN_ORDER=in_order,
+        IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,
         num_warps=4 * wide,
         launch_pdl=shape.pdl,
     )

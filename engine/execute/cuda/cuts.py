@@ -9,7 +9,6 @@ import torch
 
 from engine.execute.cuda.tiles import (
     FEW,
-    LATE_WIDTH,
     PACKED_TILES,
     SPLITS,
     TILES,
@@ -204,8 +203,7 @@ def told(name: str, cut: Sequence[int]) -> str:
         return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
     kind = Split if "attention" in name else PackedTile if name.split()[-1] in Kind.__members__ else Tile
     if kind is Split:
-        late = ", combined by the output projection" if cut[3:] == (1,) else ""
-        return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}{late}"
+        return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}"
     units = [
         part.name if number != 1 else part.name.removesuffix("s")
         for part, number in zip(fields(kind), cut, strict=False)
@@ -238,7 +236,7 @@ def _works_as(tile: Tile, inputs: int) -> Tile:
 def _packed_tiles(
     outputs: int, inputs: int, gated: bool, kind: Kind, few: bool, room: int, most: int
 ) -> Iterable[PackedTile]:
-    first = fitted_packed(choose_packed_tile(outputs, inputs, gated, kind), inputs, kind, room)
+    first = fitted_packed(choose_packed_tile(outputs, inputs, gated, kind, few), inputs, kind, room)
     yield first
     seen = {_works_as_packed(first, inputs)}
     for tile in PACKED_TILES:
@@ -260,8 +258,6 @@ def _splits(spec: Attention, dim: int, tensor_cores: bool, possible: bool) -> It
     heads = spec.kv_heads
     first = Split(tensor_cores, 64, 2) if tensor_cores or heads > 4 else Split(False, 32, min(heads, 2))
     yield first
-    if spec.heads * spec.head_dim <= LATE_WIDTH and possible and not tensor_cores:
-        yield replace(first, late=True)
     at_once = 1024 // dim * max(dim // 128, 1)
     for split in SPLITS:
         if (possible if split.tensor_cores else split.tile >= at_once) and split.tile % at_once == 0:

@@ -10,7 +10,7 @@ Up to eight rows, a layer takes six launches, weights are read once, and every r
     down, residual          linear_kernel     inner, x -> x
 
 Before products with few bits per weight, o and down do most of the norm: they multiply x by the norm's weights and sum
-its squares. If it is chosen (`Split.late`), o also combines the chunks of one or two short sequences.
+its squares. In small networks o also combines the chunks of a single short sequence.
 
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
@@ -56,7 +56,6 @@ from engine.execute.cuda.tiles import (
     FEW,
     FUSED,
     FUSED_MOST,
-    LATE_PARTS,
     MOST_CHUNKS,
     SMALLEST,
     SMALLEST_OUTPUTS,
@@ -459,24 +458,23 @@ class FusedDecoder:
         usual = by_tensor_cores(shape, step, rows)
         possible = can_use_tensor_cores(shape, step)
         split = self.cuts.split(rows, spec, shape.dim, usual, possible)
-        late = split is not None and split.late
+        by_tensor = usual if split is None else split.tensor_cores
 
         def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
-            if usual if split is None else split.tensor_cores:
+            if by_tensor:
                 cut = choose_own_cut(shape, rows, limit, itemsize, split)
                 attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
             else:
                 cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
-                attend(shape, step, out, rows, cuts, overlaps, LATE_PARTS if late else 0)
+                attend(shape, step, out, rows, cuts, overlaps)
 
         if alone is not None:
             written = replace(step, tables=alone.tables, counters=alone.counters)
             launch(written, None, SMALLEST, True)
         parts = None
-        if late and self.cuts.combines(rows, layer.out):
-            parts = parts_left(
-                step, spec, choose_chunkings(rows, limit, self._kv_heads, spec.window, split), rows
-            )
+        if not by_tensor and self.cuts.combines(rows, layer.out):
+            cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
+            parts = parts_left(step, spec, cuts, rows)
         launch(step, self._mixed if parts is None else None, limit, alone is None)
         return parts
 

@@ -78,12 +78,17 @@ FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
         (2048, 6144, False): Tile(1, 16, 1, 2),
         (2048, 8192, False): Tile(1, 16, 1, 2),
         (2560, 9728, False): Tile(2, 4, 1, 2),
+        (3072, 4096, False): Tile(2, 4, 2, 2),
+        (5120, 4096, False): Tile(2, 4, 2, 2),
+        (5120, 12800, False): Tile(2, 2, 1, 4),
+        (6144, 4096, True): Tile(1, 2, 2, 3),
+        (12800, 5120, True): Tile(2, 4, 2, 2),
         (6144, 2048, True): Tile(1, 2, 2, 3),
         (8192, 2048, True): Tile(1, 2, 4, 2),
     }
 )
-"""Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B and of Llama-3.2-1B, for up to FEW
-rows. Their gain in whole steps is in docs/decode-speed.md."""
+"""Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B, of Llama-3.2-1B, and of Qwen3-8B and
+32B divided among two GPUs, for up to FEW rows. Their gain in whole steps is in docs/decode-speed.md."""
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Tile:
@@ -190,12 +195,30 @@ PACKED_TILES = (
 """The cuts worth measuring. Which is best depends on the GPU."""
 
 
-def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> PackedTile:
+FEW_PACKED_TILES: Mapping[tuple[int, int, bool, Kind], PackedTile] = MappingProxyType(
+    {
+        (4096, 1024, False, Kind.Q4_0): PackedTile(4, 1, 2, LANES),
+        (1024, 2048, False, Kind.Q4_0): PackedTile(8, 1, 2, LANES),
+        (3072, 1024, True, Kind.Q4_0): PackedTile(4, 1, 2, LANES),
+        (151936, 1024, False, Kind.Q6_K): PackedTile(2, 2, 2, LANES),
+        (6144, 4096, False, Kind.Q4_0): PackedTile(8, 1, 2, LANES),
+        (12288, 4096, True, Kind.Q4_0): PackedTile(4, 2, 2, LANES),
+        (5120, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
+        (151936, 4096, False, Kind.Q6_K): PackedTile(2, 2, 2, LANES),
+    }
+)
+"""The same for quantised weights: products of Qwen3-0.6B and 8B that have lanes."""
+
+
+def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind, few: bool = False) -> PackedTile:
     """Return the tile that was fastest on an H200 for the products of Qwen3-8B in Q4_0, Q8_0 and Q4_K.
 
-    Programs compute many outputs from one read of the rows if that leaves more programs than multiprocessors. If there
-    are few programs, more warps share the columns.
+    `few` is for up to FEW rows of the batch. Programs compute many outputs from one read of the rows if that leaves
+    more programs than multiprocessors. If there are few programs, more warps share the columns.
     """
+    found = FEW_PACKED_TILES.get((outputs, inputs, gated, kind)) if few else None
+    if found is not None:
+        return found
     programs = outputs // (8 if gated else 16)
     wide, nested = kind.block_bytes >= kind.block, kind.block > 32
     if gated and programs >= 640 and not nested:
@@ -235,8 +258,6 @@ class Split:
     """Rows that a program holds at once."""
     tiles: int
     """Tiles per program."""
-    late: bool = False
-    """Whether the output projection combines few parts of few sequences, instead of a launch of its own."""
 
     @property
     def rows(self) -> int:
@@ -244,9 +265,12 @@ class Split:
         return self.tile * self.tiles
 
 
-LATE_ROWS, LATE_PARTS, LATE_WIDTH = 2, 16, 2048
-"""The most sequences, parts of one, and columns of its heads that an output projection combines: each of its programs
-reads them all."""
+IN_ORDER, IN_ORDER_DIM = 16, 128
+"""Up to this many parts of a sequence, with heads of this size, are added up one after the other. That is faster, and
+the output projection can do the same."""
+LATE_WIDTH = 2048
+"""The most columns of heads for which the output projection combines the parts of a single sequence, which saves a
+launch. Each of its programs reads them all."""
 SPLITS = (
     *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
     *(Split(True, 64, tiles) for tiles in (1, 2, 4)),

@@ -30,6 +30,35 @@ def parts_of_tile(used, parts, chunks, own):
 
 
 @triton.jit
+def _in_order(
+    partial, lse, first, last, sink, HQ: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, MOST: tl.constexpr
+):  # fmt: skip
+    """Add up parts 0 to `last`, fewer than MOST, one after the other: their sum fp32 [D], that of their shares, and the
+    largest score."""
+    columns = tl.arange(0, D)
+    logs, top = (), sink
+    for number in tl.static_range(MOST):
+        found = tl.load(lse + first + number * HQ, mask=number <= last, other=-float("inf"))
+        logs += (found,)
+        top = tl.maximum(top, found)
+    mixed, total = tl.zeros([D], tl.float32), top * 0.0
+    for number in tl.static_range(MOST):
+        share = tl.exp2(logs[number] - top)
+        inside = (number <= last) & (columns < DIM)
+        mixed += share * tl.load(partial + (first + number * HQ) * DIM + columns, mask=inside, other=0.0)
+        total += share
+    return mixed, total, top
+
+
+@triton.jit
+def _pairwise(values, logs, sink):
+    """Add up values [parts, D] with a tree, by their scores; return what `_in_order` does."""
+    top = tl.maximum(tl.max(logs, 0), sink)
+    share = tl.exp2(logs - top)
+    return tl.sum(values * share[:, None], 0), tl.sum(share, 0), top
+
+
+@triton.jit
 def combine_kernel(
     partial,
     lse,
@@ -53,8 +82,7 @@ def combine_kernel(
 
     A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
     a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax
-    but has no value. If IN_ORDER is not 0, every so many parts are added up one after the other, so that a sequence
-    of no more parts has the bits that `combined` gives it.
+    but has no value. Up to IN_ORDER parts of a sequence are added up one after the other, as in `combined`.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -69,43 +97,29 @@ def combine_kernel(
     last = row // size
     if WINDOW > 0:
         last -= tl.maximum(row - (WINDOW - 1), 0) // size
-    there = chunks <= last
     gdc_wait(PDL)
     if slot >= 0:
-        part = (batch * CHUNKS + chunks) * HQ + head
-        logs = tl.load(lse + part, mask=there, other=-float("inf"))
-        if IN_ORDER == 0:
-            inside = there[:, None]
-            if DIM < D:
-                inside = inside & (columns < DIM)[None, :]
-            values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-        top = tl.max(logs, 0)
+        first, sink = batch * CHUNKS * HQ + head, -float("inf")
         if sinks is not None:
             sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-            top = tl.maximum(top, sink)
-        if IN_ORDER > 0:
-            EACH: tl.constexpr = min(PADDED, IN_ORDER)
-            group = tl.arange(0, PADDED // EACH)
-            sums, totals = tl.zeros([PADDED // EACH, D], tl.float32), tl.zeros([PADDED // EACH], tl.float32)
-            for i in tl.static_range(EACH):
-                number = group * EACH + i
-                part = (batch * CHUNKS + number) * HQ + head
-                share = tl.exp2(tl.load(lse + part, mask=number <= last, other=-float("inf")) - top)
-                inside = (number <= last)[:, None] & (columns < DIM)[None, :]
-                values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-                sums += share[:, None] * values
-                totals += share
-            mixed, total = tl.sum(sums, 0), tl.sum(totals, 0)
+        if PADDED <= IN_ORDER:
+            mixed, total, top = _in_order(partial, lse, first, last, sink, HQ, D, DIM, PADDED)
         else:
-            share = tl.exp2(logs - top)
-            mixed = tl.sum(values * share[:, None], 0)
-            total = tl.sum(share, 0)
+            part, there = first + chunks * HQ, chunks <= last
+            if IN_ORDER > 0:
+                there = there & (last >= IN_ORDER)
+            logs = tl.load(lse + part, mask=there, other=-float("inf"))
+            inside = there[:, None] & (columns < DIM)[None, :] if DIM < D else there[:, None]
+            values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+            if IN_ORDER == 0:  # noqa: SIM114 - this is known when the kernel is compiled
+                mixed, total, top = _pairwise(values, logs, sink)
+            elif last >= IN_ORDER:
+                mixed, total, top = _pairwise(values, logs, sink)
+            else:
+                mixed, total, top = _in_order(partial, lse, first, last, sink, HQ, D, DIM, IN_ORDER)
         if sinks is not None:
             total += tl.exp2(sink - top)
-        if IN_ORDER > 0:
-            mixed *= 1.0 / total
-        else:
-            mixed /= total
+        mixed *= 1.0 / total
         at = out + (batch * HQ + head) * DIM + columns
         if DIM == D:
             tl.store(at, mixed.to(out.dtype.element_ty))

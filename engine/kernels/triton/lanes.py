@@ -11,7 +11,15 @@ which costs registers. A row has the same bits in all of these.
 import triton.language as tl
 
 from engine.kernels.triton.attended import combined
-from engine.kernels.triton.gluon import constexpr_function, gl, jit, lane_layout, lane_rows_layout
+from engine.kernels.triton.gluon import (
+    constexpr_function,
+    gl,
+    jit,
+    lane_layout,
+    lane_rows_layout,
+    layout_of,
+    paired,
+)
 from engine.kernels.triton.linear import along
 from engine.kernels.triton.packed import COLUMNS, _four, _two
 
@@ -23,20 +31,22 @@ def columns_of(count, lanes):
 
 
 @jit
-def combine_rows(
+def combine_row(
     attended, dtype: tl.constexpr, i, part: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     RUN: tl.constexpr, X: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the inputs of a part of span i from what is `attended`, for one or two rows."""
+    """Combine the inputs of a part of span i from what is `attended`, `paired`: a row in RUN neighbouring columns, and
+    again in the others."""
     EACH: tl.constexpr = RUN * GROUP // 4
     L: tl.constexpr = gl.BlockedLayout([1, 1, 4], [1, EACH, 32 // EACH], [WARPS, 1, 1], [2, 1, 0])
+    PAIRS: tl.constexpr = layout_of(paired(gl.zeros([WARPS, GROUP, 8], dtype, layout=X)).type)
     first = (i * WARPS + along(0, WARPS, L)) * COLUMNS + part * (RUN * GROUP) + along(1, EACH, L) * 4
-    found = ()
-    for row in tl.static_range(len(attended[2])):
-        mixed = combined(attended, row, first, along(2, 4, L), K, PARTS)
-        found += (gl.reshape(mixed.to(dtype), [WARPS, RUN, GROUP]),)
-    both = gl.permute(gl.join(found[0], found[len(attended[2]) - 1]), [0, 2, 3, 1])
-    return gl.convert_layout(gl.reshape(both, [WARPS, GROUP, 8]), X)
+    mixed = combined(attended, first, along(2, 4, L), K, PARTS).to(dtype)
+    pairs = paired(gl.reshape(mixed, [WARPS, RUN * GROUP, 1]))
+    HALF: tl.constexpr = pairs.shape[1] // RUN
+    pairs = gl.reshape(pairs, [WARPS, RUN, HALF])
+    both = gl.permute(gl.join(pairs, pairs), [0, 2, 3, 1])
+    return gl.convert_layout(gl.reshape(both, [WARPS, HALF, 8]), PAIRS)
 
 
 @jit

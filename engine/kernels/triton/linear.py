@@ -21,7 +21,7 @@ within a warp, of weights and rows alike.)
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attended import combined, last_parts
+from engine.kernels.triton.attended import combined, last_part
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated
@@ -125,15 +125,12 @@ def _input(
     else:
         L: tl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
         first = step + _columns(fold, 1, L, WARPS, FOLDS, 4)
-        loaded = gl.zeros([WARPS, SPAN, ROWS], rows.dtype.element_ty, layout=X)
-        for row in tl.static_range(len(attended[2])):
-            found = combined(attended, row, first, along(2, 4, L), K, ATTENDED)
-            found = gl.reshape(found.to(loaded.dtype), [WARPS, SPAN])
-            found = gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(2, X)), 2)
-            if len(attended[2]) == 1:  # of the other columns, nothing is stored
-                loaded, _ = gl.broadcast(found, loaded)
-            else:
-                loaded = gl.where(along(2, ROWS, X) == row, found, loaded)
+        found = combined(attended, first, along(2, 4, L), K, ATTENDED).to(rows.dtype.element_ty)
+        found = gl.convert_layout(gl.reshape(found, [WARPS, SPAN]), gl.SliceLayout(2, X))
+        # Of the columns of other rows, nothing is stored.
+        loaded, _ = gl.broadcast(
+            gl.expand_dims(found, 2), gl.zeros([WARPS, SPAN, ROWS], found.dtype, layout=X)
+        )
     return loaded
 
 
@@ -346,7 +343,8 @@ def linear_kernel(
     the sum of the squares of each program's outputs. With NORM and PREPARED, x has been prepared like this, and
     square_sums fp32 [COUNT, PREPARED] has the sums of the programs that did it; the weight is not applied again.
 
-    With ATTENDED, x is not read but `combined` from the parts that the attention has left in partial and lse.
+    With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
+    lse.
 
     A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
     bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
@@ -400,7 +398,7 @@ def linear_kernel(
             after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
     attended = None
     if ATTENDED is not None:
-        attended = partial, lse, last_parts(active, counters, COUNT, ATTENDED)
+        attended = partial, lse, last_part(active, counters, ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     carried = ()

@@ -10,7 +10,7 @@ tensor core's sums (`lanes.py`).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
 import triton.language as tl
 
-from engine.kernels.triton.attended import last_parts
+from engine.kernels.triton.attended import last_part
 from engine.kernels.triton.gluon import (
     async_copy,
     constexpr_function,
@@ -22,7 +22,7 @@ from engine.kernels.triton.gluon import (
     paired,
     unpaired,
 )
-from engine.kernels.triton.lanes import columns_of, combine_rows, load_lanes, own, together
+from engine.kernels.triton.lanes import columns_of, combine_row, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
 from engine.kernels.triton.packed import (
@@ -126,17 +126,17 @@ def _load_rows(
     """Load the inputs of a part of span i, `paired`: K numbers for each of the matrices side by side."""
     at, step = _columns(part, X, WARPS, GROUP, RUN), i * (WARPS * COLUMNS)
     if ATTENDED is not None:
-        loaded = combine_rows(attended, rows.dtype.element_ty, i, part, K, WARPS, GROUP, RUN, X, ATTENDED)
+        loaded = combine_row(attended, rows.dtype.element_ty, i, part, K, WARPS, GROUP, RUN, X, ATTENDED)
     elif CHOSEN == 1 or ACROSS * COLUMNS == K:
-        loaded = _load(rows, at, step, given, order, K, CHOSEN, WHOLE)
+        loaded = paired(_load(rows, at, step, given, order, K, CHOSEN, WHOLE))
     else:
         choice = choice_of(i, X, WARPS, ACROSS)
         at += step - choice * (ACROSS * COLUMNS)
         inside = (at < K) & (choice < CHOSEN)
-        loaded = gl.load(
-            rows + (choice * K + at), mask=inside if given is None else inside & given, other=0.0
+        loaded = paired(
+            gl.load(rows + (choice * K + at), mask=inside if given is None else inside & given, other=0.0)
         )
-    return paired(loaded)
+    return loaded
 
 
 @jit
@@ -328,7 +328,7 @@ def packed_linear_kernel(
     subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
     number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
     FLOATS is the kind of the codes (see `models.weights.packing`). LANES is 1, or 4 if SHARED is 1. ATTENDED is as in
-    `linear_kernel`, for one or two rows in lanes. Pointers that the flags leave unused may be anything. order, int32
+    `linear_kernel`, for a row in lanes. Pointers that the flags leave unused may be anything. order, int32
     [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
@@ -398,7 +398,7 @@ def packed_linear_kernel(
     constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
     attended = None
     if ATTENDED is not None:
-        attended = partial, lse, last_parts(active, counters, COUNT, ATTENDED)
+        attended = partial, lse, last_part(active, counters, ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     gdc_wait(PDL)
     weighed = None

@@ -13,7 +13,7 @@ from engine.execute.cuda import fused_program
 from engine.execute.cuda.cuts import Cuts, numbers
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
-from engine.execute.cuda.tiles import LANES, LATE_ROWS, Split
+from engine.execute.cuda.tiles import LANES
 from models.load import load_model
 from models.network import Network
 from tests.engine.kernels.test_rows import Case
@@ -37,24 +37,25 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder, name = tmp_path_factory.mktemp("attended"), request.param
     sizes: dict[str, Any] = {"num_hidden_layers": 1 if name in GGUF.__members__ else 2, "vocab_size": 24}
     if name == "llama":
-        config = tiny_llama(hidden_size=192, num_attention_heads=3, num_key_value_heads=3, **sizes)
+        config = tiny_llama(hidden_size=384, num_attention_heads=3, num_key_value_heads=3, **sizes)
     else:
-        config = tiny_qwen3(hidden_size=256, num_attention_heads=8, head_dim=64, **sizes)
+        config = tiny_qwen3(hidden_size=256, num_attention_heads=4, head_dim=128, **sizes)
     if name in GGUF.__members__:
         files = files_of(write_gguf(folder / "model.gguf", random_model(config), {"attn_output": GGUF[name]}))
         return load_model(files, dtype=torch.float32, device=CPU, packs=lambda spec: True)
     return load_model(files_of(write_checkpoint(folder, config)), dtype=torch.float32, device=CPU)
 
 
-def late_cuts(decoder: FusedDecoder) -> Cuts:
-    """The output projection combines; with quantised weights it has lanes, too."""
-    chosen = {}
-    for name, cuts in decoder.cuts.candidates.items():
-        for cut in cuts:
-            if (isinstance(cut, Split) and cut.late) or getattr(cut, "lanes", 1) == LANES:
-                chosen[name] = numbers(cut)
-    assert any("attention" in name for name in chosen)
-    return Cuts(chosen=chosen)
+def laned_cuts(decoder: FusedDecoder) -> Cuts:
+    """Quantised output projections have lanes: only those combine."""
+    return Cuts(
+        chosen={
+            name: numbers(cut)
+            for name, cuts in decoder.cuts.candidates.items()
+            for cut in cuts
+            if getattr(cut, "lanes", 1) == LANES
+        }
+    )
 
 
 @pytest.fixture
@@ -76,16 +77,15 @@ def test_rows_have_the_same_bits_whoever_combines_their_parts(model: Network, co
     case = Case(model, [3, 200, 250, 64])
     decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False)
     case.run(decoder, [0], 1)
-    decoder.cuts = late_cuts(decoder)
+    decoder.cuts = laned_cuts(decoder)
     combined.clear()
     alone = torch.cat([case.run(decoder, [slot], 1)[0] for slot in range(4)])
+    assert not combined
     pair, _ = case.run(decoder, [2, 0], 2)
     one, _ = case.run(decoder, [1], 2)  # and a row without a sequence
-    assert not combined
-    assert LATE_ROWS == 2
+    four, cache = case.run(decoder, [0, 1, 2, 3], 4)
     assert torch.equal(pair, alone[[2, 0]])
     assert torch.equal(one, alone[1:2])
-    four, cache = case.run(decoder, [0, 1, 2, 3], 4)
     assert torch.equal(four, alone)
     case.slots.activate([2], 1)
     case.slots.send()
@@ -93,7 +93,7 @@ def test_rows_have_the_same_bits_whoever_combines_their_parts(model: Network, co
     with torch.inference_mode():
         long = decoder.run(1, 2560)  # in a step for longer sequences there are too many parts
     assert torch.equal(long[:1], alone[2:3])
-    assert combined == [4] * len(model.layers) + [1] * len(model.layers)
+    assert combined == [rows for rows in (2, 2, 4, 1) for _ in model.layers]
     plain, written = case.run(PlainDecoder(model, case.cache, case.slots.given, "triton"), [0, 1, 2, 3], 4)
     torch.testing.assert_close(alone, plain, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)

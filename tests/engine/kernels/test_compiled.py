@@ -84,7 +84,7 @@ print(json.dumps([
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
     linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
     linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
-    linear(1024, 2048, COUNT=2, RESIDUAL=True, ATTENDED=(128, 128, 80, 5), **LEFT),
+    linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
@@ -162,8 +162,8 @@ for kind, packing, lanes, count in cases:
     constants |= dict(PREPARED=256, square_sums="pointer", LANES=lanes)
     constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
     constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
-    if lanes > 1 and count == 2:
-        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 80, 5), **LEFT)
+    if lanes > 1 and count == 1:
+        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 5), **LEFT)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]

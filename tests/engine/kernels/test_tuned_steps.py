@@ -130,7 +130,9 @@ def test_what_is_no_candidate_is_not_taken() -> None:
     assert right.product(8, 4096, 1024, False, None) == Tile(1, 8, 2, 2)
     assert right.product(16, 4096, 1024, False, None) == many, "more rows have choices of their own"
     assert right.product(1, 4096, 1024, True, None) != Tile(1, 8, 2, 2)
-    assert right.product(1, 4096, 1024, False, Kind.Q4_0) == choose_packed_tile(4096, 1024, False, Kind.Q4_0)
+    assert right.product(1, 4096, 1024, False, Kind.Q4_0) == choose_packed_tile(
+        4096, 1024, False, Kind.Q4_0, few=True
+    )
 
 
 @pytest.mark.parametrize("capability", STARTS, ids=str)
@@ -159,7 +161,7 @@ def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, in
                 assert isinstance(packed, PackedTile)
                 assert packed.shared(inputs, kind) <= room
                 if capability == (9, 0):
-                    assert packed == choose_packed_tile(outputs, inputs, gated, kind)
+                    assert packed == choose_packed_tile(outputs, inputs, gated, kind, few=True)
             assert all(
                 cut.shared(inputs) < kilobytes << 10
                 for name, known in cuts.candidates.items()
@@ -181,8 +183,6 @@ def test_choices_are_told_in_words() -> None:
     assert told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
     in_lanes = told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(8, 1, 2, 4)))
     assert in_lanes == "8 warps, 1 tile, 2 ahead, 4 lanes"
-    late = told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(False, 64, 2, late=True)))
-    assert late == "128 rows a part, no tensor cores, combined by the output projection"
     assert (
         told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(True, 64, 2)))
         == "128 rows a part, tensor cores"
