@@ -9,6 +9,7 @@ import torch
 
 from engine.execute.cuda.tiles import (
     FEW,
+    LATE_WIDTH,
     PACKED_TILES,
     SPLITS,
     TILES,
@@ -145,12 +146,18 @@ class Cuts:
         return found
 
     def combines(self, rows: int, layer: Linear) -> bool:
-        """Return whether a product can combine the parts of its input: if quantised, only in lanes."""
+        """Return whether a product combines the parts of its input: if it is small and, if quantised, in lanes.
+
+        On an H200, a token of Qwen3-0.6B takes 487 instead of 499 us, and one of 1.7B 1,089 instead of 1,109. Half of
+        8B, with twice the outputs, takes 2,231 instead of 2,153.
+        """
         for weight in layer.parts:
             kind = weight.format if weight.planes is not None else None
             tile = self.product(rows, weight.rows, weight.columns, False, kind)
             ordered = weight.planes is not None and weight.planes.order is not None
             if isinstance(tile, PackedTile) and (tile.lanes == 1 or ordered):
+                return False
+            if max(weight.rows, weight.columns) > LATE_WIDTH:
                 return False
         return True
 

@@ -21,7 +21,7 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.sharing import most_members
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_profile import Ran, record_trace
-from engine.execute.cuda.tiles import FEW, FUSED, SMALLEST
+from engine.execute.cuda.tiles import FEW, FUSED, SMALLEST, context_limit
 from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.triton.ahead import Compilers, Launch, recorded
 from engine.kernels.triton.launch import shared_bytes
@@ -29,7 +29,7 @@ from models.network import Network
 
 T = TypeVar("T")
 ROW = 511
-"""The row of a step's token: the context that the benchmarks use."""
+"""The row of a step's token while tuning: the context that the benchmarks use."""
 PROMPT, PROMPT_TOKENS, PROMPT_LAYERS = 0, 1024, 4
 """In place of a number of rows, PROMPT means the attention of a prompt of PROMPT_TOKENS tokens in PROMPT_LAYERS
 layers."""
@@ -100,9 +100,11 @@ class StepBench:
         stopwatch: Stopwatch,
         prompts: bool = False,
         used: Chosen = MappingProxyType({}),
+        row: int = ROW,
     ) -> None:
         """`like` is the cache of real sequences, `used` their cuts. `prompts` says whether our kernels compute prompt
-        attention, too. Without `compilers`, kernels are compiled when they are first launched."""
+        attention, too. Without `compilers`, kernels are compiled when they are first launched. `row` is that of a
+        step's token."""
         self._network, self._like, self._pdl = network, like, pdl
         self._cuts = cuts
         self._compute = compute
@@ -110,6 +112,7 @@ class StepBench:
         self._stopwatch = stopwatch
         self._prompts = prompts
         self._used = used
+        self._row, self._limit = row, context_limit(row)
         self._program: FusedDecoder | None = None
         self._cache: KVCache | None = None
         self._step_s = SLICE_S
@@ -117,7 +120,7 @@ class StepBench:
     @staticmethod
     def cache_bytes(like: KVCache) -> int:
         """Return the bytes that the bench's own cache takes in addition to `like`."""
-        return like.kv[:, :, :1].nbytes * _blocks(like) * like.block_size
+        return like.kv[:, :, :1].nbytes * _blocks(like, SMALLEST) * like.block_size
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
         """See `Bench`. The candidates are in the order in which a step uses them."""
@@ -196,7 +199,7 @@ class StepBench:
         if self._program is None:
             spec, like = self._network.spec, self._like
             heads, device = spec.attention, like.kv.device
-            blocks = _blocks(like)
+            blocks = _blocks(like, self._limit)
             cache = KVCache(
                 len(spec.layers),
                 blocks,
@@ -216,7 +219,7 @@ class StepBench:
             given = StepInput(
                 torch.arange(FUSED, dtype=torch.int32, device=device),
                 full(0, FUSED, dtype=torch.int64),
-                full(ROW, FUSED, 2, dtype=torch.int64),
+                full(self._row, FUSED, 2, dtype=torch.int64),
                 torch.arange(blocks, dtype=torch.int32, device=device).repeat(FUSED, 1),
                 full(0, FUSED),
                 full(-1, most_members(FUSED)),
@@ -228,7 +231,7 @@ class StepBench:
     def _run(self, rows: int) -> None:
         program = self._ready()
         if rows != PROMPT:
-            program.run(rows, SMALLEST)
+            program.run(rows, self._limit)
         elif self._prompts:
             self._prompt(program.cuts)
 
@@ -241,7 +244,7 @@ class StepBench:
         ends = torch.arange(2, dtype=torch.int32, device=device) * PROMPT_TOKENS
         table = torch.arange(
             -(-PROMPT_TOKENS // cache.block_size), dtype=torch.int32, device=device
-        ) % _blocks(cache)
+        ) % _blocks(cache, self._limit)
         tile = cuts.prompt(spec, q.element_size(), shared_bytes(device))
         for layer in range(min(PROMPT_LAYERS, len(cache.k))):
             ragged_attention(
@@ -267,6 +270,6 @@ class StepBench:
             return None
 
 
-def _blocks(like: KVCache) -> int:
-    """Return the blocks of a bench sequence."""
-    return -(-SMALLEST // like.block_size)
+def _blocks(like: KVCache, limit: int) -> int:
+    """Return the blocks of a bench sequence of up to `limit` rows."""
+    return -(-limit // like.block_size)

@@ -269,8 +269,8 @@ IN_ORDER, IN_ORDER_DIM = 16, 128
 """Up to this many parts of a sequence, with heads of this size, are added up one after the other. That is faster, and
 the output projection can do the same."""
 LATE_WIDTH = 2048
-"""The most columns of heads for which the output projection combines the parts of a single sequence, which saves a
-launch. Each of its programs reads them all."""
+"""The most inputs and outputs of an output projection that combines the parts of a single sequence, which saves a
+launch: each of its programs reads all parts."""
 SPLITS = (
     *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
     *(Split(True, 64, tiles) for tiles in (1, 2, 4)),
