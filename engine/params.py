@@ -106,7 +106,12 @@ class SamplingParams:
             (0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or more, below 2^31"),
             (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1"),
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1"),
-            (0.0 < self.repetition_penalty < inf, "repetition_penalty", self.repetition_penalty, "above 0"),
+            (
+                0.01 <= self.repetition_penalty <= 100,
+                "repetition_penalty",
+                self.repetition_penalty,
+                "from 0.01 to 100",
+            ),
             (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "from -2 to 2"),
             (
                 -2.0 <= self.frequency_penalty <= 2.0,
@@ -120,7 +125,12 @@ class SamplingParams:
                 self.logprobs,
                 f"from 0 to {MOST_ALTERNATIVES}",
             ),
-            (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more"),
+            (
+                self.max_tokens is None or 1 <= self.max_tokens < 2**31,
+                "max_tokens",
+                self.max_tokens,
+                "1 or more, below 2^31",
+            ),
             (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1"),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
             (

@@ -25,6 +25,8 @@ _FINAL = {"harmony": '⟦<|channel|>⟧ "final" ⟦<|message|>⟧ '}
 """What an answer begins with that is no call."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line: a model cannot write blanks for ever."""
+_NONE: dict[str, Any] = {"type": "object", "properties": {}}
+"""How a function is described that has no parameters."""
 
 
 def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> Constraint:
@@ -99,6 +101,8 @@ def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: boo
 def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
     """One call of this function."""
     parameters = dict(function["parameters"])
+    if parameters == _NONE:  # a model would invent some
+        parameters["additionalProperties"] = False
     if format == "harmony":
         header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'
         return f"{header} {_json(parameters)} ⟦<|call|>⟧"

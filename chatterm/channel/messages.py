@@ -69,11 +69,13 @@ NOTHING = Raw(_encoder.encode(None))
 
 
 def packed(value: Any) -> Raw:
-    """A body. Raises FrameError for text that is not valid Unicode."""
+    """A body. Raises FrameError for text that is not valid Unicode, and for numbers that are too large."""
     try:
         return Raw(_encoder.encode(value))
     except UnicodeEncodeError:
         raise FrameError("The text is not valid Unicode (a lone surrogate); remove that character.") from None
+    except OverflowError:
+        raise FrameError("A number is too large; whole numbers must be from -2^63 to 2^64 - 1.") from None
 
 
 def unpacked(body: Raw | bytes, kind: type[T]) -> T:

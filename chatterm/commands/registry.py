@@ -34,6 +34,8 @@ class Command:
     """Arguments that are offered and only known while the program runs; a space at the end wants one more word."""
     goes_on: Callable[[str], list[str]] | None = None
     """What all that is written behind the name may become, where that is more than one word."""
+    accepts: Callable[[str], bool] | None = None
+    """Whether what is written is an argument as it is, where it need not be one of those that are offered."""
     takes_path: bool = False
     """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any, and
     with `goes_on` only there."""
@@ -65,6 +67,12 @@ def _sampling() -> list[str]:
     from chatterm.commands.sampling import suggested
 
     return suggested()
+
+
+def _is_sampling(text: str) -> bool:
+    from chatterm.commands.sampling import is_choice
+
+    return is_choice(text)
 
 
 def _tool_groups() -> list[str]:
@@ -267,6 +275,7 @@ COMMANDS: tuple[Command, ...] = (
         {"f9": ""},
         is_free=True,
         suggest=_sampling,
+        accepts=_is_sampling,
     ),
     Command(
         "tools",
@@ -444,15 +453,28 @@ def completions(text: str) -> list[tuple[str, Command]]:
 
 def choice_completions(text: str) -> list[str]:
     """Whole lines that `/name arg` may become, where there are arguments to offer."""
+    return [line for line in _offered(text) if line != text]
+
+
+def is_whole(text: str) -> bool:
+    """Whether the argument of `/name arg` is one as it is written, although it may become another."""
+    match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
+    command = find(match[1].lower()) if match else None
+    if match is not None and command is not None and command.accepts is not None:
+        return command.accepts(match[2])
+    return text in _offered(text)
+
+
+def _offered(text: str) -> list[str]:
     match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None:
         return []
     if command.goes_on is not None:
-        return [line for more in command.goes_on(match[2]) if (line := f"/{match[1]} {more}") != text]
+        return [f"/{match[1]} {more}" for more in command.goes_on(match[2])]
     offered = command.suggest() if command.suggest is not None else command.choices
     more = {choice: choice[len(match[2]) :] for choice in offered if choice.startswith(match[2])}
-    return [f"/{match[1]} {choice}" for choice, rest in more.items() if rest and " " not in rest.rstrip()]
+    return [f"/{match[1]} {choice}" for choice, rest in more.items() if " " not in rest.rstrip()]
 
 
 def path_start(text: str) -> int | None:

@@ -91,6 +91,14 @@ def with_choice(chosen: Mapping[str, Any], text: str) -> tuple[str, dict[str, An
     return name, {**chosen, name: setting}
 
 
+def is_choice(text: str) -> bool:
+    """Whether `NAME VALUE` can be chosen as it is written."""
+    try:
+        return bool(text.strip().lower() in _BACK or (split(text)[1] and with_choice({}, text)))
+    except EngineError:
+        return False
+
+
 def split(text: str) -> tuple[str, str]:
     """The name and the value in `NAME VALUE` or `NAME=VALUE`; "" for no value. Raises EngineError for no such name."""
     written, *rest = re.split(r"\s*=\s*|\s+", text.strip(), maxsplit=1)

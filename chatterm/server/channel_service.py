@@ -181,7 +181,11 @@ class ChannelService(asyncio.Protocol):
             raise _gone("The engine process is not running; try again soon.")
         id, answers = next(self._numbers), _Answers()
         try:
-            frame = to_frame(Call(id, method, packed(body)))
+            whole = packed(body)
+        except FrameError as error:
+            raise RequestError(400, "invalid_request_error", str(error)) from None
+        try:
+            frame = to_frame(Call(id, method, whole))
         except FrameError as error:
             raise RequestError(413, "invalid_request_error", str(error)) from None
         self._calls[id] = answers

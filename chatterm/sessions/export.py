@@ -3,15 +3,19 @@
 import os
 import re
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Literal, cast, get_args
 
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import UNTITLED
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line
+from models.units import bytes_text
 
 Format = Literal["md", "json", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+LARGEST_IMPORT = 256 << 20
+"""The most bytes of a file that can be imported."""
 _SUFFIXES = {".md": "md", ".markdown": "md", ".json": "json", ".html": "html", ".htm": "html"}
 
 
@@ -70,9 +74,17 @@ def read_import(path: Path) -> tuple[SessionInfo, Tree]:
 
     shown = one_line(str(path), 200)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        mode = path.stat().st_mode
+        if not S_ISREG(mode) and not S_ISDIR(mode):  # reading a pipe would wait, and a device may have no end
+            raise SessionError(f"{shown} is not a regular file; a JSON export is needed.")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_IMPORT + 1)
     except OSError as error:
         raise SessionError(f"{shown} cannot be read: {error.strerror or error}.") from error
+    if len(data) > LARGEST_IMPORT:
+        raise SessionError(f"{shown} is longer than {bytes_text(LARGEST_IMPORT)}; it cannot be imported.")
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SessionError(f"{shown} is not UTF-8 text; a JSON export is needed.") from error
     try:

@@ -8,7 +8,7 @@ from textual import events, on
 from textual.message import Message
 
 from chatterm.backends.backend import EngineError
-from chatterm.commands.registry import choice_completions, completions, path_start
+from chatterm.commands.registry import choice_completions, completions, is_whole, path_start
 from chatterm.conversation.attachments import working_folder
 from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.widgets.canvas import Canvas
@@ -38,7 +38,7 @@ class Suggestion:
     cursor: int | None = None
     """Where in `text` to go on writing; None: at its end."""
     is_extra: bool = False
-    """What is written makes sense without it, so Enter sends that; Tab takes the suggestion."""
+    """What is written makes sense without it, so Enter sends that unless the suggestion was moved to; Tab takes it."""
 
 
 def suggestions(text: str) -> list[Suggestion]:
@@ -52,13 +52,14 @@ def suggestions(text: str) -> list[Suggestion]:
         )
         for name, c in completions(text)
     ]
+    whole = not found and is_whole(text)
     return found or [
         Suggestion(
             line.rstrip(),
             argument_help(line) if line.endswith("=") else "",
             line,
             not line.endswith((" ", "=")),
-            is_extra=line.endswith("="),
+            is_extra=whole or line.endswith("="),
         )
         for line in choice_completions(text)
     ]
@@ -144,6 +145,8 @@ class Completion(Canvas):
         """Servers that were asked what they offer."""
         self._all: list[Suggestion] = []
         self._index = 0
+        self.was_moved = False
+        """Whether the row was chosen with the arrows."""
         self._text = ""
         self._wanted: tuple[str, PathToken] | None = None
         """The path to look for, in its text."""
@@ -253,7 +256,8 @@ class Completion(Canvas):
         if len(found) == 1 and found[0].path == token.path and not found[0].is_folder:
             found = []
         if text.startswith("/"):
-            choices = [Suggestion(line, "", line, True) for line in choice_completions(text)]
+            whole = is_whole(text)
+            choices = [Suggestion(line, "", line, True, is_extra=whole) for line in choice_completions(text)]
             self._show([*choices, *file_suggestions(text, token, found)], text)
         else:
             self._show(path_suggestions(text, token, found), "")
@@ -262,14 +266,14 @@ class Completion(Canvas):
         if len(found) == 1 and found[0].text == text:
             found = []
         if found != self._all:
-            self._all, self._index = found, 0
+            self._all, self._index, self.was_moved = found, 0, False
         self._open(bool(self._all))
         if self._all:
             self.styles.height = min(len(self._all), self._rows)
             self.refresh()
 
     def close(self) -> None:
-        self._all = []
+        self._all, self.was_moved = [], False
         self._wanted = None
         self._open(False)
 
@@ -286,7 +290,7 @@ class Completion(Canvas):
         return self._all[self._index] if self._all and self.display else None
 
     def move(self, step: int) -> None:
-        self._index = (self._index + step) % len(self._all)
+        self._index, self.was_moved = (self._index + step) % len(self._all), True
         self.refresh()
 
     def build(self, width: int) -> list[Line]:

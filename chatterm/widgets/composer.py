@@ -256,7 +256,9 @@ class Composer(FoldingArea):
         if key in ("up", "down"):
             self._completion.move(-1 if key == "up" else 1)
         elif key == "tab" or (
-            key == "enter" and not chosen.is_extra and self.text.strip() != chosen.text.strip()
+            key == "enter"
+            and (self._completion.was_moved or not chosen.is_extra)
+            and self.text.strip() != chosen.text.strip()
         ):
             self.choose(chosen, run=key == "enter")
         elif key == "escape":

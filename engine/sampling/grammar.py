@@ -7,6 +7,8 @@ lexer are bounded, and nothing is downloaded.
 import json
 import re
 from collections import OrderedDict
+from decimal import Decimal, InvalidOperation
+from math import lcm
 from threading import Lock
 from typing import Any
 
@@ -28,6 +30,11 @@ LIMITS = llguidance.LLParserLimits(
     max_lexer_states=50_000,  # 100 MB
     verbose_errors=False,
 )
+MOST_REMAINDERS = 100_000
+"""The largest `multipleOf`, and the most of all in a schema together: a lexer needs a state for every remainder, which
+the limits above do not count. These take 0.2 s and 25 MB."""
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
+_ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 _JSON: Any = {
     # One line, as json.dumps writes it: fixed text is forced, and a model cannot write blanks for ever.
     "whitespace_flexible": False,
@@ -166,6 +173,7 @@ def _refused(name: str, why: str) -> EngineError:
 
 def _grammar(constraint: Constraint) -> str:
     """Return a constraint in the library's format. Raises EngineError."""
+    _check_multiples(constraint)
     if constraint.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
     if constraint.kind == "lark":
@@ -179,6 +187,28 @@ def _grammar(constraint: Constraint) -> str:
         nested = isinstance(error, RecursionError) or "recursion limit" in str(error)
         why = "it is nested too deeply" if nested else reason(str(error))
         raise _refused(NAMES[constraint.kind], why) from None
+
+
+def _check_multiples(constraint: Constraint) -> None:
+    """Raise EngineError if a schema, or one in a grammar, has numbers whose multiples take too long to recognise.
+
+    Some may have to be multiples of several: these count by their common multiple. The digits of a fraction count.
+    """
+    common, total = 1, 0
+    for written in _MULTIPLE.findall(_ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), constraint.text)):
+        try:
+            _, digits, exponent = abs(Decimal(written)).normalize().as_tuple()
+        except InvalidOperation:
+            continue  # the library says what is wrong with it
+        number = MOST_REMAINDERS + 1
+        if isinstance(exponent, int) and len(digits) + max(exponent, 0) <= 12:
+            number = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+        common, total = lcm(common, number or 1), total + number
+        if max(common, total) > MOST_REMAINDERS:
+            raise _refused(
+                NAMES[constraint.kind],
+                f"its multipleOf is too large; {MOST_REMAINDERS:,} is the most, for all in it together",
+            )
 
 
 def _unanchored(expression: str) -> str:

@@ -175,7 +175,8 @@ class Speculating:
             self.pace.acceptance.saw(known.tried, guesses, held)
             saved = held * plain - (min(seconds / costs.unit_s, rows) - plain) / guessing
             (self.pace.drafts if known.tried.chances else known.balance).saw(saved)
-            sequence.saved_s += saved * costs.unit_s
+            # A step in which no guess was right saved nothing, even if it was faster than most.
+            sequence.saved_s += (saved if held else min(saved, 0.0)) * costs.unit_s
         costs.saw(rows, seconds, len(checked))
 
     def drafted(self, rows: int, seconds: float) -> None:

@@ -160,6 +160,35 @@ async def test_a_command_with_arguments_is_completed_then_its_choices() -> None:
         await driver.until(lambda: backend.think == "off")
 
 
+@pytest.mark.parametrize(
+    ("typed", "name", "value"),
+    [
+        ("temperature 0", "temperature", 0.0),
+        ("max_tokens 4", "max_tokens", 4),
+        ("top_k 4", "top_k", 4),
+        ("seed 4", "seed", 4),
+        ("speculation o", "speculation", "off"),
+    ],
+)
+async def test_a_value_that_is_one_is_sent_as_it_was_typed(typed: str, name: str, value: object) -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await driver.types(f"/set {typed}")
+        await driver.until(lambda: driver.app.screen.query_one(Completion).display)
+        await driver.pilot.press("enter")
+        await driver.until(lambda: name in backend.sampling)
+        assert backend.sampling[name] == value
+
+
+async def test_a_row_that_was_moved_to_is_taken_instead() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await driver.types("/set temperature 0")
+        await driver.shows("/set temperature 0.7")
+        await driver.pilot.press("down", "enter")
+        await driver.until(lambda: backend.sampling == {"temperature": 0.7})
+
+
 async def test_escape_closes_the_list_and_keeps_the_text() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.types("/st")

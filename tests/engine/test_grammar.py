@@ -131,6 +131,12 @@ LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref":
         (schema({"$ref": "https://example.com/x.json"}), "does not fetch"),
         (schema({"$ref": "file:///etc/passwd"}), "JSON schema cannot be used"),
         (schema(LOOP), "nothing matches it"),
+        (schema({"multipleOf": 2**31}), "multipleOf is too large; 100,000 is the most"),
+        (schema({"multipleOf": 1e300}), "multipleOf is too large"),
+        (schema({"items": {"multipleOf": 0.1234567}}), "multipleOf is too large"),
+        (schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), "multipleOf is too large"),
+        (Constraint("json_schema", '{"multiple\\u004ff": 99999999}'), "multipleOf is too large"),
+        (Constraint("lark", 'start: %json {"multipleOf": 99999999}'), "multipleOf is too large"),
         (Constraint("regex", "(a"), "regular expression cannot be used: unclosed group"),
         (Constraint("regex", "(?=a)b"), "look-around"),
         (Constraint("regex", r"(a)\1"), "backreferences are not supported"),
@@ -258,6 +264,13 @@ def test_what_was_compiled_is_kept_for_the_next_request(grammars: Grammars, toke
     assert allowed(one) == {b}
 
 
+def test_multiples_that_are_soon_recognised(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    for step, fits, other in ((0.01, "1.25", "1.255"), (86_400, "172800", "86401"), (1e-7, "0.0000001", "x")):
+        multiple = schema({"type": "number", "multipleOf": step})
+        assert accepts(grammars.matcher(multiple), tokenizer.encode_plain(fits))
+        assert not accepts(grammars.matcher(multiple), tokenizer.encode_plain(other))
+
+
 def test_settings_out_of_range() -> None:
     for values in (
         {"frequency_penalty": 2.5},
@@ -268,6 +281,10 @@ def test_settings_out_of_range() -> None:
         {"logit_bias": {"3": 1.0}},
         {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         {"logit_bias": {3: float("nan")}},
+        {"max_tokens": 0},
+        {"max_tokens": 2**31},
+        {"repetition_penalty": 1e-40},
+        {"repetition_penalty": 1e40},
     ):
         with pytest.raises(EngineError):
             SamplingParams(**values)  # type: ignore[arg-type]

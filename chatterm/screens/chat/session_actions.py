@@ -125,7 +125,7 @@ class SessionActions(LibraryActions):
             raise EngineError("This conversation is not saved yet; send a message first.")
         self.screen.keeper.update(title=title)
         self.conversation.given_title = title
-        self.screen.say(f"This conversation is now called {title!r}.")
+        self.screen.say(f"This conversation is now called “{title}”.")
 
     def export(self, text: str) -> None:
         from chatterm.sessions.export import FORMATS, exported, file_name, format_of, write_export

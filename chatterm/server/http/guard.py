@@ -69,7 +69,7 @@ class Guard:
             return _forbidden("The Host header does not name this machine; use 127.0.0.1 or localhost.")
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() != b"http://" + headers[b"host"].lower():
-            return _forbidden("Web pages may not use this server unless it has a key (--api-key-file).")
+            return _forbidden("Web pages may not use this server; ask it from a program of this machine.")
         return None
 
 

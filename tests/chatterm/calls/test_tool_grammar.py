@@ -51,6 +51,7 @@ def test_a_call_that_is_allowed_is_found(format, calls):
     assert accepts(forced_calls(format, TOOLS, False), text) == (len(calls) == 1)
     parser = Parser(format, ["go", "stop"])
     events = parser.push(text) + parser.end()
+    assert not accepts(forced_calls(format, TOOLS, True), written(format, [("stop", '{"made": "up"}')]))
     names = [event.name for event in events if isinstance(event, CallBegan)]
     given = [event.text for event in events if isinstance(event, CallArguments)]
     assert list(zip(names, given, strict=True)) == calls

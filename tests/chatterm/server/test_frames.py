@@ -57,6 +57,12 @@ def test_nothing_is_sent_that_the_other_side_would_refuse() -> None:
         framed(bytes(MOST + 1))
 
 
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, {"a": [2**70]}, "\ud800"])
+def test_what_cannot_be_written_is_said_in_a_line(value: object) -> None:
+    with pytest.raises(FrameError):
+        packed(value)
+
+
 _MESSAGES = [
     Call(3, "send", packed("hi")),
     Feed(3, packed(None)),

@@ -1,6 +1,7 @@
 """Export and import: a whole tree goes out as JSON and comes in again; Markdown and HTML are one branch."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -274,7 +275,7 @@ def test_names_of_files(info: SessionInfo) -> None:
             format_of(Path(name))
 
 
-def test_files(tmp_path: Path, info: SessionInfo, tree: Tree) -> None:
+def test_files(tmp_path: Path, info: SessionInfo, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     write_export(path, to_json(info, tree))
     assert read_import(path)[1].exchanges == ended(tree)
@@ -289,6 +290,15 @@ def test_files(tmp_path: Path, info: SessionInfo, tree: Tree) -> None:
     for bad in (tmp_path / "none.json", tmp_path):
         with pytest.raises(SessionError, match="cannot be read"):
             read_import(bad)
+    os.mkfifo(tmp_path / "pipe.json")
+    for endless in (tmp_path / "pipe.json", Path("/dev/zero")):
+        with pytest.raises(SessionError, match="not a regular file"):
+            read_import(endless)
+    (tmp_path / "pipe.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("chatterm.sessions.export.LARGEST_IMPORT", 2)
+        with pytest.raises(SessionError, match="longer than 2 B"):
+            read_import(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SessionError, match="not UTF-8 text"):
         read_import(path)
