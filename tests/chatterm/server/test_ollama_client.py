@@ -43,6 +43,16 @@ def test_models(client, running):
     assert httpx.get(f"{running.url}/api/version").json()["version"]
 
 
+def test_null_is_content_that_is_not_given(client, running):
+    asked = {
+        "model": "tiny",
+        "messages": [*HELLO, {"role": "assistant", "content": None}, *HELLO],
+        "stream": False,
+    }
+    assert httpx.post(f"{running.url}/api/chat", json=asked).status_code == 200
+    assert [message.content for message in running.service.asked[-1].messages][1] == ""
+
+
 def test_a_chat_with_options(client, running):
     options = {"temperature": 0, "num_predict": 3, "num_ctx": 2048, "repeat_penalty": 1.1, "stop": ["END"]}
     answer = client.chat(

@@ -239,7 +239,11 @@ def test_responses(client, running):
     assert (asked.think, asked.sampling) == ("off", {"max_tokens": 9})
     assert [message.role for message in asked.messages] == ["system", "user"]
     running.service.reason = "length"
-    assert client.responses.create(model="tiny", input="Really?").status == "incomplete"
+    cut = client.responses.create(model="tiny", input="Really?")
+    assert (cut.status, [item.status for item in cut.output]) == ("incomplete", ["completed", "incomplete"])
+    with client.responses.stream(model="tiny", input="Really?") as stream:
+        items = [event.item for event in stream if event.type == "response.output_item.done"]
+    assert [item.status for item in items] == ["completed", "incomplete"]
 
 
 def test_responses_stream_as_the_client_expects(client, running):

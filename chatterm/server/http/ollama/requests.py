@@ -86,7 +86,7 @@ class Call(Struct, forbid_unknown_fields=True):
 
 class Message(Struct, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = ""
     thinking: str | None = None
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
@@ -260,7 +260,7 @@ def _messages(given: Sequence[Message]) -> tuple[ChatMessage, ...]:
         if calls:
             waiting = list(calls)
         found.append(
-            ChatMessage(message.role, message.content, message.thinking or "", tuple(calls), id, name)
+            ChatMessage(message.role, message.content or "", message.thinking or "", tuple(calls), id, name)
         )
     return tuple(found)
 

@@ -30,6 +30,12 @@ class _Item:
     name: str = ""
     call_id: str = ""
     logprobs: list[Logprob] = field(default_factory=list)
+    is_cut: bool = False
+    """Whether the answer ended within it."""
+
+    @property
+    def status(self) -> str:
+        return "incomplete" if self.is_cut else "completed"
 
 
 @dataclass(slots=True)
@@ -81,13 +87,17 @@ class ResponseRenderer:
         return events
 
     def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
-        events = self._close() if self._items else [*self._more("message", ""), *self._close()]
         status = _status(states[0])
+        events = [] if self._items else self._more("message", "")
+        self._items[-1].is_cut = self._is_open and status == "incomplete"
+        events += self._close()
         response = self._response(status, self._usage(states, totals))
         return [*events, self._event(f"response.{status}", response=response)]
 
     def failed(self, error: RequestError) -> list[bytes]:
         said = {"code": error.code or error.kind, "message": error.message}
+        if self._is_open:
+            self._items[-1].is_cut = True
         response = {**self._response("failed", None), "error": said}
         return [
             self._event("error", **said, param=error.param, error=error_object(error)["error"]),
@@ -103,6 +113,7 @@ class ResponseRenderer:
         for call in state.calls:
             item = _Item("function_call", new_id("fc_"), call.arguments, call.name, new_id("call_"))
             self._items.append(item)
+        self._items[-1].is_cut = _status(state) == "incomplete"
         return msgspec.json.encode(self._response(_status(states[0]), self._usage(states, totals)))
 
     # -- items
@@ -157,7 +168,7 @@ class ResponseRenderer:
                 self._event("response.content_part.done", **where, content_index=0, part=self._part(item)),
             ]
         place = where["output_index"]
-        item_object = self._object(item, "completed")
+        item_object = self._object(item, item.status)
         return [*events, self._event("response.output_item.done", output_index=place, item=item_object)]
 
     def _where(self) -> dict[str, Any]:
@@ -212,7 +223,7 @@ class ResponseRenderer:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
-            "output": [self._object(item, "completed") for item in self._items],
+            "output": [self._object(item, item.status) for item in self._items],
             "usage": usage,
             **self.echo,
         }
