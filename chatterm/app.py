@@ -143,7 +143,7 @@ def run_app(
         threading.excepthook = threading.__excepthook__
         gc.enable()
         if store is not None and not store.close():
-            print(f"chatterm: {store.problem or 'The session database is not responding.'}", file=sys.stderr)
+            print(f"chatterm: {store.farewell}", file=sys.stderr)
     code = app.return_code or 0
     if not ended:
         sys.stdout.flush()

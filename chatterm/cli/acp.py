@@ -97,8 +97,7 @@ def acp(
             version=version("chatterm"),
         )
         if store is not None and not is_saved:
-            why = store.problem or "The session database is not responding."
-            print(f"chatterm: {why}", file=sys.stderr)
+            print(f"chatterm: {store.farewell}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(0 if is_saved else 1)  # a model that is just being read cannot be interrupted
 

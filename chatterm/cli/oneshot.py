@@ -28,7 +28,6 @@ from chatterm.conversation.figures import (
 from chatterm.conversation.talk import Talk
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.terminal.spinner import Spinner, has_colour
-from chatterm.terminal.wording import sentences
 from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -131,8 +130,7 @@ def answer(
 def close_store(store: "Store | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
-        why = store.problem or "The session database is not responding."
-        write(err, f"chatterm: {sentences(one_line(why), 'This conversation is not saved')}\n")
+        write(err, f"chatterm: {one_line(store.farewell)}\n")
 
 
 def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:

@@ -77,6 +77,12 @@ class Store:
         """One line for a person who chats, while what is written stays in memory; "" while all is well."""
         return self.trouble.in_chat if self.trouble is not None else ""
 
+    @property
+    def farewell(self) -> str:
+        """One line for a person whose program ends before everything is written."""
+        what = self.trouble.what if self.trouble is not None else "The session database is not responding"
+        return f"{what}: the last messages are not saved."
+
     # --- writing ---
 
     def new(self, info: SessionInfo) -> str:

@@ -42,8 +42,9 @@ class StatusLine(Canvas):
 
     def hint(self, text: str) -> None:
         """Say something for a moment; "" takes it back."""
-        self._hint = text
-        self.refresh()
+        if text != self._hint:
+            self._hint = text
+            self.refresh()
 
     def keys_only(self, on: bool) -> None:
         """Whether the figures are shown elsewhere."""

@@ -263,6 +263,20 @@ async def test_branches_wait_for_the_answer(key: str) -> None:
         await driver.idle()
 
 
+async def test_what_the_keys_do_to_an_edited_message_while_an_answer_runs() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    async with driven(ScriptedBackend([Script("x"), script])) as driver:
+        await driver.send("a")
+        await driver.send("b", wait=False)
+        await driver.until(lambda: driver.answers[-1:] == ["one two "])
+        await press(driver, "alt+e")
+        await driver.shows("Esc stops the answer; then Enter sends this as a new branch")
+        await press(driver, "escape")
+        await driver.idle()
+        await driver.shows("Enter sends this as a new branch; Esc leaves the message unchanged")
+        assert driver.composer.text == "b"
+
+
 async def test_a_stopped_answer_goes_on_from_there() -> None:
     script = Script("one two three", gate=threading.Event(), gate_after=2)
     backend = ScriptedBackend([script, Script("three four")])

@@ -29,6 +29,7 @@ from chatterm.widgets.welcome import Welcome
 T = TypeVar("T")
 
 _EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
+_EDITING_MEANWHILE = "Esc stops the answer; then Enter sends this as a new branch"
 _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 
@@ -171,7 +172,8 @@ class ChatBase(Screen[None]):
             return
         entry = self.transcript.selected
         selected = message_hint(entry, self.size.width - 6) if entry is not None else ""
-        writing = undone_text(len(self.conversation.undone)) if self.editing is None else _EDITING
+        editing = _EDITING_MEANWHILE if self.conversation.is_busy else _EDITING
+        writing = undone_text(len(self.conversation.undone)) if self.editing is None else editing
         self.status.hint(selected or writing)
 
     # --- what is shown ---

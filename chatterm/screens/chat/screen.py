@@ -174,6 +174,8 @@ class ChatScreen(MessageSelection):
         if self.hint_until and now > self.hint_until:
             self.hint_until = 0.0
             self.show_standing_hint()
+        if self.editing is not None:  # what the keys do changes when the answer ends
+            self.show_standing_hint()
         if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
             self._warm_at = None
             self._prepare(worker.Prepare)

@@ -177,6 +177,9 @@ def test_closing_says_when_something_is_not_on_the_disk(path: Path, locked: Call
     works_in_memory(store)
     assert not store.close()
     assert "locked" in store.problem
+    assert store.farewell == (
+        "Another program has locked the session database: the last messages are not saved."
+    )
 
 
 def test_a_full_disk_and_room_again(store: Store) -> None:
