@@ -1,5 +1,6 @@
 """The engine: loads a model and holds conversations with it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,14 @@ class Engine(EngineCore):
             folder, most_bytes, self._cache, self._blocks, self._loop.post,
             lambda: {**facts, "files": of_weights(files), "code": of_code()},
         )  # fmt: skip
+
+    @property
+    def weight_format(self) -> str:
+        """The format of most of the weights, by size: BF16, Q4_0, ..."""
+        sizes = Counter[str]()
+        for weight in self._network.parts(Weight):
+            sizes[weight.format.name] += weight.nbytes
+        return next((name for name, _ in sizes.most_common(1)), "")
 
     def figures(self) -> Figures:
         """Return what the engine holds and does right now."""

@@ -45,7 +45,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     family: str = ""
     parameters: int | None = None
     format: str = ""
-    """Of the weights: "bf16", "Q4_K", ..."""
+    """Of most of the weights: "BF16", "Q4_K", ..."""
     template: str = ""
     """The source of its chat template."""
 

@@ -131,7 +131,8 @@ def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
         bytes=figures.weight_bytes + figures.kv_bytes + figures.draft_bytes,
         loaded=True,
         expires_in_s=held.left(now),
-        format=figures.dtype,
+        family=engine.spec.architecture.removesuffix("ForCausalLM").lower(),
+        format=engine.weight_format,
         parameters=parameters(engine.spec),
         template=engine.tokenizer.template,
     )

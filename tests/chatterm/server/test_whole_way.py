@@ -112,6 +112,13 @@ def test_a_client_that_goes_away_frees_the_engine(site: Site) -> None:
     eventually(lambda: not site.served.running)
 
 
+def test_what_ollama_is_told_of_the_weights(site: Site) -> None:
+    native = ollama.Client(host=site.url)
+    native.chat("tiny", HELLO, options={"num_predict": 1})
+    for details in (native.show("tiny").details, native.list().models[0].details):
+        assert (details.family, details.families, details.quantization_level) == ("qwen3", ["qwen3"], "F32")
+
+
 def test_each_client_gets_the_same_answer(site: Site) -> None:
     question = HELLO[0]["content"]
     native = ollama.Client(host=site.url)
