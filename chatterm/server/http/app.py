@@ -157,7 +157,11 @@ def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "does not exist" if error.status_code == 404 else f"does not take {request.method[:20]}"
     message = f"{request.url.path[:200]} {what} here; docs/server.md lists the paths."
-    return _error(request, RequestError(error.status_code, "not_found_error", message, code="unknown_url"))
+    response = _error(
+        request, RequestError(error.status_code, "not_found_error", message, code="unknown_url")
+    )
+    response.headers.update(error.headers or {})  # which methods the path takes
+    return response
 
 
 def _gone(request: Request, error: Exception) -> Response:

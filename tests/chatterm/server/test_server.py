@@ -134,7 +134,8 @@ def test_sizes_are_bounded(running, service):
 def test_paths_that_do_not_exist_and_methods_that_do_not_fit(running):
     found = httpx.post(running.url + "/v1/embeddings", json={})
     assert (found.status_code, found.json()["error"]["code"]) == (404, "unknown_url")
-    assert httpx.get(running.url + CHAT).status_code == 405
+    refused = httpx.get(running.url + CHAT)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
     assert httpx.delete(running.url + "/api/tags").json()["error"].startswith("/api/tags")
 
 
