@@ -17,6 +17,7 @@ from statistics import median
 import torch
 
 from benchmarks.formats import FORMATS, random_quantized
+from benchmarks.options import numbers
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.cuts import Chosen, table_cuts, told
@@ -31,9 +32,9 @@ def parsed(text: str, known: dict[str, tuple[tuple[int, ...], ...]]) -> Chosen:
     """Return the cuts that an argument names. Raises SystemExit if there is no such operation or candidate."""
     chosen = dict[str, tuple[int, ...]]()
     for part in text.split(";"):
-        wanted, _, numbers = part.partition("=")
+        wanted, _, values = part.partition("=")
         try:
-            cut = tuple(int(number) for number in numbers.split(","))
+            cut = tuple(int(value) for value in values.split(","))
         except ValueError:
             raise SystemExit(f"{part.strip()!r} is not of the form 'name = 1,2,3'.") from None
         names = [name for name in known if wanted.strip() in name]
@@ -55,14 +56,13 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
     parser.add_argument("--format", choices=list(FORMATS), default="bf16")
-    parser.add_argument("--rows", default="1,2,4,8")
+    parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8])
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--kv-dtype", choices=["auto", "bf16", "fp8", "int8"], default="auto")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("cuts", nargs="*")
     given = parser.parse_args()
-    counts = [int(count) for count in given.rows.split(",")]
     device, dtype, spec = torch.device("cuda"), torch.bfloat16, SHAPES[given.shape]
     if given.ranks > 1:
         spec = Share(0, given.ranks, spec).spec
@@ -82,9 +82,9 @@ def main() -> None:
     for name, cuts in known.items():
         print(f"    {name}: {','.join(map(str, cuts[0]))} ({told(name, cuts[0])})")
     ways = {"default": dict[str, tuple[int, ...]](), **{text: parsed(text, known) for text in given.cuts}}
-    for count in counts:  # all are compiled while the first ones are measured
+    for count in given.rows:  # all are compiled while the first ones are measured
         bench.compile(count, list(ways.values()))
-    for count in counts:
+    for count in given.rows:
         times = bench.seconds(count, [*ways.values(), {}], given.rounds)
         usual = median(times[0])
         for name, found in zip([*ways, "default again"], times, strict=True):

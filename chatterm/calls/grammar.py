@@ -25,7 +25,7 @@ _FINAL = {"harmony": '⟦<|channel|>⟧ "final" ⟦<|message|>⟧ '}
 """What an answer begins with that is no call."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line: a model cannot write blanks for ever."""
-_NONE: dict[str, Any] = {"type": "object", "properties": {}}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """How a function is described that has no parameters."""
 
 
@@ -101,7 +101,7 @@ def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: boo
 def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
     """One call of this function."""
     parameters = dict(function["parameters"])
-    if parameters == _NONE:  # a model would invent some
+    if parameters == NO_PARAMETERS:  # a model would invent some
         parameters["additionalProperties"] = False
     if format == "harmony":
         header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'

@@ -458,23 +458,28 @@ def choice_completions(text: str) -> list[str]:
 
 def is_whole(text: str) -> bool:
     """Whether the argument of `/name arg` is one as it is written, although it may become another."""
-    match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
-    command = find(match[1].lower()) if match else None
-    if match is not None and command is not None and command.accepts is not None:
-        return command.accepts(match[2])
+    command, _, argument = _with_argument(text)
+    if command is not None and command.accepts is not None:
+        return command.accepts(argument)
     return text in _offered(text)
 
 
 def _offered(text: str) -> list[str]:
-    match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
-    command = find(match[1].lower()) if match else None
-    if match is None or command is None:
+    """What `choice_completions` returns, with `text` itself where it is among that."""
+    command, name, argument = _with_argument(text)
+    if command is None:
         return []
     if command.goes_on is not None:
-        return [f"/{match[1]} {more}" for more in command.goes_on(match[2])]
+        return [f"/{name} {more}" for more in command.goes_on(argument)]
     offered = command.suggest() if command.suggest is not None else command.choices
-    more = {choice: choice[len(match[2]) :] for choice in offered if choice.startswith(match[2])}
-    return [f"/{match[1]} {choice}" for choice, rest in more.items() if " " not in rest.rstrip()]
+    more = {choice: choice[len(argument) :] for choice in offered if choice.startswith(argument)}
+    return [f"/{name} {choice}" for choice, rest in more.items() if " " not in rest.rstrip()]
+
+
+def _with_argument(text: str) -> tuple[Command | None, str, str]:
+    """The command of `/name arg`, its name as it is written, and its argument; None for anything else."""
+    match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
+    return (find(match[1].lower()), match[1], match[2]) if match is not None else (None, "", "")
 
 
 def path_start(text: str) -> int | None:

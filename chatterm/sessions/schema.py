@@ -77,6 +77,9 @@ class NewerVersionError(SessionError):
     """The database has a format that this program does not know."""
 
 
+_RETRIED = "; saving is retried every few seconds"
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why the database cannot be used."""
@@ -85,16 +88,23 @@ class Trouble:
     todo: str
     passes: bool
     """Whether it may go away while the program runs, so that trying again makes sense."""
+    meanwhile: str = ""
+    """What the program does while it runs, behind what there is to do."""
 
     @property
     def in_chat(self) -> str:
         """One line for a person who chats."""
-        return f"{self.what}: the chat continues in memory only. {self.todo}"
+        return f"{self.what}: the chat continues in memory only. {self.todo}{self.meanwhile}."
 
     @property
     def in_shell(self) -> str:
         """One line for a command that needed the database."""
-        return f"{self.what}. {self.todo}"
+        return f"{self.what}. {self.todo}."
+
+    @property
+    def at_the_end(self) -> str:
+        """One line for a person whose program ends before everything is written."""
+        return f"{self.what}: the last messages are not saved. {self.todo}."
 
 
 def data_folder() -> Path:
@@ -222,21 +232,21 @@ def explain(error: Exception, path: Path) -> Trouble:
     place = one_line(str(path), 200)
     elsewhere = "set CHATTERM_DATA to another folder"
     if isinstance(error, NewerVersionError):
-        return Trouble(str(error), f"Update chatterm, or {elsewhere}.", passes=False)
+        return Trouble(str(error), f"Update chatterm, or {elsewhere}", passes=False)
     code = getattr(error, "sqlite_errorname", None) or ""
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
         what = "Another program has locked the session database"
-        return Trouble(what, "Close that program; saving is retried every few seconds.", passes=True)
+        return Trouble(what, "Close that program", passes=True, meanwhile=_RETRIED)
     if code == "SQLITE_FULL" or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
         what = f"There is no disk space left for the session database ({place})"
-        return Trouble(what, "Free some space; saving is retried every few seconds.", passes=True)
+        return Trouble(what, "Free some space", passes=True, meanwhile=_RETRIED)
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         what = f"The session database is damaged ({place})"
-        return Trouble(what, f"Move that file away to start a new one, or {elsewhere}.", passes=False)
+        return Trouble(what, f"Move that file away to start a new one, or {elsewhere}", passes=False)
     if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")) or isinstance(
         error, OSError
     ):
         what = f"The session database cannot be written ({place})"
-        return Trouble(what, f"Make it writable, or {elsewhere}.", passes=True)
+        return Trouble(what, f"Make it writable, or {elsewhere}", passes=True)
     what = f"The session database failed: {one_line(str(error), 200) or type(error).__name__} ({place})"
-    return Trouble(what, f"Check the disk, or {elsewhere}.", passes=True)
+    return Trouble(what, f"Check the disk, or {elsewhere}", passes=True)

@@ -80,8 +80,9 @@ class Store:
     @property
     def farewell(self) -> str:
         """One line for a person whose program ends before everything is written."""
-        what = self.trouble.what if self.trouble is not None else "The session database is not responding"
-        return f"{what}: the last messages are not saved."
+        if self.trouble is not None:
+            return self.trouble.at_the_end
+        return "The session database does not respond: the last messages are not saved."
 
     # --- writing ---
 

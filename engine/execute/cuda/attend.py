@@ -106,11 +106,10 @@ class AttentionInput:
         )
 
 
-def parts_left(given: AttentionInput, spec: Attention, cuts: tuple[Chunking, ...], rows: int) -> Parts | None:
-    """Return what the attention leaves to the next product, for one row; None if it is too much to combine there."""
-    cut, *others = cuts
+def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Parts | None:
+    """Return what the attention of one row leaves to the next product; None if it is too much to combine there."""
     plain = given.sinks is None and spec.window is None and spec.head_dim == IN_ORDER_DIM
-    if rows > 1 or others or not plain or cut.chunks > IN_ORDER:
+    if not plain or cut.chunks > IN_ORDER:
         return None
     return Parts(given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks)
 

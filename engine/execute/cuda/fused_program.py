@@ -60,6 +60,7 @@ from engine.execute.cuda.tiles import (
     SMALLEST,
     SMALLEST_OUTPUTS,
     Tile,
+    choose_chunking,
     choose_chunkings,
     most_chunks,
 )
@@ -456,8 +457,7 @@ class FusedDecoder:
             attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
             return None
         usual = by_tensor_cores(shape, step, rows)
-        possible = can_use_tensor_cores(shape, step)
-        split = self.cuts.split(rows, spec, shape.dim, usual, possible)
+        split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
         by_tensor = usual if split is None else split.tensor_cores
 
         def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
@@ -472,9 +472,8 @@ class FusedDecoder:
             written = replace(step, tables=alone.tables, counters=alone.counters)
             launch(written, None, SMALLEST, True)
         parts = None
-        if not by_tensor and self.cuts.combines(rows, layer.out):
-            cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
-            parts = parts_left(step, spec, cuts, rows)
+        if rows == 1 and not by_tensor and self.cuts.combines(layer.out):
+            parts = parts_left(step, spec, choose_chunking(limit, self._kv_heads, split))
         launch(step, self._mixed if parts is None else None, limit, alone is None)
         return parts
 

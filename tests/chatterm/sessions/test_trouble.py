@@ -178,7 +178,7 @@ def test_closing_says_when_something_is_not_on_the_disk(path: Path, locked: Call
     assert not store.close()
     assert "locked" in store.problem
     assert store.farewell == (
-        "Another program has locked the session database: the last messages are not saved."
+        "Another program has locked the session database: the last messages are not saved. Close that program."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.calls.grammar import calls_or, forced_calls, free_calls
+from chatterm.calls.grammar import NO_PARAMETERS, calls_or, forced_calls, free_calls
 from chatterm.server.http.answers import AnswerState, Totals
 from chatterm.server.http.fields import convert, wrong
 from chatterm.server.http.limits import Limits
@@ -185,7 +185,7 @@ def tools_of(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
                     if tool.function.description is not None
                     else {}
                 ),
-                "parameters": tool.function.parameters or {"type": "object", "properties": {}},
+                "parameters": tool.function.parameters or NO_PARAMETERS,
             },
         }
         for tool in tools
