@@ -8,7 +8,7 @@ from textual import events, on
 from textual.message import Message
 
 from chatterm.backends.backend import EngineError
-from chatterm.commands.registry import choice_completions, completions, is_whole, path_start
+from chatterm.commands.completing import choice_completions, completions, is_whole, path_start
 from chatterm.conversation.attachments import working_folder
 from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.widgets.canvas import Canvas

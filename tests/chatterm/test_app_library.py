@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import Chunk, Document, EngineError
+from chatterm.commands.completing import choice_completions, path_start
 from chatterm.commands.library import Add, Open, Remove, library_lines, suggested, told
-from chatterm.commands.registry import choice_completions, path_start
 from chatterm.conversation.cache_map import cache_lines
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.screens.library import LibraryList, LibraryPicker, about_text, entry_line

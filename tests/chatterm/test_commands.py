@@ -6,15 +6,8 @@ import pytest
 
 from chatterm.app import ChatApp
 from chatterm.backends.backend import EngineError
-from chatterm.commands.registry import (
-    COMMANDS,
-    choice_completions,
-    completions,
-    is_command,
-    parse,
-    path_start,
-    tables,
-)
+from chatterm.commands.completing import choice_completions, completions, path_start
+from chatterm.commands.registry import COMMANDS, is_command, parse, tables
 from chatterm.commands.reports import help_lines
 from chatterm.markdown.lines import text_of
 from chatterm.screens.chat.screen import ChatScreen

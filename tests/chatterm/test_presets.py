@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.cli.main import call
-from chatterm.commands.registry import choice_completions, completions, find, path_start
+from chatterm.commands.completing import choice_completions, completions, path_start
+from chatterm.commands.registry import find
 from chatterm.commands.reports import help_lines
 from chatterm.markdown.lines import text_of
 from chatterm.settings.presets import SavedPreset, load_preset, parse_preset, preset_names, save_preset

@@ -15,7 +15,7 @@ from chatterm.cli import requests
 from chatterm.cli.inline.chat import Inline, Lines
 from chatterm.cli.main import app
 from chatterm.commands import sampling
-from chatterm.commands.registry import choice_completions
+from chatterm.commands.completing import choice_completions
 from chatterm.commands.reports import sampling_lines
 from chatterm.commands.sampling import NAMES, answer_to, in_force, suggested, with_choice
 from chatterm.conversation.talk import Talk

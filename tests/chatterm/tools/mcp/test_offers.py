@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import EngineError
 from chatterm.cli.main import call
-from chatterm.commands.registry import choice_completions, completions, find
+from chatterm.commands.completing import choice_completions, completions
+from chatterm.commands.registry import find
 from chatterm.tools.mcp import asking
 from chatterm.tools.mcp.offers import (
     MOST,
