@@ -143,8 +143,14 @@ def _close(nodes: list[_Node], above: list[int], depth: int, end: int) -> None:
 
 def _items(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, _Pairs):
-        return [(visible(json.dumps(name, ensure_ascii=False)[1:-1]), below) for name, below in value]
+        return [(_written(name)[1:-1], below) for name, below in value]
     return [(str(number), below) for number, below in enumerate(value, 1)] if isinstance(value, list) else []
+
+
+def _written(text: str) -> str:
+    """A text as JSON writes it, on one line: separators of lines and paragraphs are escaped as well."""
+    written = json.dumps(text, ensure_ascii=False)
+    return visible(written.replace("\u2028", r"\u2028").replace("\u2029", r"\u2029"))
 
 
 def _leaf(value: Any) -> tuple[str, str]:
@@ -152,7 +158,7 @@ def _leaf(value: Any) -> tuple[str, str]:
     if isinstance(value, _Number):
         return visible(value), "code-number"
     if isinstance(value, str):
-        return visible(json.dumps(value, ensure_ascii=False)), "code-string"
+        return _written(value), "code-string"
     if isinstance(value, _Pairs | list):
         return "{}" if isinstance(value, _Pairs) else "[]", "muted"
     return json.dumps(value), "code-keyword"

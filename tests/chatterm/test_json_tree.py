@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatterm.conversation.entries import AnswerEntry
@@ -29,6 +29,7 @@ def leaves(value: Any) -> int:
 
 
 @given(WHOLE, st.integers(1, 90), st.lists(st.integers(0, 200), max_size=6))
+@example({"a\u2028b": "c\u2029d"}, 40, [])
 def test_any_json_is_shown_whole_and_harmless_and_can_be_folded(
     value: Any, width: int, rows: list[int]
 ) -> None:
