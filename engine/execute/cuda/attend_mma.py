@@ -83,6 +83,9 @@ def choose_own_cut(
     tile = 64 if shape.dim <= 128 else 32
     stages = max(16 * 1024 // (tile * shape.dim), 2)  # with quantised rows, more take room for no gain
     least = 128 if rows <= FEW else 256 if rows < 32 else 512
+    if rows >= 64 and shape.dim == 128 and itemsize > 1:
+        # Four programs fit on a multiprocessor, not three.
+        tile, stages, least = 32, 3, 1024
     if split is not None:
         least = split.rows
     most = -(-limit // least)

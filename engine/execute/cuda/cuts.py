@@ -9,6 +9,7 @@ import torch
 
 from engine.execute.cuda.tiles import (
     FEW,
+    FUSED,
     LATE_WIDTH,
     PACKED_TILES,
     SPLITS,
@@ -133,7 +134,10 @@ class Cuts:
     def product(
         self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
     ) -> Tile | PackedTile:
-        """Return the cut of a product for `rows` rows, of `kind` if quantised. Counts up to FEW have the same cut."""
+        """Return the cut of a product for `rows` rows, of `kind` if quantised.
+
+        Counts up to FEW have the same cut, or by the tables one that gives a row the same bits.
+        """
         name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         few = rows <= FEW
         if kind is None:
@@ -142,6 +146,8 @@ class Cuts:
             found = self._take(
                 name, lambda: _packed_tiles(outputs, inputs, gated, kind, few, self.room, self._most)
             )
+            if found == self.candidates[name][0]:
+                found = _packed_tile(outputs, inputs, gated, kind, rows, self.room)
         assert isinstance(found, Tile | PackedTile)
         return found
 
@@ -240,10 +246,14 @@ def _works_as(tile: Tile, inputs: int) -> Tile:
     return replace(tile, ahead=min(tile.ahead, -(-inputs // (128 * tile.warps * tile.folds))))
 
 
+def _packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind, rows: int, room: int) -> PackedTile:
+    return fitted_packed(choose_packed_tile(outputs, inputs, gated, kind, rows), inputs, kind, room)
+
+
 def _packed_tiles(
     outputs: int, inputs: int, gated: bool, kind: Kind, few: bool, room: int, most: int
 ) -> Iterable[PackedTile]:
-    first = fitted_packed(choose_packed_tile(outputs, inputs, gated, kind, few), inputs, kind, room)
+    first = _packed_tile(outputs, inputs, gated, kind, 1 if few else FUSED, room)
     yield first
     seen = {_works_as_packed(first, inputs)}
     for tile in PACKED_TILES:

@@ -141,6 +141,8 @@ def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: b
     lines = outputs * (2 if gated else 1)
     if lines > WIDE_LINES or lines * inputs > WIDE_MOST.get(rows, 0):
         return None
+    if rows == 64 and apart and lines > 2048:  # the unreduced sums would take longer than the weights
+        return None
     if rows == 16:
         if gated:
             return WideTile(64, 128, 3, 1, 1, 4)
@@ -186,6 +188,7 @@ _IN_LANES = (
     (8, 1, 1),
     (8, 1, 2),
     (8, 1, 3),
+    (8, 1, 4),
     (16, 1, 2),
 )
 PACKED_TILES = (
@@ -204,21 +207,40 @@ FEW_PACKED_TILES: Mapping[tuple[int, int, bool, Kind], PackedTile] = MappingProx
         (6144, 4096, False, Kind.Q4_0): PackedTile(8, 1, 2, LANES),
         (12288, 4096, True, Kind.Q4_0): PackedTile(4, 2, 2, LANES),
         (5120, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
+        (6144, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
+        (4096, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
+        (12288, 4096, True, Kind.Q4_K): PackedTile(4, 2, 2, LANES),
+        (4096, 12288, False, Kind.Q4_K): PackedTile(8, 1, 4, LANES),
+        (4096, 12288, False, Kind.Q6_K): PackedTile(8, 1, 4, LANES),
         (151936, 4096, False, Kind.Q6_K): PackedTile(2, 2, 2, LANES),
+        (12288, 4096, True, Kind.Q8_0): PackedTile(4, 1, 2, LANES),
     }
 )
 """The same for quantised weights: products of Qwen3-0.6B and 8B that have lanes."""
+MORE_PACKED_TILES: Mapping[tuple[int, int, bool, Kind], tuple[PackedTile, PackedTile]] = MappingProxyType(
+    {
+        (6144, 4096, False, Kind.Q4_K): (PackedTile(8, 1, 2, LANES), PackedTile(8, 2, 2, LANES)),
+        (12288, 4096, True, Kind.Q4_K): (PackedTile(4, 4, 2, LANES), PackedTile(4, 2, 2, LANES)),
+        (4096, 12288, False, Kind.Q4_K): (PackedTile(8, 1, 3, LANES), PackedTile(8, 1, 3, LANES)),
+        (4096, 12288, False, Kind.Q6_K): (PackedTile(8, 1, 3, LANES), PackedTile(8, 1, 3, LANES)),
+        (12288, 4096, True, Kind.Q8_0): (PackedTile(4, 4, 2, LANES), PackedTile(4, 2, 2, LANES)),
+    }
+)
+"""What replaces them for three or four rows, and for more: other tiles and copies ahead. With other warps or lanes, the
+bits of a row would depend on the others."""
 
 
-def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind, few: bool = False) -> PackedTile:
+def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind, rows: int = FUSED) -> PackedTile:
     """Return the tile that was fastest on an H200 for the products of Qwen3-8B in Q4_0, Q8_0 and Q4_K.
 
-    `few` is for up to FEW rows of the batch. Programs compute many outputs from one read of the rows if that leaves
-    more programs than multiprocessors. If there are few programs, more warps share the columns.
+    Up to FEW rows of the batch have the same warps and lanes. Programs compute many outputs from one read of the rows
+    if that leaves more programs than multiprocessors. If there are few programs, more warps share the columns.
     """
-    found = FEW_PACKED_TILES.get((outputs, inputs, gated, kind)) if few else None
-    if found is not None:
-        return found
+    key = outputs, inputs, gated, kind
+    if 2 < rows <= FEW and key in MORE_PACKED_TILES:
+        return MORE_PACKED_TILES[key][rows > 4]
+    if rows <= FEW and key in FEW_PACKED_TILES:
+        return FEW_PACKED_TILES[key]
     programs = outputs // (8 if gated else 16)
     wide, nested = kind.block_bytes >= kind.block, kind.block > 32
     if gated and programs >= 640 and not nested:

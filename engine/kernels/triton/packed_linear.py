@@ -45,9 +45,9 @@ would keep other programs off the multiprocessor."""
 
 
 @constexpr_function
-def _each(turns, tiles, stages):
-    """Return the number of spans per turn of the loop."""
-    if tiles > TURNING:
+def _each(turns, tiles, stages, alone):
+    """Return the number of spans per turn of the loop: one if they are to be multiplied `alone`."""
+    if tiles > TURNING or alone:
         return 1
     if stages == 3 and turns % 3 == 0:
         return 3
@@ -359,7 +359,9 @@ def packed_linear_kernel(
     WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K * CHOSEN
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
-    EACH: tl.constexpr = _each(TURNS, TILES, STAGES)
+    # With four sums, two spans of these kinds would take too many registers.
+    ALONE: tl.constexpr = APART > 2 and (SUPERS or BITS == 8)
+    EACH: tl.constexpr = _each(TURNS, TILES, STAGES, ALONE)
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
     first = gl.program_id(0) * (TILES * OUTPUTS)

@@ -170,11 +170,13 @@ for kind, packing, lanes, count in cases:
     size = "0x10" if packing.planes[0] >= 4 else "0x8"
     sums = 8 if lanes == 1 or count > 4 else 4 if count > 2 else 2  # of x, over groups of columns
     exact = packing.planes == (8,) or packing.floats > 0
+    alone = lanes > 1 and count > 4 and (packing.supers or packing.planes == (8,))
+    at_once = 1 if alone else 3 if tile.ahead == 3 else 2  # spans
     found.append({
         "early": len(re.findall(r"cp\\.async\\.c[ga]\\S* \\[[^,]*, \\[[^,]*, %s," % size, before)),
         "held": tile.ahead * tile.tiles * max(2, packing.planes[0] // 2),
         "products": loop.count("mma.sync"), "shared": shared,
-        "needed": (3 if tile.ahead == 3 else 2) * (8 * tile.tiles + (sums if packing.minimum or not exact else 0)),
+        "needed": at_once * (8 * tile.tiles + (sums if packing.minimum or not exact else 0)),
         "joined": len(re.findall(r"mov\\.b32\\s+%r\\d+, \\{", loop)), "spilled": ".local" in text})
 print(json.dumps(found))
 """

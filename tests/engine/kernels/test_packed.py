@@ -66,6 +66,15 @@ def test_a_row_in_lanes_has_the_same_bits_in_any_company(kind: Kind, part: str) 
 
 
 @pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_K], ids=lambda kind: kind.name)
+def test_tiles_and_copies_ahead_do_not_change_the_bits(kind: Kind, part: str) -> None:
+    given = Given(kind, part)
+    usual = given.product(given.x, LANES)
+    for tiles, ahead in ((1, 1), (1, 4), (2, 2), (4, 3)):
+        assert torch.equal(given.product(given.x, LANES, tiles, ahead), usual), (tiles, ahead)
+
+
+@pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])
 def test_columns_may_lie_in_another_order(part: str) -> None:
     check_product(Kind.INT4_128, part, ordered=True)
     planes, numbers = packed(Kind.INT4_64, 37, 768, 3, ordered=True)
@@ -91,9 +100,10 @@ class Given:
         self.x, self.scale = random(8, inputs), random(inputs)
         self.bias, self.residual = random(lines), random(8, self.outputs)
 
-    def product(self, x: torch.Tensor, lanes: int) -> torch.Tensor:
+    def product(self, x: torch.Tensor, lanes: int, tiles: int = 0, ahead: int = 0) -> torch.Tensor:
         out = torch.full((8, self.outputs), 7.0)
-        packed_linear_kernel[(-(-self.outputs // self.cut.outputs(self.gated)),)](
+        cut = replace(self.cut, tiles=tiles or self.cut.tiles, ahead=ahead or self.cut.ahead)
+        packed_linear_kernel[(-(-self.outputs // cut.outputs(self.gated)),)](
             x,
             bias=self.bias,
             norm_weight=self.scale,
@@ -108,13 +118,13 @@ class Given:
             BIAS=self.part in ("bias", "gated"),
             GATED=self.gated,
             RESIDUAL=self.part == "residual",
-            WARPS=self.cut.warps,
-            TILES=self.cut.tiles,
-            AHEAD=self.cut.ahead,
+            WARPS=cut.warps,
+            TILES=cut.tiles,
+            AHEAD=cut.ahead,
             LANES=lanes,
             **ordered_planes_of(self.weight),
             PDL=False,
-            num_warps=self.cut.warps,
+            num_warps=cut.warps,
         )
         assert (out[len(x) :] == 7.0).all()
         return out[: len(x)]

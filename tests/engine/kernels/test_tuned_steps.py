@@ -12,7 +12,16 @@ from engine.execute.cuda import step_bench
 from engine.execute.cuda.cuts import STARTS, Cuts, fitted, fitted_packed, numbers, room_of, told
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.step_bench import StepBench
-from engine.execute.cuda.tiles import PackedTile, Split, Tile, choose_packed_tile, choose_tile
+from engine.execute.cuda.tiles import (
+    FEW_PACKED_TILES,
+    LANES,
+    MORE_PACKED_TILES,
+    PackedTile,
+    Split,
+    Tile,
+    choose_packed_tile,
+    choose_tile,
+)
 from engine.execute.cuda.tuner import every, tune
 from engine.machine.shapes import CONFIGS, shape_of
 from models.load import load_model
@@ -131,8 +140,24 @@ def test_what_is_no_candidate_is_not_taken() -> None:
     assert right.product(16, 4096, 1024, False, None) == many, "more rows have choices of their own"
     assert right.product(1, 4096, 1024, True, None) != Tile(1, 8, 2, 2)
     assert right.product(1, 4096, 1024, False, Kind.Q4_0) == choose_packed_tile(
-        4096, 1024, False, Kind.Q4_0, few=True
+        4096, 1024, False, Kind.Q4_0, 1
     )
+
+
+@pytest.mark.parametrize("room", [227 << 10, 113 << 10, 50 << 10, 30 << 10, 8 << 10])
+def test_up_to_eight_rows_have_the_warps_and_lanes_of_one(room: int) -> None:
+    several = 0
+    for outputs, inputs, gated, kind in (*FEW_PACKED_TILES, (4096, 4096, False, Kind.Q5_K)):
+        cuts = [Cuts(room).product(rows, outputs, inputs, gated, kind) for rows in range(1, 9)]
+        several += len(set(cuts)) > 1
+        assert {(cut.warps, cut.lanes) for cut in cuts if isinstance(cut, PackedTile)} in (
+            {(cuts[0].warps, LANES)},
+            {(cuts[0].warps, 1)},
+        )
+    assert MORE_PACKED_TILES.keys() <= FEW_PACKED_TILES.keys()
+    assert several == (len(MORE_PACKED_TILES) if room > 100 << 10 else several)
+    chosen = Cuts(room, {"1 to 8 rows: 12288 x 4096 gated Q4_K": (8, 1, 2, LANES)})
+    assert len({chosen.product(rows, 12288, 4096, True, Kind.Q4_K) for rows in range(1, 9)}) == 1
 
 
 @pytest.mark.parametrize("capability", STARTS, ids=str)
@@ -161,7 +186,7 @@ def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, in
                 assert isinstance(packed, PackedTile)
                 assert packed.shared(inputs, kind) <= room
                 if capability == (9, 0):
-                    assert packed == choose_packed_tile(outputs, inputs, gated, kind, few=True)
+                    assert packed == choose_packed_tile(outputs, inputs, gated, kind, 1)
             assert all(
                 cut.shared(inputs) < kilobytes << 10
                 for name, known in cuts.candidates.items()
