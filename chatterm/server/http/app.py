@@ -88,14 +88,16 @@ def _others(site: Site) -> list[Route]:
         return PlainTextResponse(page, media_type=CONTENT_TYPE)
 
     async def models(request: Request) -> Response:
-        return _json({"object": "list", "data": [model_object(model) for model in service.models()]})
+        return _json(
+            {"object": "list", "data": [model_object(model, site.limits) for model in service.models()]}
+        )
 
     async def one_model(request: Request) -> Response:
-        return _json(model_object(await site.model(request.path_params["name"])))
+        return _json(model_object(await site.model(request.path_params["name"]), site.limits))
 
     async def tokenize(request: Request) -> Response:
         given = TOKENIZE.of(await _body(request, site))
-        return _json(await tokenized(given, await site.model(given.model), service))
+        return _json(await tokenized(given, await site.model(given.model), service, site.limits))
 
     async def tags(request: Request) -> Response:
         return _json({"models": [tag(model) for model in service.models()]})

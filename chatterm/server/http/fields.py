@@ -6,13 +6,15 @@ A field that has no effect here is refused by its name, never ignored, unless it
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from chatterm.server.service import RequestError
 
 S = TypeVar("S", bound=msgspec.Struct)
+TokenCount = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+"""How many tokens an answer may have."""
 
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _NAMED = re.compile(r"^Object (?:missing required|contains unknown) field `([^`]*)`")

@@ -39,6 +39,10 @@ class Limits:
     shutdown_s: float = 5.0
     """How long requests have for their last words when the server stops."""
 
+    def room(self, context: int | None) -> int | None:
+        """Tokens that a request may have with a model of that context; None: no limit is known."""
+        return min((size for size in (context, self.context) if size is not None), default=None)
+
 
 @dataclass(slots=True, eq=False)
 class _Waiting:

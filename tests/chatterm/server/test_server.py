@@ -282,6 +282,22 @@ def test_health_and_tokenize(running, service):
     assert httpx.post(running.url + "/tokenize", json={"model": "tiny"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (CHAT, {**HELLO, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/responses", {"model": "tiny", "input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"model": "tiny", "input": "Hi", "max_output_tokens": 2**31}, "max_output_tokens"),
+        ("/api/chat", {**HELLO, "options": {"num_predict": 2**31}}, "num_predict"),
+    ],
+)
+def test_the_length_of_an_answer_is_refused_by_its_own_name(running, path, body, named):
+    refused = httpx.post(running.url + path, json=body)
+    assert refused.status_code == 400
+    assert named in refused.text
+    assert '"max_tokens' not in refused.text
+
+
 def test_metrics_are_what_prometheus_reads(running, service):
     for _ in range(2):
         httpx.post(running.url + CHAT, json=HELLO)

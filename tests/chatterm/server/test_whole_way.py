@@ -165,6 +165,7 @@ def test_a_request_keeps_to_its_share_of_the_context(site: Site) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.completions.create(model="tiny", prompt="y" * 60)
         assert caught.value.code == "context_length_exceeded"
+        assert client.models.retrieve("tiny").max_model_len == 60
 
 
 @pytest.mark.parametrize("limits", [Limits(running=1)])

@@ -70,8 +70,8 @@ def test_a_row_in_lanes_has_the_same_bits_in_any_company(kind: Kind, part: str) 
 def test_tiles_and_copies_ahead_do_not_change_the_bits(kind: Kind, part: str) -> None:
     given = Given(kind, part)
     usual = given.product(given.x, LANES)
-    for tiles, ahead in ((1, 1), (1, 4), (2, 2), (4, 3)):
-        assert torch.equal(given.product(given.x, LANES, tiles, ahead), usual), (tiles, ahead)
+    for across, ahead in ((1, 1), (1, 4), (2, 2), (4, 3)):
+        assert torch.equal(given.product(given.x, LANES, across, ahead), usual), (across, ahead)
 
 
 @pytest.mark.parametrize("part", ["norm", "gated norm", "residual"])

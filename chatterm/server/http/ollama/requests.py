@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, wrong
@@ -45,7 +45,7 @@ class Options(Struct):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    num_predict: int | None = None
+    num_predict: Annotated[int, Meta(lt=2**31)] | None = None
     num_ctx: int | None = None
     stop: Strings | None = None
     repeat_penalty: float | None = None
@@ -295,7 +295,7 @@ def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limit
     if given is None:
         return {}
     options = OPTIONS.of(given)
-    room = min((size for size in (model.context_length, limits.context) if size is not None), default=None)
+    room = limits.room(model.context_length)
     if options.num_ctx is not None and room is not None and options.num_ctx > room:
         raise wrong(
             "options.num_ctx",
@@ -307,7 +307,7 @@ def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limit
         del found["seed"]  # any
     if options.repeat_penalty is not None:
         found["repetition_penalty"] = options.repeat_penalty
-    if options.num_predict is not None and options.num_predict >= 0:
+    if options.num_predict is not None and options.num_predict > 0:  # otherwise, until the model ends
         found["max_tokens"] = options.num_predict
     if (stops := stops_of(options.stop)) is not None:
         found["stop"] = stops

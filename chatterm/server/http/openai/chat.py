@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from chatterm.calls.parser import CallArguments, CallBegan, Text
 from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.asked import Asked
-from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.fields import Table, TokenCount, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.asking import (
     MOST_ALTERNATIVES,
@@ -38,7 +38,7 @@ class ChatRequest(CompletionsRequest, kw_only=True):
     messages: list[Message]
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: TokenCount | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None

@@ -5,11 +5,12 @@ from typing import Any
 from msgspec import Struct
 
 from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.common import Message, messages_of
 from chatterm.server.service import ServedModel, Service
 
 
-def model_object(model: ServedModel) -> dict[str, Any]:
+def model_object(model: ServedModel, limits: Limits) -> dict[str, Any]:
     """One model. `max_model_len` is vLLM's name."""
     return {
         "id": model.name,
@@ -18,7 +19,7 @@ def model_object(model: ServedModel) -> dict[str, Any]:
         "owned_by": "chatterm",
         "root": model.name,
         "parent": None,
-        "max_model_len": model.context_length,
+        "max_model_len": limits.room(model.context_length),
         "loaded": model.loaded,
     }
 
@@ -46,11 +47,14 @@ TOKENIZE = Table(
 )
 
 
-async def tokenized(given: TokenizeRequest, model: ServedModel, service: Service) -> dict[str, Any]:
+async def tokenized(
+    given: TokenizeRequest, model: ServedModel, service: Service, limits: Limits
+) -> dict[str, Any]:
     """The tokens of a text or a conversation. Raises RequestError."""
     if (given.prompt is None) == (given.messages is None):
         raise wrong("prompt", "Give either prompt or messages.")
     text = given.prompt if given.prompt is not None else messages_of(given.messages or [])
     ids = await service.tokenize(model.name, text)
     texts = await service.token_texts(model.name, ids) if given.return_token_strs else None
-    return {"count": len(ids), "max_model_len": model.context_length, "tokens": ids, "token_strs": texts}
+    room = limits.room(model.context_length)
+    return {"count": len(ids), "max_model_len": room, "tokens": ids, "token_strs": texts}

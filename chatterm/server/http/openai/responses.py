@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from chatterm.server.http.asked import Asked
-from chatterm.server.http.fields import Table, convert, wrong
+from chatterm.server.http.fields import Table, TokenCount, convert, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.asking import MOST_ALTERNATIVES, Request, calling, generation
 from chatterm.server.http.openai.common import (
@@ -58,7 +58,7 @@ class ResponsesRequest(Request, kw_only=True):
     instructions: str | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: TokenCount | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
