@@ -173,10 +173,11 @@ def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: 
 def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(kind: Kind) -> None:
     for inputs in (64, 1024, 3072, 4096, 12288, 28672):
         for outputs, gated in ((1024, False), (4096, False), (12288, True), (151936, False)):
-            tile = choose_packed_tile(outputs, inputs, gated, kind)
-            for size in (tile.warps, tile.tiles, tile.outputs(gated)):
-                assert size >= 1
-                assert size & (size - 1) == 0
-            held = 2 * PACKINGS[kind].tile_bytes + (16 if PACKINGS[kind].supers else 0)
-            # The smallest GPUs with tensor cores have 100 KB.
-            assert held * tile.warps * tile.tiles * tile.ahead <= 99 * 1024
+            for rows in (1, 4, 8, 16):
+                tile = choose_packed_tile(outputs, inputs, gated, kind, rows)
+                for size in (tile.warps, tile.tiles, tile.outputs(gated)):
+                    assert size >= 1
+                    assert size & (size - 1) == 0
+                held = 2 * PACKINGS[kind].tile_bytes + (16 if PACKINGS[kind].supers else 0)
+                # The smallest GPUs with tensor cores have 100 KB.
+                assert held * tile.warps * tile.tiles * tile.ahead <= 99 * 1024
