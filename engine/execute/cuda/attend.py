@@ -209,8 +209,6 @@ def attend(
     if out is None:
         return
     shortest, longest = cuts[0], cuts[-1]
-    # A single sequence fills at least half of its limit. Without the other way, the kernel takes fewer registers.
-    is_long = rows == 1 and not window and longest.chunks >= 2 * IN_ORDER
     kernel = combine_kernel[(spec.heads, rows)](
         given.partial,
         given.lse,
@@ -227,7 +225,7 @@ def attend(
         PDL=shape.pdl,
         WINDOW=window,
         sinks=given.sinks,
-        IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM and not is_long else 0,
+        IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,
         num_warps=4 * wide,
         launch_pdl=shape.pdl,
     )
