@@ -71,6 +71,12 @@ def test_a_chat_with_options(client, running):
     assert (asked.model, asked.sampling, asked.think, asked.keep_alive_s) == ("tiny", expected, "on", 300.0)
 
 
+@pytest.mark.parametrize("unbounded", [0, -1, -2])
+def test_num_predict_may_be_no_limit(client, running, unbounded):
+    client.chat("tiny", HELLO, options={"num_predict": unbounded})
+    assert running.service.asked[-1].sampling == {}
+
+
 def test_a_stream_with_thinking(client, running):
     running.service.say = lambda request, index: [("reasoning", "Let me see."), ("answer", "Yes, it is.")]
     parts = list(client.chat("tiny", HELLO, stream=True))

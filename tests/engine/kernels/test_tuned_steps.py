@@ -150,12 +150,11 @@ def test_up_to_eight_rows_have_the_warps_and_lanes_of_one(room: int) -> None:
     for outputs, inputs, gated, kind in (*FEW_PACKED_TILES, (4096, 4096, False, Kind.Q5_K)):
         cuts = [Cuts(room).product(rows, outputs, inputs, gated, kind) for rows in range(1, 9)]
         several += len(set(cuts)) > 1
-        assert {(cut.warps, cut.lanes) for cut in cuts if isinstance(cut, PackedTile)} in (
-            {(cuts[0].warps, LANES)},
-            {(cuts[0].warps, 1)},
-        )
+        alike = {(cut.warps, cut.lanes) for cut in cuts if isinstance(cut, PackedTile)}
+        assert len(alike) == 1, (outputs, inputs, kind)
     assert MORE_PACKED_TILES.keys() <= FEW_PACKED_TILES.keys()
-    assert several == (len(MORE_PACKED_TILES) if room > 100 << 10 else several)
+    if room > 100 << 10:  # with less, tiles that do not fit may become the same
+        assert several == len(MORE_PACKED_TILES)
     chosen = Cuts(room, {"1 to 8 rows: 12288 x 4096 gated Q4_K": (8, 1, 2, LANES)})
     assert len({chosen.product(rows, 12288, 4096, True, Kind.Q4_K) for rows in range(1, 9)}) == 1
 
