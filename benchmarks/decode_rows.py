@@ -69,7 +69,7 @@ def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is measured: a shape, how its weights are held, the most rows and the longest context."""
+    """What is measured: a shape, how its weights and its KV cache are held, the most rows and the longest context."""
 
     shape: str
     form: str
@@ -77,6 +77,7 @@ class Asked:
     context: int
     temperature: float
     plain: bool = False
+    kv_dtype: str = "auto"
 
 
 class Steps:
@@ -90,9 +91,8 @@ class Steps:
             else random_quantized(spec, asked.form, torch.bfloat16, device, room)
         )
         heads, blocks = spec.attention, asked.rows * -(-room // BLOCK)
-        cache = KVCache(
-            len(spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, device
-        )
+        size = heads.kv_heads, heads.head_dim, torch.bfloat16
+        cache = KVCache(len(spec.layers), blocks, BLOCK, *size, device, kind=asked.kv_dtype)
         cache.kv.zero_()
         self.runner: DecodeRunner = make_decode_runner(
             network, cache, "triton", room, asked.rows, Graphs(), not asked.plain
@@ -157,8 +157,11 @@ def compare(name: str, steps: Steps, other: OtherSteps | None, rows: int, contex
 def measure(asked: Asked, given: argparse.Namespace) -> None:
     """Measure every number of rows at every context with one model, which is gone afterwards."""
     steps, other = Steps(asked), None if given.against is None else OtherSteps(asked, given.against)
+    name = f"{asked.shape} {asked.form}" + (
+        "" if asked.kv_dtype == "auto" else f", KV cache {asked.kv_dtype}"
+    )
     for context, rows in product(given.context, given.rows):
-        compare(f"{asked.shape} {asked.form}", steps, other, rows, context)
+        compare(name, steps, other, rows, context)
         if given.profile:
             print(kernel_times(steps.runner, rows, context), flush=True)
     if other is not None:
@@ -176,6 +179,7 @@ def main() -> None:
     parser.add_argument("--formats", type=names, default=["bf16"])
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--context", type=numbers, default=[512, 1024])
+    parser.add_argument("--kv-dtype", choices=["auto", "bf16", "fp8", "int8"], default="auto")
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--plain", action="store_true", help="the plain modules")
     parser.add_argument("--profile", action="store_true", help="which kernels take how long")
@@ -183,9 +187,8 @@ def main() -> None:
     given = parser.parse_args()
     check_names(parser, given, formats=tuple(FORMATS))
     for shape, form in product(given.shapes, given.formats):
-        measure(
-            Asked(shape, form, max(given.rows), max(given.context), given.temperature, given.plain), given
-        )
+        size = max(given.rows), max(given.context)
+        measure(Asked(shape, form, *size, given.temperature, given.plain, given.kv_dtype), given)
 
 
 if __name__ == "__main__":
