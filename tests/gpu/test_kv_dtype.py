@@ -16,9 +16,14 @@ from tests.gpu.engines import GpuEngine, alone, an_engine, forget, random_tokens
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 from tests.models.families import FUSED
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytest.importorskip("triton")
 
+import triton.language as tl
+
+from engine.kernels.triton.gluon import gl, jit
+from engine.kernels.triton.kv_bytes import converted, shifted, signed
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES: dict[str, Any] = {
     "vocab_size": 272,
     "max_position_embeddings": 4096,
@@ -137,3 +142,29 @@ def stored(engine: Engine, ids: list[int]) -> Tensor:
             return engine._cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
 
     return engine._loop.call(job)
+
+
+@jit
+def bytes_kernel(words, out, decode: tl.constexpr, HALVES: tl.constexpr):
+    """Decode 128 words."""
+    at = gl.arange(0, 128, layout=gl.BlockedLayout([2], [32], [2], [0]))
+    first, second = decode(gl.load(words + at), HALVES)
+    gl.store(out + at, first)
+    gl.store(out + 128 + at, second)
+
+
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("decode", [converted, shifted, signed])
+def test_every_byte_becomes_its_number(decode: Any, halves: bool) -> None:
+    """By the instruction of newer GPUs, and by what others do instead."""
+    if decode is converted and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no such instruction")
+    every = torch.arange(256, dtype=torch.uint8, device="cuda")
+    plain = every.view(torch.int8 if decode is signed else torch.float8_e4m3fn).float().view(64, 2, 2)
+    first, second = (plain[..., 0], plain[..., 1]) if halves else (plain[:, 0], plain[:, 1])
+    out = torch.empty(256, dtype=torch.float16, device="cuda")
+    bytes_kernel[(1,)](every.view(torch.int16), out, decode, halves, num_warps=2)
+    found = out.float() * (256 if decode is shifted else 1)
+    expected = torch.cat([first.flatten(), second.flatten()])
+    known = expected.isfinite()  # the cache has no NaN
+    assert torch.equal(found[known], expected[known])

@@ -9,21 +9,23 @@ from torch import Tensor
 
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, padded_parts, rotation
 from engine.execute.cuda.sharing import Sharing
-from engine.execute.cuda.tiles import FEW, Split, most_chunks
+from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, Split, most_chunks
 from engine.kernels.triton.attention_mma import parts_kernel
 from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
 
-FEW_GROUP, MANY_GROUP = 8, 4
-"""Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`: for up to FEW sequences,
-and for more. Speed-up in whole steps on an H200: Qwen3-8B, which has four, 1.07 for 32 sequences of 500 rows but 0.99
-for one of 500 rows; Qwen3-30B-A3B, which has eight, 1.05 and 1.11 for 8 and 64 sequences of 512 rows."""
+GROUP = 4
+"""Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`. Speed-up in whole steps on
+an H200: Qwen3-8B, which has four, 1.01 to 1.05 for one to eight sequences of 500 rows and 1.17 for eight of 4,000."""
 OWN_ROWS = 512
 """Rows of the largest part of a sequence's unshared rows, in a step with sharing."""
-OWN_PROGRAMS = 128
-"""Programs for a long sequence alone, over all of its KV heads: about as many as there are multiprocessors."""
-OWN_PROGRAMS_OF_BYTES = 384
-"""The same for quantised rows: more computation per byte, so three programs at once hide each other's waiting."""
+OWN_PROGRAMS, OWN_PART = 256, 256
+"""Programs for a long sequence alone, over all of its KV heads: about two for each multiprocessor. There are half as
+many while their parts have up to OWN_PART rows. With eight sequences of 4,000 rows, steps of 8B take 5,363 us in 16
+parts each and 5,678 in 32; with one of 16,384, 4,765 in 16 parts and 4,552 in 32."""
+OWN_PROGRAMS_OF_BYTES, FEW_REGISTERS = 384, 168
+"""The same for quantised rows: more computation per byte, so three programs at once hide each other's waiting; with so
+many registers per thread, as many fit on a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class PartsCut:
     """The most parts for the rows that a sequence has alone."""
     least: int
     """The fewest rows of such a part."""
+    usual: int
+    """Rows of a part up to which there are only half as many parts."""
     programs: int
     """Programs per KV head for those parts: fewer than `own` if no sequence is long enough."""
     tile: int
@@ -47,10 +51,19 @@ class PartsCut:
     """Groups of warps that divide the query heads of a tile."""
 
 
-def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int) -> bool:
-    """Return whether tensor cores attend to `rows` sequences that share nothing."""
-    enough = FEW_GROUP if rows <= FEW and not given.told else MANY_GROUP
-    return shape.group >= enough and can_use_tensor_cores(shape, given)
+def by_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
+    """Return whether tensor cores attend to sequences that share nothing."""
+    return shape.group >= GROUP and can_use_tensor_cores(shape, given)
+
+
+def choose_start(shape: AttentionShape, rows: int) -> str:
+    """Return when the kernel after `parts_kernel` may start (see `attention_kernel`): the fastest choice on an H200.
+
+    Microseconds per step for "at once" and "looked up": one token of 8B in Q4_K_M 1,813 and 1,802, with 16,384 rows of
+    fp8 4,644 and 4,406, 16 tokens in bf16 5,087 and 5,005. But one token of 30B-A3B, which has eight query heads per KV
+    head, takes 1,544 and 1,565 (eight with 4,000 rows each, 5,169 and 5,045).
+    """
+    return "at once" if rows == 1 and shape.group > GROUP else "looked up"
 
 
 def can_use_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
@@ -72,7 +85,7 @@ def choose_shared_cut(
     warps = 4 if lanes <= 32 else 4 * wide
     parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
     own_parts = min(-(-own // OWN_ROWS), most_chunks(rows) // 2)
-    return PartsCut(parts, own_parts, 256, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
+    return PartsCut(parts, own_parts, 256, 0, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
 
 
 def choose_own_cut(
@@ -88,13 +101,16 @@ def choose_own_cut(
         tile, stages, least = 32, 3, 1024
     if split is not None:
         least = split.rows
-    most = -(-limit // least)
+    most, usual = -(-limit // least), 0
     if rows <= FEW:
         programs = OWN_PROGRAMS if itemsize > 1 else OWN_PROGRAMS_OF_BYTES
         own = min(max(programs // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
+        if itemsize > 1:
+            usual = max(OWN_PART, least)
+            most = min(most, max(own // 2, -(-limit // usual)))
     else:
         own = min(most, most_chunks(rows) // 2)
-    return PartsCut(1, own, least, min(own, most), tile, stages, 4, 1)
+    return PartsCut(1, own, least, usual, min(own, most), tile, stages, 4, 1)
 
 
 def _told(given: AttentionInput) -> dict[str, Any]:
@@ -131,7 +147,7 @@ def attend_mma(
     assert together.tiles <= cut.parts
     assert cut.own < chunks
     assert together.members * shape.group >= 16 * cut.halves
-    counts = together.tiles, chunks, cut.parts, cut.own, cut.least
+    counts = together.tiles, chunks, cut.parts, cut.own, cut.least, cut.usual
     constants: dict[str, Any] = {
         "HQ": spec.heads,
         "D": dim,
@@ -158,6 +174,8 @@ def attend_mma(
         num_warps=cut.warps,
         launch_pdl=shape.pdl and overlaps,
         **_told(given),
+        START=choose_start(shape, rows),
+        **({"maxnreg": FEW_REGISTERS} if given.told and sharing is None else {}),
     )
     split_alike(kernel)
     if out is None:
@@ -173,6 +191,8 @@ def attend_mma(
         *counts,
         **constants,
         PADDED=padded_parts(count, dim),
+        SHARES=sharing is not None,
+        IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,
         num_warps=4,
         launch_pdl=shape.pdl,
     )

@@ -1,26 +1,36 @@
 """The parts of `attention_mma.py` for a quantised cache: it handles two bytes at a time from copies to products.
 
 Two adjacent numbers are read as one of 16 bits, so bytes take the same path as bf16 from the cache to the tensor cores.
-There they become two operands, one of the even columns and one of the odd ones. K's scale multiplies the scores, V's
-scale the weights.
+There they become two operands of fp16: those of K have pairs of neighbouring columns in turn, those of V the even and
+the odd columns. K's scale multiplies the scores, V's scale the weights. So that these products fit fp16, scores are
+measured against the largest sum of a score and the logarithm of V's scale in its row; then none is greater than one.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, byte_pairs, gl, jit, mma_v2
+from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
+from engine.kernels.triton.kv_bytes import byte_halves, byte_neighbours, byte_unit, quick_log2
 from engine.kernels.triton.kv_rows import coded, decoded, scale_of
 from engine.kernels.triton.pointwise import capped
 
 
 @jit
-def _places(table, start, end, rows, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Return the cache places of `rows` of a block table; `start` is the first of them."""
-    if BLOCK % TILE == 0:  # all rows lie in one block
-        blocks = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
+def addresses(
+    pointers, table, start, end, local, BLOCK: tl.constexpr, TILE: tl.constexpr, STRIDE: tl.constexpr
+):
+    """Return where rows start + local of a block table begin, STRIDE elements apart: their offsets from each of two
+    pointers. `local` has TILE rows; `start` is a multiple of BLOCK or of TILE."""
+    block = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
+    first = (block * BLOCK + start % BLOCK) * STRIDE
+    if BLOCK >= TILE:
+        at = local * STRIDE
     else:
-        blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
-    return blocks * BLOCK + rows % BLOCK
+        at = local % BLOCK * STRIDE
+        for j in tl.static_range(1, TILE // BLOCK):
+            block = gl.load(table + start // BLOCK + j, mask=start + j * BLOCK < end, other=0).to(tl.int64)
+            at = gl.where(local // BLOCK == j, block * (BLOCK * STRIDE) - first + local % BLOCK * STRIDE, at)
+    return pointers[0] + first, pointers[1] + first, at
 
 
 @jit
@@ -34,17 +44,24 @@ def copy_bytes(
     ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     LINE: tl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     columns = gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, ROWS)), 0)
-    rows = start + gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))
-    places = _places(table, start, end, rows, BLOCK, TILE)
-    at = gl.expand_dims(places, 1) * (ROW // 2) + head * (DIM // 2) + columns
-    there = gl.expand_dims(rows < end, 1) & (columns < DIM // 2)
-    async_copy.async_copy_global_to_shared(keys.index(stage), pairs[0] + at, mask=there)
-    async_copy.async_copy_global_to_shared(values.index(stage), pairs[1] + at, mask=there)
-    rows = start + gl.arange(0, TILE, layout=LINE)
-    at = _places(table, start, end, rows, BLOCK, TILE) * (ROW // 4) + head
-    async_copy.async_copy_global_to_shared(scales[0].index(stage), row_scales[0] + at, mask=rows < end)
-    async_copy.async_copy_global_to_shared(scales[1].index(stage), row_scales[1] + at, mask=rows < end)
+    local = gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))
+    k, v, at = addresses(pairs, table, start, end, local, BLOCK, TILE, ROW // 2)
+    at = gl.expand_dims(at, 1) + columns
+    there = gl.expand_dims(local < end - start, 1) & (columns < DIM // 2)
+    async_copy.async_copy_global_to_shared(keys.index(stage), k + head * (DIM // 2) + at, mask=there)
+    async_copy.async_copy_global_to_shared(values.index(stage), v + head * (DIM // 2) + at, mask=there)
+    local = gl.arange(0, TILE, layout=LINE)
+    k, v, at = addresses(row_scales, table, start, end, local, BLOCK, TILE, ROW // 4)
+    async_copy.async_copy_global_to_shared(scales[0].index(stage), k + head + at, mask=local < end - start)
+    async_copy.async_copy_global_to_shared(scales[1].index(stage), v + head + at, mask=local < end - start)
     async_copy.commit_group()
+
+
+@jit
+def order_of(size):
+    """Return the logarithm to base 2 of a scale of V, at least -30: smaller rows, and those of zeros, add nothing that
+    fp16 would show, but their weights count."""
+    return quick_log2(gl.maximum(size, 2.0**-30))
 
 
 @jit
@@ -63,34 +80,41 @@ def attend_bytes(
 ):  # fmt: skip
     """Run the online softmax of q [lanes, D] over rows `begin` to `end`; their first STAGES tiles are being copied.
 
-    m and l are [lanes], the sums of the even and of the odd columns [lanes, D / 2], in the layout MMA.
+    m (the largest score plus `order_of` its row) and l are [lanes], the sums of the even and of the odd columns
+    [lanes, D / 2], in the layout MMA.
     """
     LANES: tl.constexpr = q.shape[0]
     Q: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2)
     K: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2)
-    dtype: tl.constexpr = q.dtype
-    even_q, odd_q = gl.split(gl.reshape(q, [LANES, D // 2, 2]))
-    even_q, odd_q = gl.convert_layout(even_q, Q), gl.convert_layout(odd_q, Q)
+    UNIT: tl.constexpr = byte_unit(FP8)
+    wide = q.to(tl.float32)
+    q = gl.where(wide > 65504.0, 65504.0, gl.where(wide < -65504.0, -65504.0, wide)).to(
+        tl.float16
+    )  # NaN stays NaN
+    first_q, second_q = gl.split(gl.permute(gl.reshape(q, [LANES, D // 4, 2, 2]), [0, 1, 3, 2]))
+    first_q = gl.convert_layout(gl.reshape(first_q, [LANES, D // 2]), Q)
+    second_q = gl.convert_layout(gl.reshape(second_q, [LANES, D // 2]), Q)
     column = gl.expand_dims(gl.arange(0, TILE, layout=gl.SliceLayout(0, MMA)), 0)
     nothing = gl.zeros([LANES, TILE], tl.float32, layout=MMA)
     spread = gl.where(column == 0, gl.expand_dims(l, 1), nothing)
     stage = 0
     for start in range(begin, end, TILE):
         async_copy.wait_group(STAGES - 1)
-        even_k, odd_k = byte_pairs(keys.index(stage).permute((1, 0)).load(K), FP8)
-        factor = scales[0].index(stage).load(gl.SliceLayout(0, MMA)) * scale_log2
-        scores = mma_v2(odd_q, odd_k, mma_v2(even_q, even_k, nothing))
+        first_k, second_k = byte_neighbours(keys.index(stage).permute((1, 0)).load(K), FP8)
+        factor = scales[0].index(stage).load(gl.SliceLayout(0, MMA)) * (scale_log2 * UNIT)
+        scores = mma_v2(second_q, second_k, mma_v2(first_q, first_k, nothing))
         scores = capped(scores * gl.expand_dims(factor, 0), CAP_LOG2)
         scores = gl.where(column < end - start, scores, float("-inf"))
-        highest = gl.maximum(m, gl.max(scores, 1))
+        size = scales[1].index(stage).load(gl.SliceLayout(0, MMA)) * UNIT
+        highest = gl.maximum(m, gl.max(scores + gl.expand_dims(order_of(size), 0), 1))
         base = gl.where(highest == float("-inf"), 0.0, highest)
         weights = gl.exp2(scores - gl.expand_dims(base, 1))
         shrink = gl.exp2(m - base)
         m = highest
         spread = spread * gl.expand_dims(shrink, 1) + weights
-        even_v, odd_v = byte_pairs(values.index(stage).load(K), FP8)
-        weights *= gl.expand_dims(scales[1].index(stage).load(gl.SliceLayout(0, MMA)), 0)
-        weights = gl.convert_layout(weights.to(dtype), Q)
+        even_v, odd_v = byte_halves(values.index(stage).load(K), FP8)
+        weights *= gl.expand_dims(size, 0)
+        weights = gl.convert_layout(weights.to(tl.float16), Q)
         even = mma_v2(weights, even_v, even * gl.expand_dims(shrink, 1))
         odd = mma_v2(weights, odd_v, odd * gl.expand_dims(shrink, 1))
         # fmt: off

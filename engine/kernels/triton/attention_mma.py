@@ -12,9 +12,17 @@ and the others while it computes. "Hydragen: High-Throughput LLM Inference with 
 import triton.language as tl
 
 from engine.kernels.triton.attention import norm_heads
-from engine.kernels.triton.attention_bytes import attend_bytes, copy_bytes, leave, rounded
+from engine.kernels.triton.attention_bytes import (
+    addresses,
+    attend_bytes,
+    copy_bytes,
+    leave,
+    order_of,
+    rounded,
+)
 from engine.kernels.triton.combine import MOST_TILES, own_part, parts_of_tile, shared_part
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
+from engine.kernels.triton.kv_bytes import byte_unit
 from engine.kernels.triton.kv_rows import coded, decoded
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
@@ -28,17 +36,12 @@ def _copy(
 ):  # fmt: skip
     """Start copying TILE rows of K and V from row `start` of a block table; zeros from row `end` on."""
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
-    rows = start + gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))
-    if BLOCK % TILE == 0:  # all rows lie in one block
-        block = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
-        places = block * BLOCK + rows % BLOCK
-    else:
-        blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
-        places = blocks * BLOCK + rows % BLOCK
-    at = (gl.expand_dims(places, 1) * HKV + head) * DIM + columns
-    there = gl.expand_dims(rows < end, 1) & (columns < DIM)
-    async_copy.async_copy_global_to_shared(keys.index(stage), cache_k + at, mask=there)
-    async_copy.async_copy_global_to_shared(values.index(stage), cache_v + at, mask=there)
+    local = gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))
+    k, v, at = addresses((cache_k, cache_v), table, start, end, local, BLOCK, TILE, HKV * DIM)
+    at = gl.expand_dims(at, 1) + columns
+    there = gl.expand_dims(local < end - start, 1) & (columns < DIM)
+    async_copy.async_copy_global_to_shared(keys.index(stage), k + head * DIM + at, mask=there)
+    async_copy.async_copy_global_to_shared(values.index(stage), v + head * DIM + at, mask=there)
     async_copy.commit_group()
 
 
@@ -57,20 +60,15 @@ def _scale_of_all(
 
 
 @jit
-def _queries(
-    heads, norm_weight, rotary, batches, lines, positions, real,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, ROTATED: tl.constexpr,
-    EPS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
-    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
+def _constants(
+    norm_weight, rotary, lines, positions, real, columns, D: tl.constexpr, DIM: tl.constexpr, ROTATED: tl.constexpr,
+    NORM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Return normed and rotated heads [lanes, D], zeros where not `real`. Before the wait only older data is read.
-
-    For each lane [lanes, 1]: its row of the batch, its head (key heads count from HQ on), its position.
-    """
-    dtype: tl.constexpr = heads.dtype.element_ty
-    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
-    inside = real & (columns < DIM)
+    """Load what is known before the wait about heads: cosine and sine, and the norm's weights for them and their
+    `partners`."""
     others = partners(columns, ROTATED, DIM, PAIRS)
+    inside = real & (columns < DIM)
+    cosine, sine, weight, other_weight = columns, columns, columns, columns  # where not needed
     if ROTATED > 0:
         cosine, sine = angles(rotary + positions * ROTATED, columns, ROTATED, DIM, PAIRS)
     if NORM:
@@ -78,25 +76,44 @@ def _queries(
         other_weight = weight
         if ROTATED > 0:
             other_weight = gl.load(norm_weight + lines * DIM + others, mask=inside, other=0.0)
-    gdc_wait(PDL)
+    return cosine, sine, weight, other_weight
+
+
+@jit
+def _numbers(
+    heads, batches, lines, real, columns, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    ROTATED: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Load heads and their `partners`, in fp32, zeros where not `real`."""
+    inside = real & (columns < DIM)
     at = (batches * (HQ + 2 * HKV) + lines) * DIM
     x = gl.load(heads + at + columns, mask=inside, other=0.0).to(tl.float32)
     other = x
     if ROTATED > 0:
+        others = partners(columns, ROTATED, DIM, PAIRS)
         other = gl.load(heads + at + others, mask=inside, other=0.0).to(tl.float32)
+    return x, other
+
+
+@jit
+def _rotated(
+    loaded, constants, heads, batches, real, columns, KEY: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
+    DIM: tl.constexpr, ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
+    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    """Return heads normed and rotated: those of keys, if KEY, or of queries."""
+    x, other = loaded
+    cosine, sine, weight, other_weight = constants
     if TOGETHER:
-        # fmt: off
-        scale = gl.where(
-            lines < HQ,
-            _scale_of_all(heads, batches, 0, HQ, real, columns, HQ, HKV, DIM, EPS),
-            _scale_of_all(heads, batches, HQ, HKV, real, columns, HQ, HKV, DIM, EPS),
+        scale = _scale_of_all(
+            heads, batches, HQ if KEY else 0, HKV if KEY else HQ, real, columns, HQ, HKV, DIM, EPS
         )
-        # fmt: on
         other = weighed(other, scale, other_weight, OFFSET, ONCE).to(tl.float32)
         x = weighed(x, scale, weight, OFFSET, ONCE).to(tl.float32)
     elif NORM:
         other = norm_heads(other, x, other_weight, DIM, EPS, OFFSET, ONCE)
         x = norm_heads(x, x, weight, DIM, EPS, OFFSET, ONCE)
+    dtype: tl.constexpr = heads.dtype.element_ty
     return rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
 
 
@@ -164,10 +181,14 @@ def _shared_part(
     real = gl.expand_dims((slots >= 0) & (lane % G < GROUP), 1)
     lines = gl.expand_dims(head * GROUP + lane % G, 1)
     batches = gl.expand_dims(batches, 1)
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     # fmt: off
-    q = _queries(
-        heads, norm_weight, rotary, batches, lines, positions, real,
-        HQ, HKV, D, DIM, ROTATED, EPS, NORM, PDL, PAIRS, EXACT, TOGETHER, OFFSET, ONCE, ROWS,
+    constants = _constants(norm_weight, rotary, lines, positions, real, columns, D, DIM, ROTATED, NORM, PAIRS)
+    gdc_wait(PDL)
+    q = _numbers(heads, batches, lines, real, columns, HQ, HKV, D, DIM, ROTATED, PAIRS)
+    q = _rotated(
+        q, constants, heads, batches, real, columns, False,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
     )
     m = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA)) - float("inf")
     l = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA))  # noqa: E741
@@ -210,46 +231,60 @@ def _own_part(
 ):  # fmt: skip
     """Attend to rows `begin` to `end`, which a sequence has alone, and to its new row if the part is the `newest`."""
     GROUP: tl.constexpr = HQ // HKV
-    # Query heads, then the key head.
-    NUMBER: tl.constexpr = 16 if GROUP < 16 else 2 * G
+    NUMBER: tl.constexpr = 16 if G < 16 else G
     lane = gl.expand_dims(gl.arange(0, NUMBER, layout=gl.SliceLayout(1, ROWS)), 1)
-    batches = batch + lane * 0
-    positions = gl.load(counters + 2 * slot + 1) + lane * 0
-    lines = gl.where(lane < GROUP, head * GROUP + lane, HQ + head)
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
+    position = gl.load(counters + 2 * slot + 1)
     place = gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
-    if ROW == 0:
-        target = place * HKV + head
-    # fmt: off
-    q = _queries(
-        heads, norm_weight, rotary, batches, lines, positions, lane <= GROUP,
-        HQ, HKV, D, DIM, ROTATED, EPS, NORM, PDL, PAIRS, EXACT, TOGETHER, OFFSET, ONCE, ROWS,
-    )
-    # fmt: on
-    wide = q.to(tl.float32)
-    new_k = gl.expand_dims(gl.sum(gl.where(lane == GROUP, wide, 0.0), 0), 0)
-    if ROW > 0:
-        k_codes, k_scale, _, new_k = rounded(new_k, FP8)
-    score = capped(gl.sum(wide * new_k, 1) * scale_log2, CAP_LOG2)
-    score = gl.convert_layout(score, gl.SliceLayout(1, OWN_MMA))
     value = heads + (batch * (HQ + 2 * HKV) + HQ + HKV + head) * DIM
-    m = gl.where(newest, score, float("-inf"))
-    l = gl.where(newest, score * 0.0 + 1.0, 0.0)  # noqa: E741
+    real, lines = lane < GROUP, head * GROUP + lane
+    # fmt: off
+    constants = _constants(norm_weight, rotary, lines, position, real, columns, D, DIM, ROTATED, NORM, PAIRS)
+    of_key = _constants(norm_weight, rotary, HQ + head, position, True, columns, D, DIM, ROTATED, NORM, PAIRS)
+    gdc_wait(PDL)
+    # Everything is requested before anything is used: a warp waits for what it uses first.
+    q = _numbers(heads, batch, lines, real, columns, HQ, HKV, D, DIM, ROTATED, PAIRS)
+    new_k = _numbers(heads, batch, HQ + head, True, columns, HQ, HKV, D, DIM, ROTATED, PAIRS)
+    new_v = gl.load(value + columns, mask=columns < DIM, other=0.0)
     if ROW > 0:
-        written = newest & (columns < DIM)
-        target = place * ROW + head * DIM
-        new_v = gl.load(value + columns, mask=columns < DIM, other=0.0).to(tl.float32)
-        v_codes, v_scale, v_inverse, new_v = rounded(new_v, FP8)
-        gl.store(cache_k + target + columns, k_codes.to(tl.uint8), mask=written)
-        gl.store(cache_v + target + columns, v_codes.to(tl.uint8), mask=written)
-        if newest:
-            gl.store(row_scales[0] + place * (ROW // 4) + head, k_scale)
-            gl.store(row_scales[1] + place * (ROW // 4) + head, v_scale)
         own_columns = 2 * gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, OWN_MMA)), 0)
         even = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
         odd = gl.load(value + own_columns + 1, mask=own_columns < DIM, other=0.0).to(tl.float32)
-        even = decoded(coded(even, v_inverse, FP8), FP8) * v_scale
-        odd = decoded(coded(odd, v_inverse, FP8), FP8) * v_scale
+    else:
+        own_columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, OWN_MMA)), 0)
+        own_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
+    new_k = _rotated(
+        new_k, of_key, heads, batch, True, columns, True,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
+    )
+    q = _rotated(
+        q, constants, heads, batch + lane * 0, real, columns, False,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
+    )
+    # fmt: on
+    written, stored_k, stored_v = newest & (columns < DIM), new_k, new_v
+    new_k = new_k.to(tl.float32)
+    if ROW > 0:
+        target = place * ROW + head * DIM
+        k_codes, k_scale, _, new_k = rounded(new_k, FP8)
+        v_codes, v_scale, v_inverse, _ = rounded(new_v.to(tl.float32), FP8)
+        stored_k, stored_v = k_codes.to(tl.uint8), v_codes.to(tl.uint8)
+        gl.store(row_scales[0] + place * (ROW // 4) + head, k_scale, mask=newest)
+        gl.store(row_scales[1] + place * (ROW // 4) + head, v_scale, mask=newest)
+    else:
+        target = (place * HKV + head) * DIM
+    gl.store(cache_k + target + columns, stored_k, mask=written)
+    gl.store(cache_v + target + columns, stored_v, mask=written)
+    score = capped(gl.sum(q.to(tl.float32) * new_k, 1) * scale_log2, CAP_LOG2)
+    score = gl.convert_layout(score, gl.SliceLayout(1, OWN_MMA))
+    one = score * 0.0 + 1.0
+    if ROW > 0:
+        order = order_of(v_scale * byte_unit(FP8))
+        score, one = score + order, one * gl.exp2(-order)
+    m, l = gl.where(newest, score, float("-inf")), gl.where(newest, one, 0.0)  # noqa: E741
+    if ROW > 0:
+        even = decoded(coded(even, v_inverse, FP8), FP8) * (v_scale * gl.exp2(-order))
+        odd = decoded(coded(odd, v_inverse, FP8), FP8) * (v_scale * gl.exp2(-order))
         nothing = gl.zeros([NUMBER, D // 2], tl.float32, layout=OWN_MMA)
         even, odd = nothing + gl.where(newest, even, 0.0), nothing + gl.where(newest, odd, 0.0)
         # fmt: off
@@ -259,14 +294,7 @@ def _own_part(
         )
         # fmt: on
     else:
-        own_columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, OWN_MMA)), 0)
-        new_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
-        acc = gl.zeros([NUMBER, D], tl.float32, layout=OWN_MMA) + gl.where(newest, new_v, 0.0)
-        written = newest & (columns < DIM)
-        gl.store(cache_k + target * DIM + columns, new_k.to(cache_k.dtype.element_ty), mask=written)
-        gl.store(
-            cache_v + target * DIM + columns, gl.load(value + columns, mask=written, other=0.0), mask=written
-        )
+        acc = gl.zeros([NUMBER, D], tl.float32, layout=OWN_MMA) + gl.where(newest, own_v, 0.0)
         # fmt: off
         m, l, acc = _attend(  # noqa: E741
             q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
@@ -284,7 +312,7 @@ def _own_part(
 
 
 # A different longest context, or more unshared rows, must not recompile the kernel.
-@jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own", "least"])
+@jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own", "least", "usual"])
 def parts_kernel(
     heads,
     norm_weight,
@@ -306,6 +334,7 @@ def parts_kernel(
     parts,
     own,
     least,
+    usual,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     G: tl.constexpr,
@@ -333,6 +362,7 @@ def parts_kernel(
     v_pairs=None,
     ROW: tl.constexpr = 0,
     FP8: tl.constexpr = False,
+    START: tl.constexpr = "at once",
 ):
     """Write K and V of each new token, and attend to the shared and the unshared rows of its sequence.
 
@@ -342,14 +372,15 @@ def parts_kernel(
     rows].
 
     The used tiles divide the first `parts` programs among them, at most chunks - own each. Then come up to n parts of
-    each sequence's unshared rows; the last part has the new row. These are cut into `own` parts of at least `least`
-    rows, so n may be smaller if no sequence is long enough. The output goes to partial fp32 [rows, chunks, HQ, DIM] and
+    each sequence's unshared rows; the last part has the new row. `own_part` cuts these into up to `own` parts; n is
+    smaller if no sequence is long enough. The output goes to partial fp32 [rows, chunks, HQ, DIM] and
     lse fp32 [rows, chunks, HQ], unshared parts first, shared ones from `own` on; `combine_parts_kernel` combines them.
     A part is read TILE rows at a time, with STAGES tiles in flight. HALVES is the number of groups of warps that divide
     the lanes of a tile; the warps of a group divide its rows. k_pairs and v_pairs: the bytes of quantised rows, two per
-    int16.
+    int16. START is as in `attention_kernel`.
     """
-    gdc_launch_dependents(PDL)
+    if START == "at once":
+        gdc_launch_dependents(PDL)
     head = gl.program_id(0)
     place = gl.program_id(1)
     LANES: tl.constexpr = D // 8
@@ -384,12 +415,14 @@ def parts_kernel(
         slot = gl.load(active + batch)
         row = gl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
         common = gl.load(shared + batch)
-        size = own_part(row - common, own, least)
+        size = own_part(row - common, own, least, usual)
         begin = common + part * size
         limit = row
         newest = row <= begin + size
         idle = (slot < 0) | ((part > 0) & (begin >= row))
         chunk = part
+    if START == "looked up":
+        gdc_launch_dependents(PDL)
     if idle:
         gdc_wait(PDL)
         return

@@ -18,9 +18,11 @@ def shared_part(rows, parts):
 
 
 @triton.jit
-def own_part(rows, parts, least):
-    """Return the same for rows that a sequence has alone, with at least `least` rows per part."""
-    return tl.maximum(shared_part(rows, parts), least)
+def own_part(rows, parts, least, usual):
+    """Return the same for rows that a sequence has alone, with at least `least` rows per part. Up to `usual` rows per
+    part, there are only half as many parts."""
+    fewer = tl.minimum(shared_part(rows, tl.maximum(parts // 2, 1)), usual)
+    return tl.maximum(tl.maximum(shared_part(rows, parts), fewer), least)
 
 
 @triton.jit
@@ -127,7 +129,7 @@ def combine_kernel(
             tl.store(at, mixed.to(out.dtype.element_ty), mask=columns < DIM)
 
 
-@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own", "least"])
+@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own", "least", "usual"])
 def combine_parts_kernel(
     partial,
     lse,
@@ -141,38 +143,53 @@ def combine_parts_kernel(
     parts,
     own,
     least,
+    usual,
     HQ: tl.constexpr,
     D: tl.constexpr,
     DIM: tl.constexpr,
     MEMBERS: tl.constexpr,
     PADDED: tl.constexpr,
+    SHARES: tl.constexpr,
     PDL: tl.constexpr,
+    IN_ORDER: tl.constexpr = 0,
 ):
     """Combine the parts of `parts_kernel` into out [rows, HQ, DIM]; PADDED is a power of two, at least a row's parts.
 
-    Missing parts of a sequence add exact zeros. The grid is [HQ, rows].
+    Missing parts of a sequence add exact zeros. The grid is [HQ, rows]. Without SHARES, no sequence shares rows. Up to
+    IN_ORDER parts of a sequence that shares none are added up one after the other.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
     batch = tl.program_id(1)
     number = tl.arange(0, PADDED)
     columns = tl.arange(0, D)
-    tile = tl.arange(0, MOST_TILES)
-    used = tl.sum((tl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1) >= 0).to(tl.int32), 0)
     slot = tl.load(active + batch)
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
-    common = tl.load(shared + batch)
-    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own, least)), 1)
-    together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
+    common, together = 0, 0
+    if SHARES:
+        tile = tl.arange(0, MOST_TILES)
+        used = tl.sum((tl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1) >= 0).to(tl.int32), 0)
+        common = tl.load(shared + batch)
+        together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
+    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own, least, usual)), 1)
     there = (number < alone) | ((number >= own) & (number < own + together))
     gdc_wait(PDL)
     if slot >= 0:
-        part = (batch * chunks + number) * HQ + head
-        logs = tl.load(lse + part, mask=there, other=-float("inf"))
-        inside = there[:, None] & (columns < DIM)[None, :]
-        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-        share = tl.exp2(logs - tl.max(logs, 0))
-        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
-        tl.store(
-            out + (batch * HQ + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM
-        )
+        first, none = batch * chunks * HQ + head, -float("inf")
+        if PADDED <= IN_ORDER and not SHARES:
+            mixed, total, _ = _in_order(partial, lse, first, alone - 1, none, HQ, D, DIM, PADDED)
+        else:
+            in_order = (alone <= IN_ORDER) & (together == 0)
+            part = first + number * HQ
+            there = there & (in_order == 0)
+            logs = tl.load(lse + part, mask=there, other=-float("inf"))
+            inside = there[:, None] & (columns < DIM)[None, :]
+            values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+            if IN_ORDER == 0:  # noqa: SIM114 - this is known when the kernel is compiled
+                mixed, total, _ = _pairwise(values, logs, none)
+            elif in_order == 0:
+                mixed, total, _ = _pairwise(values, logs, none)
+            else:
+                mixed, total, _ = _in_order(partial, lse, first, alone - 1, none, HQ, D, DIM, IN_ORDER)
+        at = out + (batch * HQ + head) * DIM + columns
+        tl.store(at, (mixed / total).to(out.dtype.element_ty), mask=columns < DIM)

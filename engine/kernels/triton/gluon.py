@@ -18,7 +18,6 @@ from models.weights.dequantize import IQ4
 
 __all__ = [
     "async_copy",
-    "byte_pairs",
     "constexpr_function",
     "eighth_halves",
     "fence",
@@ -181,58 +180,6 @@ def signed_halves(pairs, less):
         is_pure=True,
         pack=2,
     )
-
-
-@jit
-def byte_pairs(words, FP8: tl.constexpr):
-    """Decode the bytes of int16 words (`kv_rows.py`) to bf16; return the lower bytes' numbers and the upper bytes'.
-
-    Two words are decoded at a time. The bits of E4M3, placed in a bf16, are the number divided by 2 ** 120. A signed
-    byte is its lower seven bits behind the leading bits of 128, minus 128, or minus 256 if it is negative.
-    """
-    if FP8:
-        return gl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b, s, t;
-            shl.b32 a, $2, 4;
-            and.b32 a, a, 0x07F007F0;
-            shl.b32 s, $2, 8;
-            and.b32 s, s, 0x80008000;
-            or.b32 a, a, s;
-            shr.b32 b, $2, 4;
-            and.b32 b, b, 0x07F007F0;
-            and.b32 t, $2, 0x80008000;
-            or.b32 b, b, t;
-            mov.b32 s, 0x7B807B80;
-            mov.b32 t, 0x80008000;
-            fma.rn.bf16x2 $0, a, s, t;
-            fma.rn.bf16x2 $1, b, s, t;
-            }""",
-            "=&r,=r,r",
-            [words],
-            dtype=(gl.bfloat16, gl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    else:  # noqa: RET505 - a kernel is compiled for one of the two
-        return gl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b, c, d, y, s;
-            shr.b32 y, $2, 8;
-            lop3.b32 a, $2, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 b, $2, 0x00800080, 0x43004300, 0xEA;
-            lop3.b32 c, y, 0x007F007F, 0x43004300, 0xEA;
-            lop3.b32 d, y, 0x00800080, 0x43004300, 0xEA;
-            mov.b32 s, 0xBF80BF80;
-            fma.rn.bf16x2 $0, b, s, a;
-            fma.rn.bf16x2 $1, d, s, c;
-            }""",
-            "=&r,=r,r",
-            [words],
-            dtype=(gl.bfloat16, gl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
 
 
 @jit
@@ -399,12 +346,6 @@ if knobs.runtime.interpret:
     def signed_halves(pairs, less):
         """See above."""
         return halves(pairs) - halves(less)
-
-    def byte_pairs(words, FP8):
-        """Return fp32."""
-        from engine.kernels.triton.kv_rows import decoded
-
-        return decoded(words & 0xFF, FP8), decoded((words >> 8) & 0xFF, FP8)
 
     def small_halves(pairs):
         """See above."""

@@ -23,7 +23,7 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
-NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least")
+NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least", "usual")
 LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
 SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
 
@@ -53,6 +53,17 @@ def shared(group, dim, stages, warps, **features):
     before = text.split("griddepcontrol.wait;")[:2]  # the first is of programs that have nothing to do
     early = sum(part.count("cp.async.cg") for part in before)
     return {"early": early, "held": 32 * width // (8 * 32 * warps) * 2 * stages, "shared": needed}
+
+def of_bytes(fp8, capability):
+    held = {"cache_k": "*u8", "cache_v": "*u8", "k_pairs": "*i16", "v_pairs": "*i16"}
+    TYPES.update(SHARED | held | {"k_scales": "*fp32", "v_scales": "*fp32"})
+    constants = dict(HQ=32, HKV=8, G=4, D=128, DIM=128, ROTATED=128, EPS=1e-6, NORM=True, BLOCK=32, MEMBERS=4)
+    constants |= dict(TILE=64, STAGES=2, WARPS=4, HALVES=1, PDL=capability >= 90, ROW=1056, FP8=fp8)
+    pointers = dict.fromkeys(("k_scales", "v_scales", "k_pairs", "v_pairs"), "pointer")
+    text, needed = ptx(parts_kernel, 4, constants | pointers, capability=capability)
+    for name in held:
+        TYPES.pop(name)
+    return {"early": int("griddepcontrol" in text), "held": int(capability >= 90), "shared": needed}
 
 def linear(outputs, inputs, **flags):
     tile = choose_tile(outputs, inputs, flags.get("GATED", False))
@@ -90,7 +101,9 @@ print(json.dumps([
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
     attention(640, 8, 64, NORM=False, WINDOW=128),
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
-    shared(2, 128, 4, 4), shared(4, 128, 6, 4, EXACT=True),
+    shared(2, 128, 4, 4), shared(4, 128, 6, 4, EXACT=True), shared(4, 64, 4, 4, NORM=False),
+    shared(3, 96, 4, 4, NORM=False, ROTATED=0), shared(4, 128, 4, 4, TOGETHER=True, ONCE=True),
+    of_bytes(True, 80), of_bytes(True, 90), of_bytes(False, 90),
 ]))
 """
 EXPERTS = """

@@ -29,10 +29,11 @@ from engine.execute.cuda.sharing import (
 )
 from engine.execute.cuda.tiles import FEW, Chunking, context_limit, most_chunks
 from models.spec import Attention, Norm, Rope
+from tests.engine.kernels.test_combine import own_size
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, DIM = 32, 64
-CUT = PartsCut(4, 1, 256, 1, 32, 2, 4, 1)
+CUT = PartsCut(4, 1, 256, 0, 1, 32, 2, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize(
     ("heads", "cut"),
-    [((1, 1), PartsCut(5, 2, 256, 2, 64, 2, 4, 1)), ((3, 1), PartsCut(40, 1, 256, 1, 32, 4, 4, 2))],
+    [((1, 1), PartsCut(5, 2, 256, 0, 2, 64, 2, 4, 1)), ((3, 1), PartsCut(40, 1, 256, 0, 1, 32, 4, 4, 2))],
 )
 def test_many_sequences_share_a_tile(heads: tuple[int, int], cut: PartsCut) -> None:
     """With parts that have one tile, several, or none; tiles that are larger than a block."""
@@ -230,16 +231,21 @@ def test_few_sequences_get_the_bits_that_they_get_alone(heads: tuple[int, int]) 
 
 
 @settings(max_examples=300)
-@given(st.integers(0, 200_000), st.integers(1, 256), st.sampled_from([1, 2, 4, 8, 20, 200]))
-def test_parts_of_a_row_reach_it(row: int, rows: int, heads: int) -> None:
+@given(
+    st.integers(0, 200_000),
+    st.integers(1, 256),
+    st.sampled_from([1, 2, 4, 8, 20, 200]),
+    st.sampled_from([1, 2]),
+)
+def test_parts_of_a_row_reach_it(row: int, rows: int, heads: int, itemsize: int) -> None:
     """In every step that it may be in; of few rows they are the same ones in each."""
     shape = AttentionShape(Attention(16 * heads, heads, 128), 256, True, 132, 228 << 10)
     cuts = []
     for limit in (context_limit(row), 2 * context_limit(row)):
-        cut = choose_own_cut(shape, rows, limit)
-        size = max(-(-max(-(-row // cut.own), 1) // 128) * 128, cut.least)  # `own_part`
+        cut = choose_own_cut(shape, rows, limit, itemsize)
+        size = own_size(row, cut.own, cut.least, cut.usual)
         assert -(-row // size) <= cut.programs <= cut.own < most_chunks(rows)
-        cuts.append((cut.own, cut.least))
+        cuts.append((cut.own, cut.least, cut.usual))
     assert rows > FEW or len(set(cuts)) == 1
 
 
@@ -331,11 +337,22 @@ def test_parts_fit_on_the_multiprocessors_and_into_the_results(heads: tuple[int,
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp32 is known in the interpreter only")
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-@pytest.mark.parametrize("heads", [(4, 1), (2, 2)])
-def test_rows_of_bytes_are_attended_to_as_they_are_stored(kind: str, heads: tuple[int, int]) -> None:
-    """By one launch for shared rows and others, and by the kernel that shares nothing; new rows are written alike."""
+@pytest.mark.parametrize(("heads", "spread"), [((4, 1), 0), ((2, 2), 0), ((4, 1), 30)])
+def test_rows_of_bytes_are_attended_to_as_they_are_stored(
+    kind: str, heads: tuple[int, int], spread: int
+) -> None:
+    """By one launch for shared rows and others, and by the kernel that shares nothing; new rows are written alike.
+
+    V may be of very different sizes, from 2 ** -spread to 1, and 0.
+    """
     groups = [(64, [70, 64, 127]), (0, [30, 0])]
-    made = case(groups, heads, norm=True).quantised(kind)
+    made = case(groups, heads, norm=True)
+    made.given.v.mul_(
+        2.0 ** -(torch.arange(len(made.given.v), device=DEVICE) % 7 * spread / 6)[:, None, None]
+    )
+    if spread:
+        made.given.v[::5] = 0
+    made = made.quantised(kind)
     shared, members = [0] * 5, [[-1] * 16]
     for index, table in enumerate(made.tables):
         if table[0] == 1:
