@@ -19,14 +19,17 @@ from engine.kernels.triton.pointwise import capped
 def addresses(
     pointers, table, start, end, local, BLOCK: tl.constexpr, TILE: tl.constexpr, STRIDE: tl.constexpr
 ):
-    """Return where rows start + local of a block table begin, STRIDE elements apart: their offsets from each of two
-    pointers. `local` has TILE rows; `start` is a multiple of BLOCK or of TILE."""
-    block = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
-    first = (block * BLOCK + start % BLOCK) * STRIDE
-    if BLOCK >= TILE:
-        at = local * STRIDE
+    """Return a place in each of two caches, and how far from it the rows start + local of a block table begin.
+
+    Rows are STRIDE elements apart. There are TILE of them; `start` is a multiple of BLOCK or of TILE.
+    """
+    if BLOCK % TILE != 0 and TILE % BLOCK != 0:
+        rows = start + local
+        blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
+        first, at = 0, (blocks * BLOCK + rows % BLOCK) * STRIDE
     else:
-        at = local % BLOCK * STRIDE
+        block = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
+        first, at = (block * BLOCK + start % BLOCK) * STRIDE, local % BLOCK * STRIDE
         for j in tl.static_range(1, TILE // BLOCK):
             block = gl.load(table + start // BLOCK + j, mask=start + j * BLOCK < end, other=0).to(tl.int64)
             at = gl.where(local // BLOCK == j, block * (BLOCK * STRIDE) - first + local % BLOCK * STRIDE, at)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import triton.language as tl
+
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import PartsCut, attend_mma, choose_own_cut, choose_shared_cut
@@ -28,6 +30,8 @@ from engine.execute.cuda.sharing import (
     share,
 )
 from engine.execute.cuda.tiles import FEW, Chunking, context_limit, most_chunks
+from engine.kernels.triton.attention_bytes import addresses
+from engine.kernels.triton.gluon import gl, jit
 from models.spec import Attention, Norm, Rope
 from tests.engine.kernels.test_combine import own_size
 
@@ -247,6 +251,33 @@ def test_parts_of_a_row_reach_it(row: int, rows: int, heads: int, itemsize: int)
         assert -(-row // size) <= cut.programs <= cut.own < most_chunks(rows)
         cuts.append((cut.own, cut.least, cut.usual))
     assert rows > FEW or len(set(cuts)) == 1
+
+
+@jit
+def addresses_kernel(
+    cache, table, out, start, end, BLOCK: tl.constexpr, TILE: tl.constexpr, STRIDE: tl.constexpr
+):
+    """Load the first element of every row of a tile."""
+    local = gl.arange(0, TILE, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    one, other, at = addresses((cache, cache), table, start, end, local, BLOCK, TILE, STRIDE)
+    there = local < end - start
+    gl.store(
+        out + local, gl.load(one + at, mask=there, other=-1) + 0 * gl.load(other + at, mask=there, other=0)
+    )
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("block", [4, 16, 32, 48, 64, 256])
+def test_a_tile_finds_its_rows_in_blocks_of_any_size(block: int, tile: int) -> None:
+    order = torch.randperm(3 * 256 // block, generator=torch.Generator().manual_seed(block))
+    row = torch.arange(len(order) * block)
+    cache = torch.empty(len(row), 3, dtype=torch.int32)
+    cache[order[row // block] * block + row % block] = row[:, None].int()
+    table, out = order.int().to(DEVICE), torch.empty(tile, dtype=torch.int32, device=DEVICE)
+    for start, end in ((0, 700), (192, 230), (576, 577)):  # multiples of tiles, and of blocks of 48
+        addresses_kernel[(1,)](cache.to(DEVICE), table, out, start, end, block, tile, 3, num_warps=1)
+        expected = torch.arange(start, start + tile, dtype=torch.int32)
+        assert torch.equal(out.cpu(), expected.where(expected < end, -1))
 
 
 def test_a_row_that_nobody_has_shares_nothing() -> None:
