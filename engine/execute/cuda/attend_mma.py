@@ -16,16 +16,17 @@ from engine.kernels.triton.launch import split_alike
 
 GROUP = 4
 """Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`. Speed-up in whole steps on
-an H200: Qwen3-8B, which has four, 1.01 to 1.05 for one to eight sequences of 500 rows and 1.17 for eight of 4,000."""
+an H200: Qwen3-8B, which has four, 1.01 to 1.05 for one to eight sequences of 500 rows and 1.11 for eight of 4,000."""
 OWN_ROWS = 512
 """Rows of the largest part of a sequence's unshared rows, in a step with sharing."""
 OWN_PROGRAMS, OWN_PART = 256, 256
-"""Programs for a long sequence alone, over all of its KV heads: about two for each multiprocessor. There are half as
-many while their parts have up to OWN_PART rows. With eight sequences of 4,000 rows, steps of 8B take 5,363 us in 16
-parts each and 5,678 in 32; with one of 16,384, 4,765 in 16 parts and 4,552 in 32."""
-OWN_PROGRAMS_OF_BYTES, FEW_REGISTERS = 384, 168
-"""The same for quantised rows: more computation per byte, so three programs at once hide each other's waiting; with so
-many registers per thread, as many fit on a multiprocessor."""
+"""Programs for a long sequence alone, over all of its KV heads: about two for each multiprocessor. But parts grow to
+OWN_PART rows before there are more than half as many. With eight sequences of 4,000 rows, steps of 8B take 5,363 us in
+16 parts each and 5,678 in 32; with one of 16,384, 4,765 in 16 parts and 4,552 in 32."""
+OWN_PROGRAMS_OF_BYTES = 384
+"""Programs where rows are quantised: more computation per byte, so three programs at once hide each other's waiting."""
+FEW_REGISTERS = 168
+"""Registers per thread with which three of those programs fit on a multiprocessor, with heads of 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class PartsCut:
     least: int
     """The fewest rows of such a part."""
     usual: int
-    """Rows of a part up to which there are only half as many parts."""
+    """Parts grow to so many rows before there are more than half of `own`; 0: that does not matter."""
     programs: int
     """Programs per KV head for those parts: fewer than `own` if no sequence is long enough."""
     tile: int
@@ -56,14 +57,14 @@ def by_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
     return shape.group >= GROUP and can_use_tensor_cores(shape, given)
 
 
-def choose_start(shape: AttentionShape, rows: int) -> str:
-    """Return when the kernel after `parts_kernel` may start (see `attention_kernel`): the fastest choice on an H200.
+def _choose_start(shape: AttentionShape, given: AttentionInput, rows: int) -> str:
+    """Return when the kernel after `parts_kernel` may start: the fastest choice on an H200.
 
-    Microseconds per step for "at once" and "looked up": one token of 8B in Q4_K_M 1,813 and 1,802, with 16,384 rows of
-    fp8 4,644 and 4,406, 16 tokens in bf16 5,087 and 5,005. But one token of 30B-A3B, which has eight query heads per KV
-    head, takes 1,544 and 1,565 (eight with 4,000 rows each, 5,169 and 5,045).
+    Microseconds per step for "at once" and "looked up": one token of 8B in Q4_K_M 1,813 and 1,802, and with 16,384 rows
+    of fp8 4,644 and 4,406. But one token of 30B-A3B, which has eight query heads per KV head, takes 1,544 and 1,565
+    (eight with 4,000 rows each, 5,169 and 5,045).
     """
-    return "at once" if rows == 1 and shape.group > GROUP else "looked up"
+    return "at once" if rows == 1 and shape.group > GROUP and not given.told else "looked up"
 
 
 def can_use_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
@@ -174,8 +175,12 @@ def attend_mma(
         num_warps=cut.warps,
         launch_pdl=shape.pdl and overlaps,
         **_told(given),
-        START=choose_start(shape, rows),
-        **({"maxnreg": FEW_REGISTERS} if given.told and sharing is None else {}),
+        START=_choose_start(shape, given, rows),
+        **(
+            {"maxnreg": FEW_REGISTERS}
+            if given.told and sharing is None and dim == 128 and shape.group <= 16
+            else {}
+        ),
     )
     split_alike(kernel)
     if out is None:

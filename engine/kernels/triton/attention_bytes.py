@@ -1,9 +1,10 @@
 """The parts of `attention_mma.py` for a quantised cache: it handles two bytes at a time from copies to products.
 
 Two adjacent numbers are read as one of 16 bits, so bytes take the same path as bf16 from the cache to the tensor cores.
-There they become two operands of fp16: those of K have pairs of neighbouring columns in turn, those of V the even and
-the odd columns. K's scale multiplies the scores, V's scale the weights. So that these products fit fp16, scores are
-measured against the largest sum of a score and the logarithm of V's scale in its row; then none is greater than one.
+There they become two operands of fp16: of K, one has columns 0, 1, 4, 5 and so on, the other 2, 3, 6, 7; of V, one has
+the even columns, the other the odd ones. K's scale multiplies the scores, V's scale the weights. So that weights times
+V's scale fit fp16, scores are measured against the largest sum of a score and the logarithm of V's scale in its row;
+then none is greater than one.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"

@@ -61,7 +61,7 @@ def _scale_of_all(
 
 @jit
 def _constants(
-    norm_weight, rotary, lines, positions, real, columns, D: tl.constexpr, DIM: tl.constexpr, ROTATED: tl.constexpr,
+    norm_weight, rotary, lines, positions, real, columns, DIM: tl.constexpr, ROTATED: tl.constexpr,
     NORM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Load what is known before the wait about heads: cosine and sine, and the norm's weights for them and their
@@ -81,7 +81,7 @@ def _constants(
 
 @jit
 def _numbers(
-    heads, batches, lines, real, columns, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    heads, batches, lines, real, columns, HQ: tl.constexpr, HKV: tl.constexpr, DIM: tl.constexpr,
     ROTATED: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Load heads and their `partners`, in fp32, zeros where not `real`."""
@@ -183,9 +183,9 @@ def _shared_part(
     batches = gl.expand_dims(batches, 1)
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     # fmt: off
-    constants = _constants(norm_weight, rotary, lines, positions, real, columns, D, DIM, ROTATED, NORM, PAIRS)
+    constants = _constants(norm_weight, rotary, lines, positions, real, columns, DIM, ROTATED, NORM, PAIRS)
     gdc_wait(PDL)
-    q = _numbers(heads, batches, lines, real, columns, HQ, HKV, D, DIM, ROTATED, PAIRS)
+    q = _numbers(heads, batches, lines, real, columns, HQ, HKV, DIM, ROTATED, PAIRS)
     q = _rotated(
         q, constants, heads, batches, real, columns, False,
         HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
@@ -239,12 +239,12 @@ def _own_part(
     value = heads + (batch * (HQ + 2 * HKV) + HQ + HKV + head) * DIM
     real, lines = lane < GROUP, head * GROUP + lane
     # fmt: off
-    constants = _constants(norm_weight, rotary, lines, position, real, columns, D, DIM, ROTATED, NORM, PAIRS)
-    of_key = _constants(norm_weight, rotary, HQ + head, position, True, columns, D, DIM, ROTATED, NORM, PAIRS)
+    constants = _constants(norm_weight, rotary, lines, position, real, columns, DIM, ROTATED, NORM, PAIRS)
+    of_key = _constants(norm_weight, rotary, HQ + head, position, True, columns, DIM, ROTATED, NORM, PAIRS)
     gdc_wait(PDL)
     # Everything is requested before anything is used: a warp waits for what it uses first.
-    q = _numbers(heads, batch, lines, real, columns, HQ, HKV, D, DIM, ROTATED, PAIRS)
-    new_k = _numbers(heads, batch, HQ + head, True, columns, HQ, HKV, D, DIM, ROTATED, PAIRS)
+    q = _numbers(heads, batch, lines, real, columns, HQ, HKV, DIM, ROTATED, PAIRS)
+    new_k = _numbers(heads, batch, HQ + head, True, columns, HQ, HKV, DIM, ROTATED, PAIRS)
     new_v = gl.load(value + columns, mask=columns < DIM, other=0.0)
     if ROW > 0:
         own_columns = 2 * gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, OWN_MMA)), 0)
@@ -377,7 +377,7 @@ def parts_kernel(
     lse fp32 [rows, chunks, HQ], unshared parts first, shared ones from `own` on; `combine_parts_kernel` combines them.
     A part is read TILE rows at a time, with STAGES tiles in flight. HALVES is the number of groups of warps that divide
     the lanes of a tile; the warps of a group divide its rows. k_pairs and v_pairs: the bytes of quantised rows, two per
-    int16. START is as in `attention_kernel`.
+    int16. START is "at once" or "looked up", as in `attention_kernel`.
     """
     if START == "at once":
         gdc_launch_dependents(PDL)

@@ -19,8 +19,8 @@ def shared_part(rows, parts):
 
 @triton.jit
 def own_part(rows, parts, least, usual):
-    """Return the same for rows that a sequence has alone, with at least `least` rows per part. Up to `usual` rows per
-    part, there are only half as many parts."""
+    """Return the same for rows that a sequence has alone, with at least `least` rows per part. Parts grow to `usual`
+    rows before there are more than half of `parts`."""
     fewer = tl.minimum(shared_part(rows, tl.maximum(parts // 2, 1)), usual)
     return tl.maximum(tl.maximum(shared_part(rows, parts), fewer), least)
 

@@ -59,7 +59,7 @@ def shifted(words, HALVES: tl.constexpr):
 
 @jit
 def signed(words, HALVES: tl.constexpr):
-    """The same for signed bytes: a byte plus 128 is the lowest bits of the fp16 of 1,024 and more."""
+    """The same for signed bytes: the lowest eight bits of the fp16 of 1,024 plus a number are that number."""
     return _decoded(
         words,
         "{ .reg .b32 a, b, t, less; xor.b32 t, $2, 0x80808080; mov.b32 less, 0xE480E480; "
