@@ -335,6 +335,8 @@ async def picture(driver: Driver) -> None:
     driver.app.chat.info = replace(info, is_remote=True)
     await driver.send("What stands on the @gauge.png?")
     await driver.shows("▀▀")
+    await driver.shows("the level of the water")  # the answer begins when the picture has been read
+    await driver.idle()
 
 
 def gauge(path: Path) -> None:
