@@ -156,6 +156,7 @@ def attend_mma(
         "MEMBERS": together.members,
         "PDL": shape.pdl,
     }
+    is_limited = given.told and sharing is None and dim == 128 and shape.group <= 16
     kernel = parts_kernel[(spec.kv_heads, cut.parts + cut.programs * rows)](
         *given.arguments(spec),
         shared,
@@ -176,11 +177,7 @@ def attend_mma(
         launch_pdl=shape.pdl and overlaps,
         **_told(given),
         START=_choose_start(shape, given, rows),
-        **(
-            {"maxnreg": FEW_REGISTERS}
-            if given.told and sharing is None and dim == 128 and shape.group <= 16
-            else {}
-        ),
+        **({"maxnreg": FEW_REGISTERS} if is_limited else {}),
     )
     split_alike(kernel)
     if out is None:

@@ -92,9 +92,8 @@ def attend_bytes(
     K: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2)
     UNIT: tl.constexpr = byte_unit(FP8)
     wide = q.to(tl.float32)
-    q = gl.where(wide > 65504.0, 65504.0, gl.where(wide < -65504.0, -65504.0, wide)).to(
-        tl.float16
-    )  # NaN stays NaN
+    wide = gl.where(wide > 65504.0, 65504.0, wide)  # the largest fp16; NaN stays NaN
+    q = gl.where(wide < -65504.0, -65504.0, wide).to(tl.float16)
     first_q, second_q = gl.split(gl.permute(gl.reshape(q, [LANES, D // 4, 2, 2]), [0, 1, 3, 2]))
     first_q = gl.convert_layout(gl.reshape(first_q, [LANES, D // 2]), Q)
     second_q = gl.convert_layout(gl.reshape(second_q, [LANES, D // 2]), Q)
