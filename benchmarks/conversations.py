@@ -8,14 +8,16 @@ cancelled answer) are compared as far as they were read.
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
+from operator import add
 from random import Random
 from typing import Any
 
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
 from engine.conversation.chat import Answer, Chat
+from engine.events import TurnStats
 from engine.params import Constraint
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
@@ -79,23 +81,31 @@ class Checked:
     tokens: int = 0
     guessed: int = 0
     accepted: int = 0
+    drafted: int = 0
+    accepted_drafts: int = 0
 
     def __add__(self, other: "Checked") -> "Checked":
-        return Checked(
-            self.tokens + other.tokens, self.guessed + other.guessed, self.accepted + other.accepted
-        )
+        return Checked(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a step of a conversation, and how many of its tokens were guessed."""
+    """The result of a step of a conversation, and how its tokens were guessed."""
 
     what: str
     tokens: list[int]
     told: Any = None
     """Everything else about the step that must not depend on guesses."""
-    guessed: int = 0
-    accepted: int = 0
+    stats: tuple[TurnStats, ...] = ()
+
+    @property
+    def checked(self) -> Checked:
+        """The counts of this step."""
+        counts = (
+            Checked(0, one.guessed_tokens, one.accepted_tokens, one.drafted_tokens, one.accepted_drafts)
+            for one in self.stats
+        )
+        return sum(counts, Checked(len(self.tokens)))
 
     @classmethod
     def of(cls, what: str, answer: Answer) -> "Outcome":
@@ -103,7 +113,7 @@ class Outcome:
         stats = answer.stats
         told = (answer.text, answer.reasoning, answer.finish_reason, answer.shown)
         counts = (stats.generated_tokens, stats.reasoning_tokens)
-        return cls(what, list(answer.token_ids), (told, counts), stats.guessed_tokens, stats.accepted_tokens)
+        return cls(what, list(answer.token_ids), (told, counts), (stats,))
 
 
 def forget(engine: Engine, guesses: Pace | None = None) -> None:
@@ -172,16 +182,14 @@ def _cut(chat: Chat, text: str, params: SamplingParams, what: str) -> Outcome:
         for _ in islice(events, 1 + whole // 3):
             pass
     assert chat.last is not None
-    first = chat.last.stats
-    guessed, accepted = first.guessed_tokens, first.accepted_tokens
+    stats = (chat.last.stats,)
     if not chat.last.is_complete and (left := whole - len(chat.last.token_ids)) > 0:
         list(chat.resume(replace(params, max_tokens=left)))
-        guessed += chat.last.stats.guessed_tokens
-        accepted += chat.last.stats.accepted_tokens
+        stats += (chat.last.stats,)
     answer = chat.last
     # The finish reason is unknown if the answer already had all its tokens when it was cut.
     told = (answer.text, answer.reasoning, answer.shown)
-    return Outcome(what, list(answer.token_ids), told, guessed, accepted)
+    return Outcome(what, list(answer.token_ids), told, stats)
 
 
 def _beside(
@@ -206,7 +214,7 @@ def _heard(engine: Engine, stream: Sequence, what: str, most: int | None) -> Out
     if most is not None:
         return Outcome(what, tokens)
     told = (stream.finish_reason, stream.tail, stream.rows.keys)
-    return Outcome(what, tokens, told, stream.guessed, stream.accepted)
+    return Outcome(what, tokens, told, (stream.stats(),))
 
 
 def identical(engine: Engine, count: int, first: int, words: list[str]) -> Checked:
@@ -225,9 +233,7 @@ def identical(engine: Engine, count: int, first: int, words: list[str]) -> Check
         for before, after in zip(plain, guessed, strict=True):
             if problem := difference(before, after):
                 sys.exit(f"seed {seed}, {after.what}: {problem}")
-            checked.tokens += len(after.tokens)
-            checked.guessed += after.guessed
-            checked.accepted += after.accepted
+            checked += after.checked
     return checked
 
 
