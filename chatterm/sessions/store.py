@@ -25,7 +25,7 @@ from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
-from chatterm.sessions.vault import NO_SESSION, Op, Vault
+from chatterm.sessions.vault import NO_SESSION, Known, Op, Vault
 
 T = TypeVar("T")
 
@@ -49,12 +49,8 @@ class Store:
         self.path = path
         self.trouble: Trouble | None = None
         """Why what is written stays in memory; None while all is well."""
-        self._infos: dict[str, SessionInfo] = {}
-        """Sessions that this process made or loaded."""
-        self._written: dict[str, dict[int, float]] = {}
-        """Of their exchanges the ids, and when each was made."""
-        self._fresh: set[str] = set()
-        """Those of them that have no exchange yet: only with the first they come into being."""
+        self._known: dict[str, Known] = {}
+        """Sessions that this process made or loaded. Only with its first exchange one comes into being."""
         self._running: dict[tuple[str, int], Running] = {}
         """Answers that run."""
         self._changed = Condition()
@@ -90,19 +86,24 @@ class Store:
         """A new session like `info`; its id. It comes into being with its first exchange."""
         id, now = urandom(4).hex(), time()
         with self._changed:
-            self._infos[id] = replace(deepcopy(info), id=id, created=now, updated=now)
-            self._fresh.add(id)
+            self._known[id] = Known(replace(deepcopy(info), id=id, created=now, updated=now))
         return id
 
     def save(self, session: str, exchange: Exchange) -> None:
-        """Keep the exchange as it is now. Without a finish reason its answer begins, and goes on with `say`."""
-        now = replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))
-        if session in self._fresh:
-            self._begin(session, exchange.user)
-        self._written.setdefault(session, {})[exchange.id] = exchange.created
+        """Keep the exchange as it is now. Without a finish reason its answer begins, and goes on with `say`.
+
+        If another program has deleted the session, it begins again with all that this one knows of it.
+        """
+        now = _copied(exchange)
+        known = self._known.get(session)
+        if known is not None:
+            if not known.exchanges:
+                self._begin(known, exchange.user)
+            known.exchanges[exchange.id] = now
         self._follow(session, exchange.id, Running(now) if exchange.finish_reason is None else None)
-        op = Op(session, lambda db: db.put(session, now), creates=self._infos.get(session))
-        self._post(("save", session, exchange.id), op)
+        self._post(
+            ("save", session, exchange.id), Op(session, lambda db: db.put(session, now), creates=known)
+        )
 
     def say(self, session: str, exchange: Exchange, events: Sequence[TokenEvent]) -> None:
         """The next tokens of the answer that `exchange` was saved with; of it, only the figures are looked at.
@@ -112,7 +113,7 @@ class Store:
         running = self._running.get((session, exchange.id))
         if running is not None and running.add(events, exchange):
             work = partial(Database.append, session=session, running=running)
-            op = Op(session, work, creates=self._infos.get(session), in_haste=True)
+            op = Op(session, work, creates=self._known.get(session), in_haste=True)
             self._post(("say", session, exchange.id), op, _BATCH)
 
     def _follow(self, session: str, id: int, running: Running | None) -> None:
@@ -123,46 +124,47 @@ class Store:
             if running is not None:
                 self._running[session, id] = running
 
-    def _begin(self, session: str, message: str) -> None:
+    def _begin(self, known: Known, message: str) -> None:
         with self._changed:
-            self._fresh.discard(session)
-            info = self._infos[session]
-            self._infos[session] = replace(info, title=info.title or title_of(message))
+            known.info = replace(known.info, title=known.info.title or title_of(message))
         self.draft(None, "")  # it became the message
 
     def drop(self, session: str, id: int) -> None:
         """Forget an exchange: its message was refused. A session without any is gone, until the next."""
         self._follow(session, id, None)
+        dropped = None
         with self._changed:
             self._ops.pop(("save", session, id), None)
-            written = self._written.setdefault(session, {})
-            created = written.pop(id, None)
-            if not written and session in self._infos:
-                self._fresh.add(session)
-                self._infos[session] = replace(self._infos[session], title="")
-        if created is not None:
+            if (known := self._known.get(session)) is not None:
+                dropped = known.exchanges.pop(id, None)
+                if not known.exchanges:
+                    known.info = replace(known.info, title="")
+        if dropped is not None:
+            created = dropped.created
             self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id, created)))
 
     def head(self, session: str, id: int | None) -> None:
         """Which branch is selected."""
-        self._post(
-            ("head", session), Op(session, lambda db: db.set_head(session, id), known=self._known(session))
-        )
+        if (known := self._known.get(session)) is not None:
+            known.head = id
+        op = Op(session, lambda db: db.set_head(session, id), known=self._info(session))
+        self._post(("head", session), op)
 
     def update(self, session: str, **fields: Any) -> None:
         """Change title, model, system, think, think_cache or sampling."""
         assert set(fields) <= set(FIELDS), fields
         fields = deepcopy(fields)
         with self._changed:
-            if session in self._infos:
-                self._infos[session] = replace(self._infos[session], **fields)
+            if (known := self._known.get(session)) is not None:
+                known.info = replace(known.info, **fields)
         for name, value in fields.items():
             work = partial(Database.update, session=session, fields={name: value})
-            self._post(("update", session, name), Op(session, work, known=self._known(session)))
+            self._post(("update", session, name), Op(session, work, known=self._info(session)))
 
-    def _known(self, session: str) -> SessionInfo | None:
+    def _info(self, session: str) -> SessionInfo | None:
         """What a saved session is, as far as this process knows."""
-        return None if session in self._fresh else self._infos.get(session)
+        known = self._known.get(session)
+        return known.info if known is not None and known.exchanges else None
 
     def rename(self, session: str, title: str) -> None:
         self.update(session, title=title)
@@ -170,18 +172,16 @@ class Store:
     def retitle(self, session: str, before: str, title: str) -> None:
         """Call a session `title` if it is still called what it was `before`; a person may have named it meanwhile."""
         with self._changed:
-            info = self._infos.get(session)
-            if info is not None and info.title == before:
-                self._infos[session] = replace(info, title=title)
-        op = Op(session, lambda db: db.retitle(session, before, title), known=self._known(session))
+            known = self._known.get(session)
+            if known is not None and known.info.title == before:
+                known.info = replace(known.info, title=title)
+        op = Op(session, lambda db: db.retitle(session, before, title), known=self._info(session))
         self._post(("retitle", session), op)
 
     def delete(self, session: str) -> None:
         """Delete a session with all of its branches. What is saved of it afterwards is lost."""
         with self._changed:
-            self._infos.pop(session, None)
-            self._written.pop(session, None)
-            self._fresh.discard(session)
+            self._known.pop(session, None)
             self._running = {key: run for key, run in self._running.items() if key[0] != session}
             for key in [key for key, op in self._ops.items() if op.session == session]:
                 del self._ops[key]
@@ -189,7 +189,9 @@ class Store:
 
     def draft(self, session: str | None, text: str) -> None:
         """What stands in the composer; None is a chat that is no session yet."""
-        place = NO_SESSION if session is None or session in self._fresh else session
+        known = None if session is None else self._known.get(session)
+        is_new = session is None or (known is not None and not known.exchanges)
+        place = NO_SESSION if session is None or is_new else session
         self._post(
             ("draft", place), Op(None, lambda db: db.set_draft(place, text)), _INTERVAL if text else 0.0
         )
@@ -203,16 +205,10 @@ class Store:
         now, id, copies = time(), urandom(4).hex(), deepcopy(list(exchanges))
         title = info.title or title_of(copies[0].user if copies else "")
         info = replace(deepcopy(info), id=id, title=title, created=info.created or now, updated=now)
-
-        def write(db: Database) -> None:
-            for exchange in copies:
-                db.put(id, exchange)
-            db.set_head(id, head)
-
+        known = Known(info, {exchange.id: exchange for exchange in copies}, head)
         with self._changed:
-            self._infos[id] = info
-            self._written[id] = {exchange.id: exchange.created for exchange in copies}
-        self._post(("add", id), Op(id, write, creates=info))
+            self._known[id] = known
+        self._post(("add", id), Op(id, lambda db: None, creates=known))
         return id
 
     # --- reading ---
@@ -221,11 +217,12 @@ class Store:
         """A session to go on with: what it is, its tree, its draft. Raises SessionError when it is not there."""
 
         def read(vault: Vault) -> tuple[SessionInfo, Tree, str]:
-            if session in self._fresh:
-                return deepcopy(self._infos[session]), Tree(), vault.draft(NO_SESSION)
+            known = self._known.get(session)
+            if known is not None and not known.exchanges:
+                return deepcopy(known.info), Tree(), vault.draft(NO_SESSION)
             info, tree = vault.load(session)
-            self._infos[session] = deepcopy(info)
-            self._written[session] = {exchange.id: exchange.created for exchange in tree.exchanges}
+            exchanges = {exchange.id: _copied(exchange) for exchange in tree.exchanges}
+            self._known[session] = Known(deepcopy(info), exchanges, tree.head)
             return info, tree, vault.draft(session)
 
         return self._ask(read)
@@ -318,3 +315,8 @@ class Store:
             for question in questions:
                 question(vault)
         vault.close()
+
+
+def _copied(exchange: Exchange) -> Exchange:
+    """The exchange as it is now."""
+    return replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
@@ -31,6 +31,23 @@ _RETRY = 3.0
 """Seconds between two attempts to use a disk that failed."""
 
 
+@dataclass(slots=True)
+class Known:
+    """A session that this process made or loaded, as it was last saved here. Others may have added to it."""
+
+    info: SessionInfo
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    """By id; each a copy that nobody changes."""
+    head: int | None = None
+
+    def write(self, db: Database) -> None:
+        """Make the session, which is not there."""
+        db.insert(self.info)
+        for exchange in list(self.exchanges.values()):  # another thread adds to them
+            db.put(self.info.id, exchange)
+        db.set_head(self.info.id, self.head)
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """Something to write."""
@@ -38,7 +55,7 @@ class Op:
     session: str | None
     """The session that has to be there for it; None: none."""
     work: Callable[[Database], None]
-    creates: SessionInfo | None = None
+    creates: Known | None = None
     """The session to make when it is not there; None: then there is nothing to do."""
     known: SessionInfo | None = None
     """The session as it should be on the disk, for when that cannot even be read; None: nothing is known."""
@@ -64,6 +81,8 @@ class Vault:
         """Sessions that were deleted while the disk failed."""
         self._unread: set[str] = set()
         """Sessions of the disk of which memory has only what was changed while that could not be read."""
+        self._known: dict[str, Known] = {}
+        """Sessions in memory that have to be made where the disk has lost them."""
         self._memory: Database | None = None
         self._disk: Database | None = None
         self._open()
@@ -113,8 +132,10 @@ class Vault:
         if self._memory is None:
             self._memory = Database(connect(None))
         session = op.session
+        if session is not None and op.creates is not None:
+            self._known[session] = op.creates
         if session is not None and session not in self._deleted and not self._memory.has(session):
-            info: SessionInfo | None = op.known or op.creates
+            info = op.creates.info if op.creates is not None else op.known
             head: int | None = _UNKNOWN
             unread = op.creates is None
             if self._disk is not None:
@@ -162,7 +183,7 @@ class Vault:
             return
         if self._memory is not None:
             self._memory.close()
-        self._memory, self._deleted, self._unread = None, set(), set()
+        self._memory, self._deleted, self._unread, self._known = None, set(), set(), {}
 
     def _take_memory(self, disk: Database) -> None:
         for session in self._deleted:
@@ -172,9 +193,9 @@ class Vault:
             return
         for info in filter(None, [memory.info(listed.id) for listed in memory.find("")]):
             if not disk.has(info.id):
-                if info.id in self._unread and not memory.exchanges(info.id):
-                    continue  # somebody else has deleted it
-                disk.insert(info)
+                if info.id not in self._known:
+                    continue  # another program has deleted it
+                self._known[info.id].write(disk)
             disk.update(info.id, {name: getattr(info, name) for name in FIELDS})
             for exchange in memory.exchanges(info.id):
                 disk.put(info.id, exchange)
@@ -250,5 +271,5 @@ def _apply(db: Database, op: Op) -> None:
     if op.session is not None and not db.has(op.session):
         if op.creates is None:
             return
-        db.insert(op.creates)
+        op.creates.write(db)
     op.work(db)

@@ -24,6 +24,8 @@ class Expected:
         self.info = info
         self.tree = Tree()
         self.draft = ""
+        self.is_gone = False
+        """Another program has deleted it; the next message brings it back."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(store: Store, expected: dict[str, Expected]) -> None:
     found = {info.id: info for info in store.find()}
-    begun = {id: one for id, one in expected.items() if len(one.tree)}
+    begun = {id: one for id, one in expected.items() if len(one.tree) and not one.is_gone}
     assert set(found) == set(begun)
     for id, one in begun.items():
         info, tree, draft = store.load(id)
@@ -64,6 +66,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
         store = Store.open(path)
         store.flush()
         other = sqlite3.connect(path, isolation_level=None)
+        other.execute("PRAGMA foreign_keys = ON")  # exchanges go with their session
         expected: dict[str, Expected] = {}
         prompts: list[str] = []
         for step in range(data.draw(st.integers(1, 25))):
@@ -74,6 +77,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
                 "rename",
                 "draft",
                 "delete",
+                "delete elsewhere",
             ] * bool(expected)
             action = data.draw(st.sampled_from(actions))
             if action == "new":
@@ -88,6 +92,13 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
             elif action == "prompt":
                 prompts.append(str(step))
                 store.add_prompt(str(step))
+            elif action == "delete elsewhere":
+                one = expected[id := data.draw(st.sampled_from(list(expected)))]
+                store.flush()
+                if not store.problem and not other.in_transaction and len(one.tree) and not one.is_gone:
+                    other.execute("DELETE FROM drafts WHERE session = ?", (id,))
+                    other.execute("DELETE FROM sessions WHERE id = ?", (id,))
+                    one.draft, one.is_gone = "", True
             elif action in ("say", "more", "head", "rename", "draft", "delete"):
                 id = data.draw(st.sampled_from(list(expected)))
                 change(store, id, expected, action, data, step)
@@ -102,18 +113,21 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
         check(again, expected)
         assert again.prompts(100) == prompts
         for id, one in expected.items():
-            if not len(one.tree):
+            if one.is_gone or not len(one.tree):
                 with pytest.raises(SessionError):
                     again.load(id)
         assert again.close()
 
 
-def go_on(store: Store, id: str, exchange: Exchange, data: st.DataObject) -> None:
-    for token in range(data.draw(st.integers(0, 3))):
+def go_on(store: Store, id: str, exchange: Exchange, data: st.DataObject) -> int:
+    """Say some tokens more; how many."""
+    count = data.draw(st.integers(0, 3))
+    for token in range(count):
         event = TokenEvent("x", token, data.draw(st.sampled_from(["answer", "reasoning"])))
         exchange.add((event,))
         exchange.thinking_s += 1.0
         store.say(id, exchange, (event,))
+    return count
 
 
 def change(
@@ -125,14 +139,15 @@ def change(
         exchange = one.tree.add(data.draw(st.sampled_from([None, *known])), f"message {step}", "m")
         store.save(id, deepcopy(exchange))
         store.head(id, exchange.id)
+        one.is_gone = False
         go_on(store, id, exchange, data)
         if data.draw(st.booleans()):
             exchange.finish_reason = "eos"
             store.save(id, deepcopy(exchange))
     elif action == "more" and known:
         exchange = one.tree[data.draw(st.sampled_from(known))]
-        if exchange.finish_reason is None:
-            go_on(store, id, exchange, data)
+        if exchange.finish_reason is None and go_on(store, id, exchange, data):
+            one.is_gone = False
     elif action == "head" and known:
         one.tree.select(data.draw(st.sampled_from([None, *known])))
         store.head(id, one.tree.head)

@@ -336,15 +336,36 @@ def test_two_programs_in_one_session_lose_nothing(store: Store) -> None:
     assert other.close()
 
 
-def test_a_session_that_another_program_deleted_begins_again(store: Store) -> None:
-    session, tree = conversation(store, "hello")
-    other = Store.open(store.path)
-    other.flush()
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_session_that_another_program_deleted_begins_again_with_all_that_was_said(
+    store: Store, loaded: bool
+) -> None:
+    session, tree = conversation(store, "hello", "again")
+    store.update(session, system="Be brief.")
     store.flush()
+    here = reopened(store) if loaded else store
+    if loaded:
+        here.load(session)
+    answer = tree.add(2, "go on", "m")
+    here.save(session, answer)
+    here.head(session, 3)
+    here.flush()
+    other = Store.open(store.path)
     other.delete(session)
+    other.flush()
+    assert other.find() == []
+    here.update(session, title="Found again")  # this alone does not bring it back
+    here.flush()
+    assert other.find() == []
+    event = TokenEvent("word", 7, "answer")
+    answer.add((event,))
+    here.say(session, answer, (event,))
+    info, found, _ = here.load(session)
+    assert found.exchanges == tree.exchanges
+    assert (found.head, info.title, info.system) == (3, "Found again", "Be brief.")
+    assert [info.id for info in other.find()] == [session]
+    assert here.close()
     assert other.close()
-    store.save(session, tree.add(1, "still here", "m"))
-    assert [exchange.user for exchange in store.load(session)[1].exchanges] == ["still here"]
 
 
 def test_nobody_else_may_read_it(store: Store) -> None:

@@ -124,6 +124,30 @@ def test_locked_in_the_middle_of_a_session(store: Store) -> None:
     again.close()
 
 
+def test_a_session_deleted_by_who_has_locked_the_disk(store: Store) -> None:
+    session, tree = conversation(store, "before")
+    renamed, _ = conversation(store, "only renamed")
+    store.flush()
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("PRAGMA foreign_keys = ON")
+    other.execute("BEGIN IMMEDIATE")
+    store.save(session, tree.add(1, "meanwhile", "m"))
+    store.head(session, 2)
+    store.rename(renamed, "Renamed")
+    store.flush()
+    assert "locked" in store.problem
+    other.execute("DELETE FROM sessions")
+    other.execute("COMMIT")
+    other.close()
+    until(lambda: store.problem == "")
+    assert store.close()
+    again = Store.open(store.path)
+    assert [info.id for info in again.find()] == [session]
+    assert again.load(session)[1].exchanges == tree.exchanges
+    assert again.load(session)[1].head == 2
+    again.close()
+
+
 def test_what_is_changed_while_the_disk_cannot_even_be_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
