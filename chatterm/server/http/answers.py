@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import msgspec
+
 from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, ToolFormat, Usage
 
@@ -35,6 +37,15 @@ class MadeCall:
 
     name: str
     arguments: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its arguments are JSON."""
+        try:
+            msgspec.json.decode(self.arguments or "{}")
+        except msgspec.DecodeError:
+            return False
+        return True
 
 
 @dataclass(slots=True)

@@ -159,6 +159,19 @@ def test_a_call_streams(client, running):
     assert calls[0]["id"]
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_stop_string_within_a_call_is_what_ended_the_answer(client, running, cut):
+    running.service.say = lambda request, index: [("answer", CALL[: CALL.index("1")] if cut else CALL)]
+    running.service.reason = "stop"
+    options = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "stop": ["1" if cut else "END"]}
+    choice = client.chat.completions.create(**options).choices[0]
+    assert choice.message.tool_calls[0].function.name == "add"
+    finish = [
+        chunk.choices[0].finish_reason for chunk in client.chat.completions.create(**options, stream=True)
+    ]
+    assert choice.finish_reason == finish[-1] == ("stop" if cut else "tool_calls")
+
+
 def test_what_a_choice_of_tools_means(client, running):
     def ask(**options):
         client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, **options)

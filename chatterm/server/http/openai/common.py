@@ -371,10 +371,11 @@ def usage_of(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
 
 
 def finish_of(state: AnswerState) -> str:
-    """OpenAI's finish_reason."""
+    """OpenAI's finish_reason. A stop string may end an answer within a call, which is then not to be executed."""
     if state.reason in ("length", "context_full"):
         return "length"
-    return "tool_calls" if state.calls else "stop"
+    is_cut = state.reason == "stop" and not all(call.is_complete for call in state.calls)
+    return "tool_calls" if state.calls and not is_cut else "stop"
 
 
 def named_tool(given: Any) -> str | NamedTool | None:
