@@ -7,6 +7,7 @@ lexer are bounded, and nothing is downloaded.
 import json
 import re
 from collections import OrderedDict
+from concurrent.futures import Future
 from decimal import Decimal, InvalidOperation
 from math import lcm
 from threading import Lock
@@ -98,7 +99,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._lock = Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._known: OrderedDict[Constraint, Matcher] = OrderedDict()
+        self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """Return a matcher at the beginning of an answer. The first takes about a second for a large vocabulary.
@@ -106,14 +107,24 @@ class Grammars:
         Raises EngineError with what is wrong with the constraint.
         """
         with self._lock:
+            self._vocabulary = self._vocabulary or self._read_vocabulary()
             known = self._known.pop(constraint, None)
-            if known is None:
-                self._vocabulary = self._vocabulary or self._read_vocabulary()
-                known = compiled(constraint, self._vocabulary)
-            self._known[constraint] = known
+            is_new = known is None
+            known = self._known[constraint] = known or Future()
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
-            return known.copy()
+        if is_new:  # whoever asks for the same waits for it, and nobody else does
+            try:
+                known.set_result(compiled(constraint, self._vocabulary))
+            except BaseException as error:
+                known.set_exception(error)
+                with self._lock:
+                    if self._known.get(constraint) is known:
+                        del self._known[constraint]
+                raise
+        known.exception()  # waits for who compiles it
+        with self._lock:
+            return known.result().copy()
 
     def _read_vocabulary(self) -> llguidance.LLTokenizer:
         stops = sorted(id for id in self._tokenizer.stop_ids if id < self._vocab_size)

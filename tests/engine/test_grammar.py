@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from random import Random
+from threading import Event
 from time import process_time
 from typing import Any
 
@@ -15,8 +17,9 @@ from hypothesis import strategies as st
 
 from engine.errors import EngineError
 from engine.params import MOST_CHARACTERS, Constraint, SamplingParams
-from engine.sampling.grammar import Grammars, Matcher
+from engine.sampling.grammar import Grammars, Matcher, compiled
 from models.text.tokenizer import Tokenizer
+from tests.counting import PATIENCE, until
 from tests.engine.tiny import harmony_tokenizer, tiny_tokenizer
 from tests.models.tokenizer_data import tiny_tokenizer as small_vocabulary
 
@@ -262,6 +265,35 @@ def test_what_was_compiled_is_kept_for_the_next_request(grammars: Grammars, toke
     one.push(a)
     assert allowed(grammars.matcher(Constraint("regex", "ab"))) == {a}
     assert allowed(one) == {b}
+
+
+def test_one_that_takes_long_holds_up_only_who_asks_for_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars, may_end, begun = Grammars(tokenizer, VOCAB), Event(), list[str]()
+
+    def compiling(constraint: Constraint, vocabulary: Any) -> Matcher:
+        begun.append(constraint.text)
+        if constraint.text.startswith("slow"):
+            assert may_end.wait(PATIENCE)
+        return compiled(constraint, vocabulary)
+
+    monkeypatch.setattr("engine.sampling.grammar.compiled", compiling)
+    with ThreadPoolExecutor(4) as pool:
+        slow = [pool.submit(grammars.matcher, Constraint("regex", "slow")) for _ in range(2)]
+        wrong = pool.submit(grammars.matcher, Constraint("regex", "slow("))
+        until(lambda: len(begun) == 2)
+        quick = grammars.matcher(Constraint("regex", "quick"))
+        assert not any(one.done() for one in (*slow, wrong))
+        may_end.set()
+        q, s = tokenizer.encode_plain("qs")
+        assert allowed(quick) == {q}
+        assert [allowed(each.result(PATIENCE)) for each in slow] == [{s}, {s}]
+        with pytest.raises(EngineError):
+            wrong.result(PATIENCE)
+    assert sorted(begun) == ["quick", "slow", "slow("]
+    with pytest.raises(EngineError):
+        grammars.matcher(Constraint("regex", "slow("))
 
 
 def test_multiples_that_are_soon_recognised(grammars: Grammars, tokenizer: Tokenizer) -> None:
