@@ -1,7 +1,6 @@
 """The model picker: what is on this machine, on servers and in the catalogue, what it takes and how fast it is here."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -27,7 +26,10 @@ _CUT_NAME = 15
 
 class ModelPicker(Picker):
     """Dismisses with the chosen name, or with None. What is typed filters the list; a name that is in no list
-    (a Hub id, a path) can be typed too."""
+    (a Hub id, a path) can be typed too.
+
+    It opens before there is a list, so that nothing typed goes elsewhere. Enter is then done when the list is there.
+    """
 
     DEFAULT_CSS = """
     ModelPicker > Vertical { max-width: 96; }
@@ -36,41 +38,48 @@ class ModelPicker(Picker):
     """
     AROUND = 11
 
-    def __init__(
-        self, choices: Sequence[ModelChoice], current: str = "", *, is_looking: bool = False
-    ) -> None:
-        """`is_looking`: more may come with `add`."""
+    def __init__(self, current: str, waits: str, looks: int) -> None:
+        """`waits` says why there is no list yet, which comes with `show`. `looks` servers are asked for more."""
         super().__init__()
-        self._choices = list(choices)
-        self._current = current
-        self._is_looking = is_looking
+        self._list = ModelList(current, waits)
+        self._looks = looks
+        self._accepts = False
+        """Enter was pressed before there was a list."""
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield PickerLine(self._head, id="picker-head")
             yield Input(placeholder="Search, or type a Hub id, a path or openai://HOST:PORT/MODEL")
-            yield PickerLine(partial(head_line, unknown=unknown_of(self._choices)))
-            yield ModelList(self._choices, self._current)
+            yield PickerLine(lambda width: head_line(width, self._list.unknown), id="picker-columns")
+            yield self._list
             yield ModelDetail(id="picker-detail")
             foot = "Enter selects (and downloads if needed) · Esc goes back"
             yield PickerLine(lambda width: [(foot, "muted")], id="picker-foot")
 
     def _head(self, width: int) -> Line:
-        return [("Models", "heading"), *([(" · looking for servers…", "muted")] if self._is_looking else [])]
+        return [("Models", "heading"), *([(" · looking for servers…", "muted")] if self._looks > 0 else [])]
 
-    def add(self, choices: Sequence[ModelChoice], *, is_looking: bool) -> None:
-        """What was found on servers."""
-        self._is_looking = is_looking
-        if self.is_mounted and self.is_running:  # else its list is not there yet, or no longer
-            self._list.add(choices)
-            self.query_one("#picker-head").refresh()
+    def show(self, choices: Sequence[ModelChoice]) -> None:
+        """The list: what is on this machine, and the catalogue."""
+        self._list.waits = ""
+        self._add(choices)
+        if self._accepts:
+            self.action_accept()
 
-    @property
-    def _list(self) -> "ModelList":
-        return self.query_one(ModelList)
+    def add(self, choices: Sequence[ModelChoice]) -> None:
+        """What was found on a server."""
+        self._looks -= 1
+        self._add(choices)
+
+    def _add(self, choices: Sequence[ModelChoice]) -> None:
+        self._list.add(choices)
+        if self.is_mounted and self.is_running:  # else it is not there yet, or no longer
+            for line in self.query(PickerLine):
+                line.refresh()
 
     @on(Input.Changed)
     def _typed(self, message: Input.Changed) -> None:
+        self._accepts = False
         self._list.look(message.value)
 
     def on_model_list_looked_at(self, message: "ModelList.LookedAt") -> None:
@@ -84,6 +93,8 @@ class ModelPicker(Picker):
     def action_accept(self) -> None:
         if (name := self._list.chosen) is not None:
             self.dismiss(name)
+        else:
+            self._accepts = bool(self.query_one(Input).value)
 
 
 class PickerLine(Canvas):
@@ -124,14 +135,16 @@ class ModelList(PickerList):
             super().__init__()
             self.choice = choice
 
-    def __init__(self, choices: Sequence[ModelChoice], current: str) -> None:
+    def __init__(self, current: str, waits: str) -> None:
         super().__init__()
-        self._choices = list(choices)
+        self.waits = waits
+        """Why the list is not there yet; "" when it is."""
         self._current = current
         self._typed = ""
-        self._matching = list(choices)
-        names = [choice.name for choice in choices]
-        self._index = names.index(current) if current in names else 0
+        self._is_chosen = False
+        """The person moved or typed."""
+        self._choices: list[ModelChoice] = []
+        self._matching: list[ModelChoice] = []
 
     @property
     def count(self) -> int:
@@ -142,30 +155,32 @@ class ModelList(PickerList):
         """The name to take: the chosen one of the list, else what was typed; None while there is neither."""
         if self._matching:
             return self._matching[self._index].name
-        return self._typed or None
+        return None if self.waits else self._typed or None
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """The columns in which no choice has anything."""
+        return unknown_of(self._choices)
 
     def look(self, typed: str) -> None:
         """Show what matches `typed`."""
         self._typed = one_line(typed, 300)
+        self._is_chosen = True
         self._match()
         self._index = self._first = 0
         self.resized()
         self._tell()
 
     def add(self, choices: Sequence[ModelChoice]) -> None:
-        """More choices, behind those that are on this machine. The chosen one stays."""
+        """More choices. What the person chose stays so; before that it is the current model."""
         known = {choice.name for choice in self._choices}
         fresh = [choice for choice in choices if choice.name not in known]
-        if not fresh:
-            return
-        chosen = self._matching[self._index] if self._matching else None
-        at = next(
-            (n for n, c in enumerate(self._choices) if not c.on_disk and not c.server), len(self._choices)
-        )
-        self._choices[at:at] = fresh
+        is_chosen = self._is_chosen and self._matching
+        chosen = self._matching[self._index].name if is_chosen else self._current
+        self._choices = sorted([*self._choices, *fresh], key=_place)
         self._match()
-        current = [n for n, c in enumerate(self._matching) if c.name == self._current and chosen is None]
-        self._index = next(iter(current), self._matching.index(chosen) if chosen in self._matching else 0)
+        names = [choice.name for choice in self._matching]
+        self._index = names.index(chosen) if chosen in names else 0
         self.resized()
         self._tell()
 
@@ -179,6 +194,7 @@ class ModelList(PickerList):
 
     def move(self, step: int) -> None:
         super().move(step)
+        self._is_chosen = True
         self._tell()
 
     def _tell(self) -> None:
@@ -195,10 +211,14 @@ class ModelList(PickerList):
             self.post_message(self.Chosen(self._matching[row].name))
 
     def build(self, width: int) -> list[Line]:
+        if self.waits and not self._matching:
+            return [[(elided(self.waits, width), "muted")]]
+        if not self._matching and not self._typed:
+            return [[(elided("There is no list; type a name.", width), "muted")]]
         if not self._matching:
             typed = elided(self._typed, width - 20)
             return [[("No match; ", "muted"), ("Enter loads ", "muted"), (typed, "primary")]]
-        unknown = unknown_of(self._choices)
+        unknown = self.unknown
         return [
             choice_line(
                 self._matching[row],
@@ -209,6 +229,11 @@ class ModelList(PickerList):
             )
             for row in self.in_view()
         ]
+
+
+def _place(choice: ModelChoice) -> int:
+    """What is on this machine comes first, then what is on servers, then what can be downloaded."""
+    return 0 if choice.on_disk else 1 if choice.server else 2
 
 
 def unknown_of(choices: Sequence[ModelChoice]) -> frozenset[str]:

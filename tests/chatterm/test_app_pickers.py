@@ -1,12 +1,13 @@
 """The map of the cache and the model picker over the conversation, and the note about the context."""
 
 from dataclasses import replace
+from threading import Event
 
 import pytest
 from textual.geometry import Size
 from textual.widgets import Input
 
-from chatterm.backends.backend import DraftCost, Figures, ModelChoice
+from chatterm.backends.backend import DraftCost, EngineError, Figures, ModelChoice
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.screens.cache import CacheMap, CacheScreen
 from chatterm.screens.models import ModelList, ModelPicker, choice_line, head_line
@@ -16,6 +17,7 @@ from engine.cache.block_map import BlockMap, BlockState
 from models.hub.catalogue import names
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import PATIENCE
 
 MAP = BlockMap(16, bytes([BlockState.HELD] * 4 + [BlockState.FREE] * 16), (0, 1, 2, 3), 60, 60, 0, 0, 0)
 
@@ -44,9 +46,10 @@ async def test_without_a_model_there_is_no_map() -> None:
 async def picking(driver: Driver) -> ModelPicker:
     await driver.send("/model")
     await driver.until(lambda: isinstance(driver.app.screen, ModelPicker))
-    await driver.pilot.pause()
     screen = driver.app.screen
     assert isinstance(screen, ModelPicker)
+    await driver.until(lambda: screen.query(ModelList) and screen.query_one(ModelList).count)
+    await driver.pilot.pause()
     return screen
 
 
@@ -80,6 +83,109 @@ async def test_typing_searches_and_a_name_of_no_list_can_be_typed() -> None:
         await driver.pilot.press("enter")
         await driver.idle()
         assert switched(backend) == ["some/one-else"]
+
+
+class Late(ScriptedBackend):
+    """Its list of models comes when the gate is open, or with an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gate, self.fails = Event(), False
+
+    def catalogue(self) -> list[ModelChoice]:
+        assert self.gate.wait(PATIENCE)
+        if self.fails:
+            raise EngineError("The model cache cannot be read.")
+        return super().catalogue()
+
+
+async def opened_early(driver: Driver) -> None:
+    await driver.send("/model", wait=False)
+    await driver.shows("Reading the list")
+
+
+async def test_what_is_typed_before_there_is_a_list_is_searched_and_entered_in_it() -> None:
+    backend = Late()
+    async with driven(backend) as driver:
+        await opened_early(driver)
+        await driver.pilot.press("enter")  # nothing to choose yet, nothing typed
+        await driver.types("hug")
+        await driver.pilot.press("enter")
+        assert driver.composer.text == ""
+        assert isinstance(driver.app.screen, ModelPicker)
+        backend.gate.set()
+        await driver.until(lambda: switched(backend) == ["huge"])
+        await driver.idle()
+        assert driver.answers == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_servers_that_answer_first_take_the_choice_from_nobody(moves: bool) -> None:
+    backend = Late()
+    async with driven(backend) as driver:
+        far = [ModelChoice(f"far/{n}", None, False, None, server="far", label=str(n)) for n in range(3)]
+        driver.app.chat.looks = (lambda: far,)
+        await driver.send("/model", wait=False)
+        screen = driver.app.screen
+        await driver.until(lambda: screen.query(ModelList) and screen.query_one(ModelList).count == 3)
+        if moves:
+            await driver.pilot.press("down")
+        backend.gate.set()
+        await driver.shows("to download")
+        assert screen.query_one(ModelList).chosen == ("far/1" if moves else "scripted")
+
+
+async def test_who_types_on_after_enter_has_not_chosen_yet() -> None:
+    backend = Late()
+    async with driven(backend) as driver:
+        await opened_early(driver)
+        await driver.types("o")
+        await driver.pilot.press("enter")
+        await driver.types("t")
+        backend.gate.set()
+        await driver.shows("other")
+        assert isinstance(driver.app.screen, ModelPicker)
+        await driver.pilot.press("enter")
+        await driver.until(lambda: switched(backend) == ["other"])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_leaves_before_there_is_a_list_has_left(fails: bool) -> None:
+    backend = Late()
+    backend.fails = fails
+    async with driven(backend) as driver:
+        await opened_early(driver)
+        await driver.types("hug")
+        await driver.pilot.press("enter", "escape")
+        backend.gate.set()
+        await driver.idle()
+        assert not isinstance(driver.app.screen, ModelPicker)
+        assert switched(backend) == []
+
+
+async def test_without_a_list_a_name_can_be_typed() -> None:
+    backend = Late()
+    backend.fails = True
+    async with driven(backend) as driver:
+        await opened_early(driver)
+        backend.gate.set()
+        await driver.shows("There is no list; type a name.")
+        await driver.types("mine")
+        await driver.pilot.press("enter")
+        await driver.until(lambda: switched(backend) == ["mine"])
+        await driver.shows("The model cache cannot be read.")
+
+
+async def test_while_an_answer_runs_the_picker_says_when_its_list_comes() -> None:
+    gate = Event()
+    backend = ScriptedBackend([Script("Slowly said.", gate=gate)])
+    async with driven(backend) as driver:
+        await driver.send("q", wait=False)
+        await driver.until(lambda: driver.app.chat.conversation.turn is not None)
+        await driver.send("/model", wait=False)
+        await driver.shows("The list comes when the answer is finished.")
+        gate.set()
+        await driver.shows("to download")
 
 
 async def test_a_model_is_picked_with_the_mouse() -> None:

@@ -1,6 +1,6 @@
 """Every command of the chat screen: implements `chatterm.commands.actions.Actions`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Compacting, CodeActions):
     _picker: "ModelPicker | None" = None
-    _looks = 0
-    """Looks for servers that are not over."""
-    _on_servers: Sequence[ModelChoice] = ()
-    """What was found there since the picker was asked for."""
 
     def show_help(self) -> None:
         self.report("help", "Help", help_lines)
@@ -70,51 +66,42 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
 
     def model(self, name: str) -> None:
         if not name:
-            self._look_for_servers()
-            self.screen.submit(worker.Catalogue())
-            if not self.screen.is_idle:
-                wait = "the model is loaded" if self.screen.is_loading else "the answer is finished"
-                self.screen.hint(f"The list of models opens when {wait}.", 3.0)
+            self._pick_model()
         elif self.screen.is_loading:
             raise EngineError(LOADING)
         else:
             self.screen.switch_model(name)
 
-    def choose_model(self, choices: list[ModelChoice]) -> None:
-        """Show what there is."""
+    def _pick_model(self) -> None:
         from chatterm.screens.models import ModelPicker
 
-        self._picker = ModelPicker(choices, self.screen.backend.model, is_looking=self._looks > 0)
+        screen, waits = self.screen, "Reading the list…"
+        if not screen.is_idle:
+            when = "the model is loaded" if screen.is_loading else "the answer is finished"
+            waits = f"The list comes when {when}."
+        looks = self._looks_for_servers()
+        self._picker = ModelPicker(screen.backend.model, waits, len(looks))
+        screen.app.push_screen(self._picker, self._model_picked)
+        screen.submit(worker.Catalogue())
+        for look in looks:
+            screen.in_thread(look, self._picker.add)
 
-        def chosen(name: str | None) -> None:
-            self._picker = None
-            if name:
-                self.screen.attempt(partial(self.model, name))
+    def _model_picked(self, name: str | None) -> None:
+        self._picker = None
+        if name:
+            self.screen.attempt(partial(self.model, name))
 
-        waited = self.screen.app.push_screen(self._picker, chosen)
-        picker = self._picker
+    def choose_model(self, choices: Sequence[ModelChoice]) -> None:
+        """The list of models is there; who asked for it may have left."""
+        if self._picker is not None:
+            self._picker.show(choices)
 
-        async def add() -> None:
-            await waited  # its list is there from now on
-            picker.add(self._on_servers, is_looking=self._looks > 0)
-
-        self.screen.run_worker(add())
-
-    def _look_for_servers(self) -> None:
-        """Ask every server that is known for its models, beside everything else."""
+    def _looks_for_servers(self) -> list[Callable[[], list[ModelChoice]]]:
+        """What asks each server that is known for its models."""
         looks = list(self.screen.looks)
         if (info := self.screen.info) is not None and info.is_remote and "://" in info.name:
             looks.insert(0, partial(_beside, info.name))
-        self._on_servers, self._looks = [], len(looks)
-
-        def came(choices: list[ModelChoice]) -> None:
-            self._looks -= 1
-            self._on_servers = [*self._on_servers, *choices]
-            if self._picker is not None:
-                self._picker.add(choices, is_looking=self._looks > 0)
-
-        for look in looks:
-            self.screen.in_thread(look, came)
+        return looks
 
     def editor(self) -> None:
         self.screen.composer.action_edit_outside()

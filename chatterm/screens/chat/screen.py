@@ -286,6 +286,8 @@ class ChatScreen(MessageSelection):
             case worker.Aside():
                 self.actions.summary_is_over(is_whole=False, problem=message)
                 return
+            case worker.Catalogue():
+                self.actions.choose_model([])
             case worker.Count() | worker.Prepare() | worker.MakeTitle():
                 return  # sending it will say so
         self.say(message, "error")

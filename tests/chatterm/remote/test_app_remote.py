@@ -344,7 +344,8 @@ async def test_servers_found_after_the_picker_was_left_break_nothing() -> None:
         picker = await picked(driver)
         await driver.pilot.press("escape")
         await driver.until(lambda: not picker.children)
-        picker.add([ModelChoice("work/big", None, False, None)], is_looking=False)
+        picker.add([ModelChoice("work/big", None, False, None)])
+        picker.show([ModelChoice("work/small", None, True, None)])
         await driver.pilot.pause()
 
 
