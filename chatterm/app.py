@@ -7,8 +7,8 @@ os.environ.setdefault("TEXTUAL_FPS", "120")  # Textual reads it when it is impor
 import gc
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -25,6 +25,12 @@ from chatterm.settings.themes import STYLESHEET
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
+
+
+_MOMENT_S = 1.0
+"""After this long, a person is told what is waited for."""
+_DISK_S = 1.0
+"""How long to wait for the disk before the way back is told; it is not told where the disk takes longer."""
 
 
 class ChatApp(GuardedApp):
@@ -77,6 +83,10 @@ class ChatApp(GuardedApp):
         if self.chat.is_mounted:
             self.chat.writing.keep_draft(self.chat.composer.full_text, leaving=True)
 
+    def on_unmount(self) -> None:
+        if (store := self.chat.keeper.store) is not None:
+            store.release()  # or the threads that ask it would hold up the end
+
     def tell(self, line: str) -> None:
         self.chat.say(line, "error")
 
@@ -98,8 +108,22 @@ def way_back(store: "Store | None", session: str | None) -> str:
 
 def _tell_how_to_come_back(store: "Store | None", session: str | None) -> None:
     with suppress(OSError, EngineError):  # the terminal may be gone, and the disk may fail
+        if store is not None:
+            store.flush(_DISK_S)
         if text := way_back(store, session):
             print(text, flush=True)
+
+
+@contextmanager
+def _told_if_slow(line: str) -> Iterator[None]:
+    """Say what is waited for, if it takes longer than a moment."""
+    timer = threading.Timer(_MOMENT_S, print, (line,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def run_app(
@@ -142,7 +166,9 @@ def run_app(
     finally:
         threading.excepthook = threading.__excepthook__
         gc.enable()
-        if store is not None and not store.close():
+        with _told_if_slow("Saving the conversation…"):
+            is_saved = store is None or store.close()
+        if store is not None and not is_saved:
             print(f"chatterm: {store.farewell}", file=sys.stderr)
     code = app.return_code or 0
     if not ended:

@@ -7,8 +7,9 @@ written as they come (`journal.py`).
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NotInTime
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ _BATCH = 0.015
 _PATIENCE = 10.0
 """Seconds to wait for something that is read."""
 _NEVER = float("inf")
+_CLOSED = "The session database is closed."
 
 
 class Store:
@@ -58,6 +60,8 @@ class Store:
         """What is to be written, oldest first."""
         self._due = _NEVER
         self._questions: deque[Callable[[Vault], None]] = deque()
+        self._awaited: set[Future[Any]] = set()
+        """The answers that somebody waits for."""
         self._closing = False
         self._thread = Thread(target=self._run, name="sessions", daemon=True)
 
@@ -255,9 +259,16 @@ class Store:
         """The composer's history across sessions, newest last."""
         return self._ask(lambda vault: vault.prompts(limit))
 
-    def flush(self) -> None:
-        """Wait until everything that was to be written so far is written, or in memory (see `problem`)."""
-        self._ask(lambda vault: None)
+    def flush(self, patience: float = _PATIENCE) -> None:
+        """Wait at most `patience` seconds until everything so far is written, or in memory (see `problem`)."""
+        self._ask(lambda vault: None, patience)
+
+    def release(self) -> None:
+        """Whoever waits for something that is read waits no longer: the program ends."""
+        with self._changed:
+            for answer in self._awaited:
+                with suppress(InvalidStateError):
+                    answer.set_exception(SessionError(_CLOSED))
 
     def close(self, timeout: float = 5.0) -> bool:
         """Write what is left and end; whether all of it is on the disk. Closing twice is fine."""
@@ -277,26 +288,32 @@ class Store:
             self._due = min(self._due, monotonic() + wait)
             self._changed.notify()
 
-    def _ask(self, question: Callable[[Vault], T]) -> T:
+    def _ask(self, question: Callable[[Vault], T], patience: float = _PATIENCE) -> T:
         answer: Future[T] = Future()
 
         def ask(vault: Vault) -> None:
             try:
-                answer.set_result(question(vault))
+                give = partial(answer.set_result, question(vault))
             except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
-                answer.set_exception(error)
+                give = partial(answer.set_exception, error)
+            with suppress(InvalidStateError):  # nobody waits any more
+                give()
 
         with self._changed:
             if self._closing:
-                raise SessionError("The session database is closed.")
+                raise SessionError(_CLOSED)
+            self._awaited.add(answer)
             self._questions.append(ask)
             self._changed.notify()
         try:
-            return answer.result(_PATIENCE)
+            return answer.result(patience)
         except NotInTime:
             raise SessionError("The session database is not responding; try again.") from None
         except (sqlite3.Error, OSError) as error:
             raise SessionError(explain(error, self.path).in_shell) from error
+        finally:
+            with self._changed:
+                self._awaited.discard(answer)
 
     def _run(self) -> None:
         vault = Vault(self.path)

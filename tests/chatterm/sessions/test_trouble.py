@@ -5,8 +5,10 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
+from threading import Event
 
 import pytest
 
@@ -311,6 +313,22 @@ def test_read_only(tmp_path: Path) -> None:
     assert "cannot be written" in problem
     assert users == "['before', 'meanwhile']"
     assert closed == "False"
+
+
+def test_who_leaves_does_not_wait_for_a_disk_that_stalls(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    monkeypatch.setattr(Vault, "find", lambda vault, text: gate.wait(2 * PATIENCE) and [])
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(store.find), pool.submit(store.prompts)]
+        until(lambda: len(store._awaited) == 2)
+        store.release()
+        for one in asked:
+            with pytest.raises(SessionError, match="closed"):
+                one.result(PATIENCE)
+    gate.set()
+    assert store.prompts() == []  # what comes too late breaks nothing
 
 
 def test_a_mistake_of_the_program_ends_nothing(store: Store) -> None:
