@@ -4,11 +4,14 @@ import os
 
 os.environ.setdefault("TEXTUAL_FPS", "120")  # Textual reads it when it is imported: a key waits 8 ms, not 16
 
+import asyncio
 import gc
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -68,6 +71,9 @@ class ChatApp(GuardedApp):
         self.chat.tooling.wanted = tools
 
     def on_mount(self) -> None:
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
+            end = partial(self.exit, return_code=128 + signal.SIGTERM)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
         self.push_screen(self.chat)
 
     def action_command_palette(self) -> None:
