@@ -149,6 +149,12 @@ class Database:
         if touch:
             self._execute("UPDATE sessions SET updated = ? WHERE id = ?", (time(), session))
 
+    def has_exchange(self, session: str, exchange: Exchange) -> bool:
+        """Whether this exchange is there, in whatever state; another with its number is not the same."""
+        query = "SELECT 1 FROM exchanges WHERE session = ? AND id = ? AND created = ?"
+        where = (session, self._number(session, exchange.id), exchange.created)
+        return self._execute(query, where).fetchone() is not None
+
     def _put(self, session: str, number: int, exchange: Exchange) -> bool:
         """False when another process has given this number to an exchange of its own."""
         values = (

@@ -40,12 +40,21 @@ class Known:
     """By id; each a copy that nobody changes."""
     head: int | None = None
 
+    def is_in(self, db: Database) -> bool:
+        """Whether the session is there and, judging by the newest exchange, has not been deleted meanwhile."""
+        newest = max(list(self.exchanges.values()), key=lambda exchange: exchange.id, default=None)
+        return newest is None or db.has_exchange(self.info.id, newest)
+
     def write(self, db: Database) -> None:
-        """Make the session, which is not there."""
-        db.insert(self.info)
-        for exchange in list(self.exchanges.values()):  # another thread adds to them
-            db.put(self.info.id, exchange)
-        db.set_head(self.info.id, self.head)
+        """Write what is missing of the session; another program may have deleted it, and a third begun it again."""
+        is_new = not db.has(self.info.id)
+        if is_new:
+            db.insert(self.info)
+        for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
+            if not db.has_exchange(self.info.id, exchange):
+                db.put(self.info.id, exchange)
+        if is_new:
+            db.set_head(self.info.id, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,8 @@ class Vault:
         self._disk.connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
         with transaction(self._disk.connection):
             for op in ops:
+                if op.creates is not None and not op.creates.is_in(self._disk):
+                    op.creates.write(self._disk)
                 _apply(self._disk, op)
         if any(op.deletes for op in ops):  # or the log would still have it
             with suppress(sqlite3.Error):
@@ -192,10 +203,11 @@ class Vault:
         if memory is None:
             return
         for info in filter(None, [memory.info(listed.id) for listed in memory.find("")]):
-            if not disk.has(info.id):
-                if info.id not in self._known:
-                    continue  # another program has deleted it
-                self._known[info.id].write(disk)
+            known = self._known.get(info.id)
+            if known is not None and not known.is_in(disk):
+                known.write(disk)
+            elif not disk.has(info.id):
+                continue  # another program has deleted it
             disk.update(info.id, {name: getattr(info, name) for name in FIELDS})
             for exchange in memory.exchanges(info.id):
                 disk.put(info.id, exchange)

@@ -368,6 +368,40 @@ def test_a_session_that_another_program_deleted_begins_again_with_all_that_was_s
     assert other.close()
 
 
+def test_what_two_programs_know_of_a_deleted_session_is_not_mixed_up(store: Store) -> None:
+    session, ours = conversation(store, "one")
+    store.flush()
+    other = Store.open(store.path)
+    _, theirs, _ = other.load(session)
+    for tree, told, text in ((theirs, other, "their two"), (ours, store, "our two")):
+        told.save(session, tree.add(1, text, text))
+        told.flush()  # our 2 is a 3 in the file
+    store.save(session, ours.add(1, "another answer to one", "m"))
+    store.flush()
+    third = Store.open(store.path)
+    third.delete(session)
+    assert third.close()
+    other.save(session, theirs.add(2, "their three", "m"))
+    other.flush()
+    newest = ours.add(2, "our three", "m")
+    store.save(session, newest)
+    store.flush()
+    event = TokenEvent("word", 7, "answer")
+    store.say(session, newest, (event,))
+    _, found, _ = other.load(session)
+    assert {
+        exchange.user: [each.user for each in found.path(exchange.parent)] for exchange in found.exchanges
+    } == {
+        "one": [],
+        "their two": ["one"],
+        "our two": ["one"],
+        "another answer to one": ["one"],
+        "their three": ["one", "their two"],
+        "our three": ["one", "our two"],
+    }
+    assert other.close()
+
+
 def test_nobody_else_may_read_it(store: Store) -> None:
     conversation(store, "private")
     store.flush()
