@@ -462,7 +462,7 @@ class Chat(ChatSettings):
         self._idle.begin_pause(sequence.reached if nothing else None)
         if nothing and (sequence.error is not None or len(self.turns) > len(before)):
             return  # nothing was generated, so a retry that was stopped this early keeps the earlier answer
-        ended(turn.answer, sequence, joined(first, sequence))
+        ended(turn.answer, sequence, joined(first, sequence), self._engine.tokenizer)
         self._read_calls(turn.answer)
         question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
         self._explain(turn, question, asked)

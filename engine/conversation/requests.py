@@ -252,7 +252,7 @@ class Requests:
         """
         if asked.place is None or sequence.error is not None or not sequence.generated:
             return
-        answer = ended(replace(said), sequence, sequence.stats())
+        answer = ended(replace(said), sequence, sequence.stats(), self._engine.tokenizer)
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
         answer.text, answer.reasoning = said.text, said.reasoning
         if calls:

@@ -200,7 +200,7 @@ class Several:
     def _ended(self, running: _Running) -> Ended | EngineError:
         sequence = running.sequence
         if sequence.error is None:
-            return Ended(ended(running.answer, sequence, sequence.stats()), sequence)
+            return Ended(ended(running.answer, sequence, sequence.stats(), self._engine.tokenizer), sequence)
         error = sequence.error
         if self._engine.is_closed or not isinstance(error, EngineError):
             raise error

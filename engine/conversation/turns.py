@@ -6,7 +6,10 @@ from typing import Any
 from engine.cache.rows import Said
 from engine.events import FinishReason, Kind, TurnStats
 from engine.params import SamplingParams
+from engine.schedule.output import Output
 from engine.schedule.sequence import Sequence
+from models.text.pieces import Piece
+from models.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -75,18 +78,37 @@ def spoken(turn: Turn, segment: list[int], header: list[int]) -> Said:
     return Said(segment[: len(segment) - size], ids[:thought], [*header, *ids[first:last]], leaves=True)
 
 
-def ended(answer: Answer, sequence: Sequence, stats: TurnStats) -> Answer:
-    """Return `answer` as its sequence left it. Events already taken from the sequence are in its text."""
+def ended(answer: Answer, sequence: Sequence, stats: TurnStats, tokenizer: Tokenizer) -> Answer:
+    """Return `answer` as its sequence left it. Events already taken from the sequence are in its text.
+
+    If a stop string begins within a token, the tokens of the text before it take the place of that one.
+    """
     while not sequence.events.empty():  # produced but not taken
         if (event := sequence.events.get()) is not None:
             answer.add(event.text, event.kind)
     if sequence.output is not None:
         answer.add(sequence.tail, sequence.output.kind)
     answer.token_ids = list(sequence.generated)
+    if sequence.output is not None and sequence.output.cut:
+        answer.token_ids = _before_stop(answer.token_ids, sequence.output, tokenizer)
     answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
     answer.ends_at = None
     answer.stats = stats
     return answer
+
+
+def _before_stop(ids: list[int], output: Output, tokenizer: Tokenizer) -> list[int]:
+    stream, at, cut = output.stream.again(), len(ids), output.cut
+    texts = [stream.push(id) for id in ids]
+    while cut > 0 and at > 0:
+        at -= 1
+        cut -= len(texts[at])
+    if cut == 0:
+        return ids  # the history shows those before
+    rest = texts[at][:-cut]
+    while at > 0 and not texts[at - 1] and tokenizer.is_text(ids[at - 1]):
+        at -= 1  # these begin the first character of the rest
+    return ids[:at] + tokenizer.encode_pieces([Piece(rest, typed=True)], after=ids[max(at - 1, 0)])
 
 
 def joined(first: TurnStats | None, last: Sequence) -> TurnStats:

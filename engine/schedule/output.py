@@ -25,6 +25,8 @@ class Output:
     stop: tuple[str, ...] = ()
     stopped: bool = False
     """Whether a stop string was found."""
+    cut: int = 0
+    """How many characters at the end of the tokens' text the stop string took away, with what follows it."""
     guide: Guide | ChannelGuide | None = None
     """Which tokens may be sampled, if the answer has to match a constraint."""
     reasoning_tokens: int = 0
@@ -83,7 +85,7 @@ class Output:
         held = self._held + text
         found = [at for stop in self.stop if (at := held.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
+            self.stopped, self._held, self.cut = True, "", len(held) - min(found)
             return held[: min(found)]
         keep = max((_overlap(held, stop) for stop in self.stop), default=0)
         self._held = held[len(held) - keep :]

@@ -59,6 +59,10 @@ class TextStream:
         self._strip = self._strip_left = token_bytes.strip_left if strip else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    def again(self) -> "TextStream":
+        """Return a new stream with the same choices."""
+        return TextStream(self._token_bytes, self._hidden, strip=bool(self._strip))
+
     def push(self, token_id: int) -> str:
         """Return the characters that this token completes; empty while a character is incomplete."""
         if token_id in self._hidden:

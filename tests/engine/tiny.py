@@ -1,6 +1,6 @@
 """A tiny Qwen3-shaped model with a thinking chat template, in fp32, and an engine around it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -88,12 +88,17 @@ def with_markers(template: str, markers: ThinkMarkers) -> str:
 
 
 def tiny_tokenizer(
-    template: str = TEMPLATE, markers: ThinkMarkers = THINK_MARKERS[0], special: tuple[str, ...] = ()
+    template: str = TEMPLATE,
+    markers: ThinkMarkers = THINK_MARKERS[0],
+    special: tuple[str, ...] = (),
+    merges: Sequence[tuple[str, str]] = (),
 ) -> Tokenizer:
-    """Bytes are tokens; the markers are added as Qwen3's and Magistral's are, and so are more `special` tokens."""
+    """Bytes are tokens, and so is what `merges` make of them; the markers are added as Qwen3's and Magistral's are, and
+    so are more `special` tokens."""
     template = with_markers(template, markers)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    vocabulary = [*alphabet, *("".join(pair) for pair in merges)]
+    backend = tokenizers.Tokenizer(models.BPE({text: i for i, text in enumerate(vocabulary)}, list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in (*SPECIAL, *special)])
