@@ -144,9 +144,11 @@ class Answering:
         self._later(self._prepare_now, list(held.leaving))
 
     async def _loaded(self) -> Held:
-        """A model that is on this machine. A request makes nobody read other files, or fetch any."""
+        """A model that is on this machine. A request makes nobody read files that nobody named, or fetch any."""
+        known = self._host.known_as(self._request.model)
         names = await self._loop.run_in_executor(self._workers, local_names)
-        if self._request.model not in names:
+        named = {self._request.model, *([known.source] if known is not None else ())}
+        if not named & names and not (known is not None and known.is_there):
             raise RequestError(
                 404,
                 "not_found_error",

@@ -31,6 +31,25 @@ class MeasuredEngines(Engines, Protocol):
         """What a model takes beside those that are loaded, and what memory is free. Raises as `load` does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model that has been loaded, and is loaded again when it is asked for."""
+
+    name: str
+    source: str
+    """What it was loaded by: a name, a folder or a file."""
+    aliases: frozenset[str]
+    loaded_at: float
+    """Seconds since the epoch."""
+    place: str
+    """Its canonical name."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is a folder or a file that is still there."""
+        return Path(self.place).exists()
+
+
 @dataclass(slots=True, eq=False)
 class Held:
     """A loaded model."""
@@ -105,6 +124,8 @@ class Host:
         self.engines: MeasuredEngines = engines or OwnEngines()
         """What makes them."""
         self._held: list[Held] = []
+        self._known: dict[str, Known] = {}
+        """By the canonical name."""
         self._state = threading.RLock()
         self._parted = threading.Condition(self._state)
         self._loading = threading.Lock()
@@ -116,6 +137,16 @@ class Host:
         """The loaded models, in the order in which they were loaded."""
         with self._state:
             return list(self._held)
+
+    @property
+    def known(self) -> list[Known]:
+        """The models that have been loaded so far, whether they still are or not, the latest first."""
+        with self._state:
+            return list(self._known.values())[::-1]
+
+    def known_as(self, name: str) -> Known | None:
+        """The model that was last loaded by this name."""
+        return next((one for one in self.known if name in one.aliases), None)
 
     def find(self, name: str) -> Held | None:
         """The loaded model of this name, without using it."""
@@ -133,7 +164,9 @@ class Host:
         """
         if (held := self.take_loaded(name)) is None:
             with self._loading:
-                held = self.take_loaded(name) or self._add(name, on_progress)
+                known = self.known_as(name)
+                source = name if known is None else known.source
+                held = self.take_loaded(name) or self._add(source, on_progress)
         self.keep(held, keep_alive_s)
         return held
 
@@ -235,6 +268,8 @@ class Host:
                 users=1,
             )
             self._held.append(held)
+            self._known.pop(key, None)
+            self._known[key] = Known(full, name, frozenset(aliases), held.loaded_at, key)
             self.loads += 1
         return held
 

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chatterm.backends.backend import ModelError
 from chatterm.server.process.answering import request_error
-from chatterm.server.process.host import Held, Host
+from chatterm.server.process.host import Held, Host, Known
 from chatterm.server.process.requested import THINK, message_of
 from chatterm.server.service import ChatMessage, Latency, Metrics, ModelMetrics, RequestError, ServedModel
 from engine.errors import EngineError
@@ -57,12 +58,15 @@ class Looking:
         held, now = self._host.held, time.monotonic()
         names = {name for one in held for name in one.aliases}
         files = {model.name: model for model in self._local}
+        left = [one for one in self._host.known if not one.aliases & names and one.is_there]
+        again = {name: one for one in self._host.known[::-1] for name in one.aliases}
         return [
             *(
                 _served(one, now, next((files[name] for name in one.aliases & files.keys()), None))
                 for one in held
             ),
-            *(model for model in self._local if model.name not in names),
+            *(_unloaded(one) for one in left if not one.aliases & files.keys()),
+            *(_named(model, again.get(model.name)) for model in self._local if model.name not in names),
         ]
 
     def tokenize(self, wanted: Tokenize) -> list[int]:
@@ -98,8 +102,8 @@ class Looking:
 
     def check(self, name: str) -> None:
         """Raises RequestError for a model that no request may have: it is not on this machine."""
-        known = name in {model.name for model in self.models()} or self._host.find(name) is not None
-        if not known:
+        known = any(name in (model.name, *model.aliases) for model in self.models())
+        if not known and self._host.find(name) is None:
             raise RequestError(
                 404,
                 "not_found_error",
@@ -136,6 +140,19 @@ def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
         parameters=parameters(engine.spec),
         template=engine.tokenizer.template,
     )
+
+
+def _unloaded(model: Known) -> ServedModel:
+    """A model that was loaded from a file that chatterm does not keep, say."""
+    aliases = tuple(sorted(model.aliases - {model.name}))
+    return ServedModel(name=model.name, aliases=aliases, created=int(model.loaded_at), context_length=None)
+
+
+def _named(model: ServedModel, known: Known | None) -> ServedModel:
+    """The model with the names that it had while it was loaded."""
+    if known is None:
+        return model
+    return replace(model, aliases=tuple(sorted(known.aliases - {model.name})))
 
 
 def _on_disk(model: "LocalModel") -> ServedModel:

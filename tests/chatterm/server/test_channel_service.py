@@ -21,6 +21,7 @@ from chatterm.server.process import engine_process
 from chatterm.server.process.engine_process import ProcessOptions
 from chatterm.server.service import ChatMessage, Delta, Ended, Generation, Piece, RequestError, Started
 from chatterm.server.supervisor import Supervisor
+from models.files import ModelFiles
 from tests.chatterm.server.conftest import Gate, Served, serving
 
 QUESTION = (ChatMessage("user", "Name a river."),)
@@ -349,3 +350,40 @@ async def test_the_first_model_is_known_once_the_server_is_ready(served: Served)
     await supervisor._begin()
     assert [model.name for model in supervisor._service.models() if model.loaded] == ["tiny"]
     await supervisor._service.close()
+
+
+async def test_a_model_of_a_file_is_loaded_again_as_long_as_the_file_is_there(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, host = tmp_path / "mine.gguf", served.calls.host
+    file.touch()
+    load = host.engines.load
+
+    def load_file(model: str, *rest: Any) -> Any:
+        engine = load(model, *rest)
+        engine.model_name = Path(model).name
+        return engine
+
+    monkeypatch.setattr(host.engines, "find", lambda model, on_progress: ModelFiles(model))
+    monkeypatch.setattr(host.engines, "load", load_file)
+    await asyncio.to_thread(hold, served, str(file))
+    service = ChannelService()
+    await service.connect()
+    for name in ("mine.gguf", str(file)):
+        loaded = host.find(name)
+        assert loaded is not None
+        assert host.unload(loaded)
+        await service.look()
+        (listed,) = [model for model in service.models() if name in (model.name, *model.aliases)]
+        assert (listed.name, listed.loaded) == ("mine.gguf", False)
+        _, answers = await answers_of(service, asks(model=name))
+        assert answers[0]["end"].usage.completion_tokens > 0
+    loaded = host.find("mine.gguf")
+    assert loaded is not None
+    assert host.unload(loaded)
+    file.unlink()
+    await service.look()
+    assert "mine.gguf" not in [model.name for model in service.models()]
+    with pytest.raises(RequestError, match="There is no model"):
+        await answers_of(service, asks(model="mine.gguf"))
+    await service.close()
