@@ -104,10 +104,6 @@ class ChannelService(asyncio.Protocol):
             self._flush()
             self._transport.close()
 
-    async def look(self) -> None:
-        """See now which models there are; else that may be a moment old. Raises RequestError."""
-        self._models = await self._ask("models", None, list[ServedModel])
-
     async def end(self) -> None:
         """Have the engine process end. Returns when it has begun to."""
         with suppress(RequestError):
@@ -121,6 +117,9 @@ class ChannelService(asyncio.Protocol):
 
     def models(self) -> list[ServedModel]:
         return list(self._models)
+
+    async def look(self) -> None:
+        self._models = await self._ask("models", None, list[ServedModel])
 
     async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
         id, answers = self._begin("generate", request)

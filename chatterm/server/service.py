@@ -263,6 +263,9 @@ class Service(Protocol):
     def models(self) -> list[ServedModel]:
         """What can be asked, the loaded ones first; a moment old at most. Returns at once."""
 
+    async def look(self) -> None:
+        """See now what `models` tells. Raises RequestError."""
+
     def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
         """Started, then Deltas of all answers as they come, an Ended for each.
 

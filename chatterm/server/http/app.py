@@ -1,6 +1,7 @@
 """The HTTP API: which path does what."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.http.openai.models import TOKENIZE, model_object, tokenized
 from chatterm.server.http.openapi import document
 from chatterm.server.http.sse import ClientGone
-from chatterm.server.service import RequestError, Service
+from chatterm.server.service import RequestError, ServedModel, Service
 
 _NDJSON = b"application/x-ndjson"
 
@@ -87,9 +88,14 @@ def _others(site: Site) -> list[Route]:
         page = exposition(site.recorder, site.gate, await service.metrics())
         return PlainTextResponse(page, media_type=CONTENT_TYPE)
 
+    async def known() -> list[ServedModel]:
+        with suppress(RequestError):  # as they were a moment ago
+            await service.look()
+        return service.models()
+
     async def models(request: Request) -> Response:
         return _json(
-            {"object": "list", "data": [model_object(model, site.limits) for model in service.models()]}
+            {"object": "list", "data": [model_object(model, site.limits) for model in await known()]}
         )
 
     async def one_model(request: Request) -> Response:
@@ -100,10 +106,10 @@ def _others(site: Site) -> list[Route]:
         return _json(await tokenized(given, await site.model(given.model), service, site.limits))
 
     async def tags(request: Request) -> Response:
-        return _json({"models": [tag(model) for model in service.models()]})
+        return _json({"models": [tag(model) for model in await known()]})
 
     async def loaded(request: Request) -> Response:
-        return _json({"models": [running(model) for model in service.models() if model.loaded]})
+        return _json({"models": [running(model) for model in await known() if model.loaded]})
 
     async def show(request: Request) -> Response:
         body = await _body(request, site)

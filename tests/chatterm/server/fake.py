@@ -58,6 +58,9 @@ class FakeService:
     closed: int = 0
     """Generators that have been closed or have ended."""
 
+    async def look(self) -> None:
+        """It always tells what there is."""
+
     def models(self) -> list[ServedModel]:
         return [
             ServedModel(

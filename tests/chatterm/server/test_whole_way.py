@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import httpx
@@ -148,6 +149,16 @@ def test_each_client_gets_the_same_answer(site: Site) -> None:
     )
     assert "".join(found.json()["token_strs"]) == "river"
     assert 'vllm:num_requests_running{model_name="tiny"} 0' in httpx.get(f"{site.url}/metrics").text
+
+
+def test_what_is_loaded_is_told_as_it_is_now(site: Site) -> None:
+    native = ollama.Client(host=site.url)
+    for keep_alive, most in (("5m", 301), (-1, None), ("1h", 3601)):
+        site.script("Yes.")
+        native.chat("tiny", HELLO, keep_alive=keep_alive)
+        (loaded,) = native.ps().models
+        left = (loaded.expires_at - datetime.now(UTC)).total_seconds()
+        assert left > 10**6 if most is None else most - 200 < left < most
 
 
 def test_a_bias_for_a_token_that_there_is_not_is_named(site: Site) -> None:
