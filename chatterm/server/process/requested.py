@@ -9,6 +9,7 @@ from chatterm.calls.format import json_value, marks_of
 from chatterm.calls.grammar import spelled
 from chatterm.server.process.host import Held
 from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
+from engine.errors import ContextFullError
 from engine.params import Constraint as EngineConstraint
 from engine.params import SamplingParams
 
@@ -60,6 +61,13 @@ def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked"
         )
     if request.tools and held.tool_format is None:
         raise _wrong("tools", f"{held.name} cannot call tools; use another model, or leave out tools.")
+    if (count := len(request.messages)) > engine.context_length:  # others would wait while they are read
+        raise ContextFullError(
+            f"The conversation has {count:,} messages, more than the context of {engine.context_length:,} tokens "
+            "can hold; leave out earlier ones.",
+            needed=count,
+            available=engine.context_length,
+        )
     return held.requests.asked(
         [message_of(message) for message in request.messages],
         params,

@@ -118,6 +118,20 @@ async def test_stop_strings_and_limits(service: ChannelService, served: Served) 
     assert (answers[0]["text"], answers[0]["end"].reason) == ("one", "length")
 
 
+async def test_more_messages_than_the_context_has_tokens_are_refused_unread(
+    service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = served.calls.host.find("tiny")
+    assert held is not None
+    read = list[int]()
+    monkeypatch.setattr(held.requests, "asked", lambda messages, *_, **__: read.append(len(messages)))
+    many = tuple(ChatMessage("user", "x") for _ in range(served.engine.context_length + 1))
+    with pytest.raises(RequestError, match="messages, more than the context") as caught:
+        await answers_of(service, asks(messages=many))
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    assert read == []
+
+
 async def test_many_requests_run_side_by_side(service: ChannelService) -> None:
     requests = [asks(prompt=f"river {n}", messages=None, sampling={"seed": n}) for n in range(12)]
     alone = [(await answers_of(service, request))[1][0]["ids"] for request in requests]
