@@ -56,6 +56,10 @@ class Database:
     def close(self) -> None:
         self.connection.close()
 
+    def version(self) -> int:
+        """A number that changes when another program has written."""
+        return int(self._execute("PRAGMA data_version").fetchone()[0])
+
     # --- sessions ---
 
     def has(self, session: str) -> bool:
@@ -83,7 +87,7 @@ class Database:
         self._execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ?", values)
 
     def set_head(self, session: str, id: int | None) -> None:
-        self._execute("UPDATE sessions SET head = ? WHERE id = ?", (self._number(session, id), session))
+        self._execute("UPDATE sessions SET head = ? WHERE id = ?", (self.number(session, id), session))
 
     def delete(self, session: str) -> None:
         self._execute("DELETE FROM drafts WHERE session = ?", (session,))
@@ -138,9 +142,12 @@ class Database:
 
         `touch` makes the session the latest. A session that is not there stays so.
         """
-        number = self._number(session, exchange.id)
+        number = self.number(session, exchange.id)
         assert number is not None
-        if not self._put(session, number, exchange):
+        parent = self.number(session, exchange.parent) or 0
+        if number <= parent or not self._put(
+            session, number, exchange
+        ):  # a child has a larger one than its parent
             query = "SELECT max(id) FROM exchanges WHERE session = ?"
             number = 1 + int(self._execute(query, (session,)).fetchone()[0])
             self._renumbered[session, exchange.id] = number
@@ -149,18 +156,18 @@ class Database:
         if touch:
             self._execute("UPDATE sessions SET updated = ? WHERE id = ?", (time(), session))
 
-    def has_exchange(self, session: str, exchange: Exchange) -> bool:
-        """Whether this exchange is there, in whatever state; another with its number is not the same."""
-        query = "SELECT 1 FROM exchanges WHERE session = ? AND id = ? AND created = ?"
-        where = (session, self._number(session, exchange.id), exchange.created)
-        return self._execute(query, where).fetchone() is not None
+    def made(self, session: str) -> dict[int, float]:
+        """When each exchange of a session was made, by its number."""
+        return dict(
+            self._execute("SELECT id, created FROM exchanges WHERE session = ?", (session,)).fetchall()
+        )
 
     def _put(self, session: str, number: int, exchange: Exchange) -> bool:
         """False when another process has given this number to an exchange of its own."""
         values = (
             session,
             number,
-            self._number(session, exchange.parent),
+            self.number(session, exchange.parent),
             exchange.created,
             exchange.model,
             exchange.finish_reason,
@@ -182,14 +189,14 @@ class Database:
     def append(self, session: str, running: Running) -> None:
         """What has come of a running answer since the last record, as one record; nothing is written twice."""
         exchange = running.exchange
-        where = (session, self._number(session, exchange.id))
+        where = (session, self.number(session, exchange.id))
         row = self._execute(
             "SELECT tokens FROM exchanges WHERE session = ? AND id = ? AND created = ?",
             (*where, exchange.created),
         ).fetchone()
         if row is None or row[0] < len(exchange.token_ids):  # it was not there when the answer began
             self.put(session, exchange)
-            where, row = (session, self._number(session, exchange.id)), (len(exchange.token_ids),)
+            where, row = (session, self.number(session, exchange.id)), (len(exchange.token_ids),)
         last = self._execute(
             "SELECT at + length(ids) / 4 FROM journal WHERE session = ? AND exchange = ? ORDER BY at DESC LIMIT 1",
             where,
@@ -229,13 +236,14 @@ class Database:
 
     def drop(self, session: str, id: int, created: float) -> None:
         """Delete an exchange, and a session that has none any more."""
-        where = (session, self._number(session, id), created)
+        where = (session, self.number(session, id), created)
         self._execute("DELETE FROM exchanges WHERE session = ? AND id = ? AND created = ?", where)
         self._renumbered.pop((session, id), None)
         if self._execute("SELECT 1 FROM exchanges WHERE session = ? LIMIT 1", (session,)).fetchone() is None:
             self.delete(session)
 
-    def _number(self, session: str, id: int | None) -> int | None:
+    def number(self, session: str, id: int | None) -> int | None:
+        """The number that an exchange has in the file."""
         return id if id is None else self._renumbered.get((session, id), id)
 
     def exchanges(self, session: str) -> list[Exchange]:

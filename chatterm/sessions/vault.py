@@ -40,18 +40,14 @@ class Known:
     """By id; each a copy that nobody changes."""
     head: int | None = None
 
-    def is_in(self, db: Database) -> bool:
-        """Whether the session is there and, judging by the newest exchange, has not been deleted meanwhile."""
-        newest = max(list(self.exchanges.values()), key=lambda exchange: exchange.id, default=None)
-        return newest is None or db.has_exchange(self.info.id, newest)
-
     def write(self, db: Database) -> None:
         """Write what is missing of the session; another program may have deleted it, and a third begun it again."""
         is_new = not db.has(self.info.id)
         if is_new:
             db.insert(self.info)
+        there = db.made(self.info.id)
         for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
-            if not db.has_exchange(self.info.id, exchange):
+            if exchange.created != there.get(db.number(self.info.id, exchange.id) or 0):
                 db.put(self.info.id, exchange)
         if is_new:
             db.set_head(self.info.id, self.head)
@@ -92,6 +88,8 @@ class Vault:
         """Sessions of the disk of which memory has only what was changed while that could not be read."""
         self._known: dict[str, Known] = {}
         """Sessions in memory that have to be made where the disk has lost them."""
+        self._versions: dict[str | None, int] = {}
+        """Of a session the version of the disk at which nothing was missing of it."""
         self._memory: Database | None = None
         self._disk: Database | None = None
         self._open()
@@ -129,10 +127,12 @@ class Vault:
         # Where it is NORMAL the log is left to the operating system, which a killed process does not take with it.
         self._disk.connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
         with transaction(self._disk.connection):
+            version = self._disk.version()
             for op in ops:
-                if op.creates is not None and not op.creates.is_in(self._disk):
+                if op.creates is not None and self._versions.get(op.session) != version:
                     op.creates.write(self._disk)
                 _apply(self._disk, op)
+        self._versions.update((op.session, version) for op in ops if op.creates is not None)
         if any(op.deletes for op in ops):  # or the log would still have it
             with suppress(sqlite3.Error):
                 self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -165,7 +165,7 @@ class Vault:
     # --- when the disk fails ---
 
     def _open(self) -> None:
-        self.trouble, self.retry_at = None, float("inf")
+        self.trouble, self.retry_at, self._versions = None, float("inf"), {}
         try:
             self._disk = Database(connect(self.path), self._renumbered)
             with suppress(sqlite3.Error), transaction(self._disk.connection):
@@ -203,8 +203,7 @@ class Vault:
         if memory is None:
             return
         for info in filter(None, [memory.info(listed.id) for listed in memory.find("")]):
-            known = self._known.get(info.id)
-            if known is not None and not known.is_in(disk):
+            if (known := self._known.get(info.id)) is not None:
                 known.write(disk)
             elif not disk.has(info.id):
                 continue  # another program has deleted it
