@@ -18,6 +18,8 @@ ALIVE = b": still there\n\n"
 QUIET_S = 10.0
 """Seconds without an event after which it is sent."""
 
+_OTHER_LINE_ENDS = [(char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
+"""Clients end a line at these, too; JSON has them within strings only."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -29,7 +31,11 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 def line(data: Any) -> bytes:
     """One line of NDJSON."""
-    return _ENCODER.encode(data) + b"\n"
+    written = _ENCODER.encode(data)
+    if not written.isascii():
+        for character, escape in _OTHER_LINE_ENDS:
+            written = written.replace(character, escape)
+    return written + b"\n"
 
 
 class ClientGone(Exception):

@@ -85,6 +85,13 @@ def test_a_stream_with_thinking(client, running):
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_a_stream_of_every_line_end(client, running):
+    said = 'a\u2028b\u2029c\x85d\r\ne\x0bf\x0cg\x1ch "é"'
+    running.service.say = lambda request, index: [("answer", said)]
+    parts = list(client.chat("tiny", HELLO, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == said
+
+
 def test_tools(client, running):
     running.service.say = lambda request, index: [("answer", CALL)]
     answer = client.chat("tiny", HELLO, tools=[add])
