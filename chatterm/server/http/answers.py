@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -32,17 +33,26 @@ Part = Text | Thought | CallBegan | CallArguments | CallEnded | Likelihoods | Fi
 
 
 @dataclass(slots=True)
-class MadeCall:
-    """A call as far as it has come."""
+class Item:
+    """Thinking, text or a call, as far as it has come."""
 
-    name: str
-    arguments: str = ""
+    kind: Literal["reasoning", "message", "function_call"]
+    text: str = ""
+    """Of a call: its arguments."""
+    name: str = ""
+    """Of a call: the function's."""
+    logprobs: list[Logprob] = field(default_factory=list)
+    """Of a message; with those of calls before it."""
+    is_over: bool = False
+    """Nothing is added to it any more."""
+    is_cut: bool = False
+    """Whether a limit ended the answer within it."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether its arguments are JSON."""
+    def is_json(self) -> bool:
+        """Of a call: whether its arguments are complete."""
         try:
-            msgspec.json.decode(self.arguments or "{}")
+            msgspec.json.decode(self.text or "{}")
         except msgspec.DecodeError:
             return False
         return True
@@ -64,13 +74,70 @@ class AnswerState:
     """One answer as far as it has come."""
 
     index: int
-    text: str = ""
-    reasoning: str = ""
-    calls: list[MadeCall] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    """In the order in which they came."""
     logprobs: list[Logprob] = field(default_factory=list)
     tokens: int = 0
     reason: Reason | None = None
     usage: Usage | None = None
+    _given: int = 0
+    """How many of the logprobs items have."""
+
+    @property
+    def text(self) -> str:
+        """All its messages."""
+        return "".join(item.text for item in self.items if item.kind == "message")
+
+    @property
+    def reasoning(self) -> str:
+        """All its thinking."""
+        return "".join(item.text for item in self.items if item.kind == "reasoning")
+
+    @property
+    def calls(self) -> list[Item]:
+        """Its calls."""
+        return [item for item in self.items if item.kind == "function_call"]
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a limit ended it."""
+        return self.reason in ("length", "context_full")
+
+    @property
+    def open(self) -> Item | None:
+        """The item that may go on."""
+        return self.items[-1] if self.items and not self.items[-1].is_over else None
+
+    def begin(self, item: Item) -> None:
+        """This comes next."""
+        if self.items:
+            self.items[-1].is_over = True
+        self.items.append(item)
+
+    def think(self, text: str) -> None:
+        """More thinking."""
+        self._more("reasoning", text)
+
+    def keep(self, event: Event) -> None:
+        """More of the answer."""
+        match event:
+            case Text(text):
+                self._more("message", text)
+                self.items[-1].logprobs += self.logprobs[self._given :]
+                self._given = len(self.logprobs)
+            case CallBegan(_, name):
+                self.begin(Item("function_call", name=name))
+            case CallArguments(number, text):
+                self.calls[number].text += text
+            case CallEnded(number):
+                call = self.calls[number]
+                call.is_over = True
+                call.is_cut = self.is_incomplete  # one that is complete ends before its answer
+
+    def _more(self, kind: Literal["reasoning", "message"], text: str) -> None:
+        if self.open is None or self.open.kind != kind:
+            self.begin(Item(kind))
+        self.items[-1].text += text
 
 
 class Collector:
@@ -95,15 +162,26 @@ class Collector:
         if isinstance(piece, Delta):
             state.tokens += len(piece.token_ids)
             if piece.kind == "reasoning":
-                state.reasoning += piece.text
-                return state, [Thought(piece.text)] if piece.text else []
+                if not piece.text:
+                    return state, []
+                state.think(piece.text)
+                return state, [Thought(piece.text)]
             if piece.logprobs:
                 state.logprobs += piece.logprobs
                 parts.append(Likelihoods(piece.logprobs))
-            return state, [*parts, *_kept(state, parser.push(piece.text))]
-        parts += _kept(state, parser.end())
+            events = parser.push(piece.text)
+            for event in events:
+                state.keep(event)
+            return state, [*parts, *events]
         state.reason, state.usage = piece.reason, piece.usage
-        return state, [*parts, Finished()]
+        events = parser.end()
+        for event in events:
+            state.keep(event)
+        if not state.items:
+            state.begin(Item("message"))
+        if state.open is not None:
+            state.open.is_cut = state.is_incomplete
+        return state, [*events, Finished()]
 
     @property
     def is_complete(self) -> bool:
@@ -112,17 +190,3 @@ class Collector:
 
     def _parser(self, format: ToolFormat | None) -> Parser:
         return Parser(format, self._tools)
-
-
-def _kept(state: AnswerState, events: list[Event]) -> list[Event]:
-    for event in events:
-        match event:
-            case Text(text):
-                state.text += text
-            case CallBegan(_, name):
-                state.calls.append(MadeCall(name))
-            case CallArguments(number, text):
-                state.calls[number].arguments += text
-            case CallEnded():
-                pass
-    return events

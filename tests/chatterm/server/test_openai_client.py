@@ -286,6 +286,48 @@ def test_responses_stream_as_the_client_expects(client, running):
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([("answer", CALL[: CALL.index("}}")])], [("function_call", '{"a": 1', "incomplete")]),
+        (
+            [("answer", f"{CALL}\n And")],
+            [("function_call", '{"a": 1}', "completed"), ("message", "And", "incomplete")],
+        ),
+        (
+            [("answer", "Look."), ("reasoning", "Hm."), ("answer", CALL)],
+            [
+                ("message", "Look.", "completed"),
+                ("reasoning", "Hm.", "completed"),
+                ("function_call", '{"a": 1}', "completed"),
+            ],
+        ),
+        ([("reasoning", "Hm.")], [("reasoning", "Hm.", "incomplete")]),
+        ([], [("message", "", "incomplete")]),
+    ],
+)
+def test_responses_cut_by_the_limit_are_the_same_as_a_stream(client, running, said, expected):
+    def items(response):
+        return [
+            (
+                item.type,
+                item.arguments if item.type == "function_call" else item.content[0].text,
+                item.status,
+            )
+            for item in response.output
+        ]
+
+    running.service.say = lambda request, index: said
+    running.service.reason = "length"
+    asked = {"model": "tiny", "input": "Really?", "tools": [{"type": "function", **TOOLS[0]["function"]}]}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    done = [event.item.status for event in events if event.type == "response.output_item.done"]
+    assert (whole.status, events[-1].type) == ("incomplete", "response.incomplete")
+    assert items(whole) == items(events[-1].response) == expected
+    assert done == [status for _, _, status in expected]
+
+
 def test_a_schema_by_responses(client, running):
     running.service.say = lambda request, index: [("answer", '{"value": 3}')]
     parsed = client.responses.parse(model="tiny", input="Really?", text_format=Answer)

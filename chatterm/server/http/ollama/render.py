@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from chatterm.calls.parser import CallEnded, Text
-from chatterm.server.http.answers import AnswerState, Likelihoods, MadeCall, Part, Thought, Totals
+from chatterm.server.http.answers import AnswerState, Item, Likelihoods, Part, Thought, Totals
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.sse import line
 from chatterm.server.service import Logprob, RequestError
@@ -93,14 +93,14 @@ def _likelihood(entry: Logprob) -> dict[str, Any]:
     return {name: value for name, value in logprob_object(entry).items() if value != []}
 
 
-def _called(call: MadeCall) -> dict[str, Any]:
+def _called(call: Item) -> dict[str, Any]:
     """A call; as text where its arguments were cut off."""
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}")
+        arguments = msgspec.json.decode(call.text or "{}")
     except msgspec.DecodeError:
         arguments = None
     if not isinstance(arguments, dict):
-        return {"content": call.arguments}
+        return {"content": call.text}
     return {"tool_calls": [{"function": {"name": call.name, "arguments": arguments}}]}
 
 
@@ -112,7 +112,7 @@ def _figures(state: AnswerState, totals: Totals) -> dict[str, Any]:
     waited = int((totals.queue_s + (used.queue_s if used is not None else 0.0)) * 1e9)
     return {
         "done": True,
-        "done_reason": "length" if state.reason in ("length", "context_full") else "stop",
+        "done_reason": "length" if state.is_incomplete else "stop",
         "total_duration": waited + load + prefill + decode,
         "load_duration": load,
         "prompt_eval_count": totals.prompt_tokens,

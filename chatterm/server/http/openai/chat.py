@@ -186,7 +186,7 @@ class ChatRenderer(CompletionsRenderer):
                 {
                     "id": self._call_id(state.index, number),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
+                    "function": {"name": call.name, "arguments": call.text},
                 }
                 for number, call in enumerate(state.calls)
             ]

@@ -372,9 +372,9 @@ def usage_of(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
 
 def finish_of(state: AnswerState) -> str:
     """OpenAI's finish_reason. A stop string may end an answer within a call, which is then not to be executed."""
-    if state.reason in ("length", "context_full"):
+    if state.is_incomplete:
         return "length"
-    is_cut = state.reason == "stop" and not all(call.is_complete for call in state.calls)
+    is_cut = state.reason == "stop" and not all(call.is_json for call in state.calls)
     return "tool_calls" if state.calls and not is_cut else "stop"
 
 

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Text
-from chatterm.server.http.answers import AnswerState, Likelihoods, Part, Thought, Totals
+from chatterm.server.http.answers import AnswerState, Item, Likelihoods, Part, Thought, Totals
 from chatterm.server.http.errors import error_object
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.openai.common import new_id
@@ -20,27 +20,25 @@ _PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 
 @dataclass(slots=True)
 class _Item:
-    """One item of the output as far as it has come."""
+    """One item of the output."""
 
-    kind: str
-    """"reasoning", "message" or "function_call"."""
+    said: Item
     id: str
-    text: str = ""
-    """Or the arguments."""
-    name: str = ""
-    call_id: str = ""
-    logprobs: list[Logprob] = field(default_factory=list)
-    is_cut: bool = False
-    """Whether the answer ended within it."""
+    call_id: str
+
+    @classmethod
+    def of(cls, said: Item) -> "_Item":
+        """This, with new ids."""
+        return cls(said, new_id(_PREFIX[said.kind]), new_id("call_"))
 
     @property
     def status(self) -> str:
-        return "incomplete" if self.is_cut else "completed"
+        return "incomplete" if self.said.is_cut else "completed"
 
 
 @dataclass(slots=True)
 class ResponseRenderer:
-    """Events, or one response. What was said in which order makes the items."""
+    """Events, or one response, of the same items."""
 
     model: str
     echo: Mapping[str, Any]
@@ -67,16 +65,12 @@ class ResponseRenderer:
                 case Likelihoods(tokens):
                     self._likelihoods += tokens
                 case Thought(text):
-                    events += self._more("reasoning", text)
+                    events += self._more(state, "reasoning", text)
                 case Text(text):
-                    events += self._more("message", text)
-                case CallBegan(_, name):
-                    events += self._close()
-                    events += self._open(
-                        _Item("function_call", new_id("fc_"), name=name, call_id=new_id("call_"))
-                    )
+                    events += self._more(state, "message", text)
+                case CallBegan():
+                    events += self._open(state)
                 case CallArguments(_, text):
-                    self._items[-1].text += text
                     events.append(
                         self._event("response.function_call_arguments.delta", **self._where(), delta=text)
                     )
@@ -88,8 +82,7 @@ class ResponseRenderer:
 
     def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
         status = _status(states[0])
-        events = [] if self._items else self._more("message", "")
-        self._items[-1].is_cut = self._is_open and status == "incomplete"
+        events = [] if self._items else self._more(states[0], "message", "")
         events += self._close()
         response = self._response(status, self._usage(states, totals))
         return [*events, self._event(f"response.{status}", response=response)]
@@ -97,7 +90,7 @@ class ResponseRenderer:
     def failed(self, error: RequestError) -> list[bytes]:
         said = {"code": error.code or error.kind, "message": error.message}
         if self._is_open:
-            self._items[-1].is_cut = True
+            self._items[-1].said.is_cut = True
         response = {**self._response("failed", None), "error": said}
         return [
             self._event("error", **said, param=error.param, error=error_object(error)["error"]),
@@ -105,66 +98,58 @@ class ResponseRenderer:
         ]
 
     def whole(self, states: Sequence[AnswerState], totals: Totals) -> bytes:
-        state = states[0]
-        if state.reasoning:
-            self._items.append(_Item("reasoning", new_id("rs_"), state.reasoning))
-        if state.text or not state.calls:
-            self._items.append(_Item("message", new_id("msg_"), state.text, logprobs=state.logprobs))
-        for call in state.calls:
-            item = _Item("function_call", new_id("fc_"), call.arguments, call.name, new_id("call_"))
-            self._items.append(item)
-        self._items[-1].is_cut = _status(state) == "incomplete"
+        self._items = list(map(_Item.of, states[0].items))
         return msgspec.json.encode(self._response(_status(states[0]), self._usage(states, totals)))
 
     # -- items
 
-    def _more(self, kind: str, text: str) -> list[bytes]:
+    def _more(self, state: AnswerState, kind: str, text: str) -> list[bytes]:
         """Text of an item of this kind: the open one, or a new one."""
         events: list[bytes] = []
-        if not self._is_open or self._items[-1].kind != kind:
-            events += self._close()
-            events += self._open(_Item(kind, new_id(_PREFIX[kind])))
-        item = self._items[-1]
-        item.text += text
+        if not self._is_open or self._items[-1].said.kind != kind:
+            events += self._open(state)
         if kind == "reasoning":
             name, more = "response.reasoning_text.delta", {}
         else:
             found, self._likelihoods = self._likelihoods, ()
-            item.logprobs += found
             name, more = "response.output_text.delta", {"logprobs": [logprob_object(one) for one in found]}
         events.append(self._event(name, **self._where(), content_index=0, delta=text, **more))
         return events
 
-    def _open(self, item: _Item) -> list[bytes]:
-        self._items.append(item)
+    def _open(self, state: AnswerState) -> list[bytes]:
+        """Close the open item and show the next one."""
+        events = self._close()
+        place = len(self._items)
+        self._items.append(_Item.of(state.items[place]))
         self._is_open = True
-        place = len(self._items) - 1
-        empty = {
-            **self._object(item, "in_progress"),
-            **({"content": []} if item.kind != "function_call" else {}),
-        }
-        events = [self._event("response.output_item.added", output_index=place, item=empty)]
-        if item.kind != "function_call":
-            part = self._part(item)
-            events.append(
-                self._event("response.content_part.added", **self._where(), content_index=0, part=part)
-            )
-        return events
+        said = state.items[place]
+        empty = replace(self._items[-1], said=Item(said.kind, name=said.name))
+        shown = self._object(empty, "in_progress")
+        if said.kind == "function_call":
+            return [*events, self._event("response.output_item.added", output_index=place, item=shown)]
+        shown["content"] = []
+        part = self._part(empty)
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=place, item=shown),
+            self._event("response.content_part.added", **self._where(), content_index=0, part=part),
+        ]
 
     def _close(self) -> list[bytes]:
         if not self._is_open:
             return []
         self._is_open = False
         item, where = self._items[-1], self._where()
-        if item.kind == "function_call":
-            done = {"name": item.name, "arguments": item.text}
+        said = item.said
+        if said.kind == "function_call":
+            done = {"name": said.name, "arguments": said.text}
             events = [self._event("response.function_call_arguments.done", **where, **done)]
         else:
-            thinks = item.kind == "reasoning"
+            thinks = said.kind == "reasoning"
             name = "response.reasoning_text.done" if thinks else "response.output_text.done"
-            more = {} if thinks else {"logprobs": [logprob_object(one) for one in item.logprobs]}
+            more = {} if thinks else {"logprobs": [logprob_object(one) for one in said.logprobs]}
             events = [
-                self._event(name, **where, content_index=0, text=item.text, **more),
+                self._event(name, **where, content_index=0, text=said.text, **more),
                 self._event("response.content_part.done", **where, content_index=0, part=self._part(item)),
             ]
         place = where["output_index"]
@@ -175,22 +160,24 @@ class ResponseRenderer:
         return {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
 
     def _part(self, item: _Item) -> dict[str, Any]:
-        if item.kind == "reasoning":
-            return {"type": "reasoning_text", "text": item.text}
-        logprobs = [logprob_object(one) for one in item.logprobs] if self.logprobs else []
-        return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": logprobs}
+        text = item.said.text
+        if item.said.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = [logprob_object(one) for one in item.said.logprobs] if self.logprobs else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _object(self, item: _Item, status: str) -> dict[str, Any]:
-        if item.kind == "function_call":
+        said = item.said
+        if said.kind == "function_call":
             return {
                 "type": "function_call",
                 "id": item.id,
                 "call_id": item.call_id,
-                "name": item.name,
-                "arguments": item.text,
+                "name": said.name,
+                "arguments": said.text,
                 "status": status,
             }
-        if item.kind == "reasoning":
+        if said.kind == "reasoning":
             return {
                 "type": "reasoning",
                 "id": item.id,
@@ -241,4 +228,4 @@ class ResponseRenderer:
 
 
 def _status(state: AnswerState) -> str:
-    return "incomplete" if state.reason in ("length", "context_full") else "completed"
+    return "incomplete" if state.is_incomplete else "completed"
