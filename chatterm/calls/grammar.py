@@ -107,16 +107,21 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
         header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'
         return f"{header} {_json(parameters)} ⟦<|call|>⟧"
     key = "parameters" if format == "llama3" else "arguments"
-    # References are to the root of the schema, so what they refer to has to be there.
-    shared = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
+    parameters["$id"] = _id_of(parameters)  # references in it are to it, not to what is around it
+    parameters.pop("$schema", None)  # in older versions $id does not count where $ref is
     whole = {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, key: parameters},
         "required": ["name", key],
         "additionalProperties": False,
-        **shared,
     }
     return _json(whole)
+
+
+def _id_of(schema: Mapping[str, Any]) -> str:
+    """What references may call the schema."""
+    given = schema.get("$id")
+    return (given.partition("#")[0] if isinstance(given, str) else "") or "chatterm-parameters"
 
 
 def _lenient(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import json
 import llguidance
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatterm.calls.grammar import calls_or, forced_calls, free_calls, spelled
 from chatterm.calls.parser import CallArguments, CallBegan, Parser
@@ -65,6 +67,80 @@ def test_what_does_not_fit_is_not_allowed(format):
     assert not accepts(forced, written(format, [("run", "{}")]))
     assert not accepts(forced, written(format, [("go", '{"place": "Rome"}')]))
     assert not accepts(forced_calls(format, TOOLS[1:], True), written(format, [GO]))
+
+
+NUMBER = {"type": "integer"}
+LIST = {"type": "object", "properties": {"v": NUMBER, "next": {"$ref": "#/$defs/L"}}, "required": ["v"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"v": NUMBER, "next": {"$ref": "#"}}},
+        {"properties": {"a": NUMBER, "v": {"$ref": "#/properties/a"}, "next": {"$ref": "#"}}},
+        {
+            "properties": {"v": {"$ref": "#n"}, "next": {"$ref": "#"}},
+            "$defs": {"n": {"$anchor": "n", **NUMBER}},
+        },
+        {"properties": {"v": {"$ref": "n"}, "next": {"$ref": "#"}}, "$defs": {"a": {"$id": "n", **NUMBER}}},
+        {"$ref": "#/$defs/L", "$defs": {"L": LIST}},
+        {"$ref": "#/definitions/L", "$defs": {"L": LIST}, "definitions": {"L": LIST}},
+    ],
+)
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        *({"$id": id} for id in ("https://a.b/c", "https://a.b/c#", "c", "/c/d", "#")),
+        *({"$schema": f"http://json-schema.org/draft-0{draft}/schema#"} for draft in (4, 6, 7)),
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "c"},
+    ],
+)
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_references_in_parameters_are_to_them(format, head, parameters):
+    tool = {"function": {"name": "go", "parameters": {"type": "object", **head, **parameters}}}
+    forced = forced_calls(format, [tool], False)
+    assert accepts(forced, written(format, [("go", '{"v": 1, "next": {"v": 2, "next": {"v": 3}}}')]))
+    assert not accepts(forced, written(format, [("go", '{"v": 1, "next": {"v": 2, "next": {"v": "3"}}}')]))
+    assert not accepts(forced, written(format, [("go", '{"v": 1, "next": {"v": 2, "next": 3}}')]))
+
+
+PARTS = st.sampled_from(
+    [
+        NUMBER,
+        {"type": "null"},
+        {"const": {"$ref": "#"}},
+        {"$ref": "#"},
+        {"$ref": "#/properties/a"},
+        {"$ref": "#/$defs/d"},
+    ]
+)
+VALUES = st.recursive(
+    st.sampled_from([1, None, {"$ref": "#"}]), lambda inner: st.dictionaries(st.sampled_from("abc"), inner)
+)
+
+
+@given(b=PARTS, c=PARTS, d=st.sampled_from([NUMBER, {"$ref": "#"}]), value=VALUES)
+def test_a_call_takes_what_its_parameters_take(b, c, d, value):
+    properties = {"a": {"type": "integer"}, "b": b, "c": c}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "$defs": {"d": d},
+        "additionalProperties": False,
+    }
+    text = json.dumps(value, sort_keys=True)
+    alone = calls_or(Constraint("json_schema", json.dumps(parameters)), "hermes", TOOLS, True)
+    forced = forced_calls("hermes", [{"function": {"name": "go", "parameters": parameters}}], False)
+    assert accepts(forced, written("hermes", [("go", text)])) == accepts(alone, text)
+
+
+def test_what_only_looks_like_a_reference_stays():
+    properties = {"$ref": {"enum": ["#/a"]}, "$id": {"const": {"$ref": "#"}}}
+    parameters = {"type": "object", "properties": properties, "required": ["$ref", "$id"]}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    arguments = '{"$ref": "#/a", "$id": {"$ref": "#"}}'
+    assert accepts(forced_calls("hermes", [tool], False), written("hermes", [("go", arguments)]))
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
