@@ -182,13 +182,30 @@ def test_calls_after_any_text_where_marks_are_tokens():
     assert free_calls("harmony", TOOLS, set(), False) is None
 
 
-def test_a_choice_is_one_of_them():
+@pytest.mark.parametrize("more", [0, 5000])
+def test_a_choice_is_one_of_them(more):
     from chatterm.server.http.openai.common import StructuredOutputs, constraint_of
 
-    constraint = constraint_of(None, StructuredOutputs(choice=["yes", 'no "really"', "é\n"]))
-    for choice in ("yes", 'no "really"', "é\n"):
+    choices = [
+        "yes",
+        'no "really"',
+        "é\n",
+        "a/b",
+        "\\d",
+        "[c]",
+        "(",
+        "x|y",
+        "\0",
+        "\u2028😀",
+        "  ",
+        "yes, yes",
+    ]
+    choices += map(str, range(more))
+    constraint = constraint_of(None, StructuredOutputs(choice=choices))
+    for choice in choices[:20]:
         assert accepts(constraint, choice)
-    assert not accepts(constraint, "maybe")
+    for other in ("maybe", "", "ye", "yes,", "yesyes", "5", "c", "x", "é\\n", " ", "  y"):
+        assert accepts(constraint, other) == (more > 0 and other == "5")
 
 
 def test_marks_are_tokens_where_they_are_and_text_elsewhere():

@@ -200,7 +200,7 @@ def test_outputs_that_are_structured_otherwise(client, running):
 
     assert ask(regex="a+") == Constraint("regex", "a+")
     assert ask(grammar='start: "a"') == Constraint("lark", 'start: "a"')
-    assert ask(choice=["a b", 'c"']) == Constraint("lark", 'start: "a b" | "c\\""')
+    assert ask(choice=["a b", 'c"']) == Constraint("lark", 'start: CHOICE\nCHOICE: "a b" | "c\\""')
     assert ask(json={"type": "object"}).kind == "json_schema"
     with pytest.raises(openai.BadRequestError):
         ask(regex="a+", choice=["b"])

@@ -241,7 +241,10 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Cons
     if given.choice is not None:
         if not given.choice:
             raise wrong(f"{place}.choice", f"{place}.choice is empty.")
-        return Constraint("lark", f"start: {' | '.join(map(json.dumps, given.choice))}")
+        choices = " | ".join(map(json.dumps, given.choice))
+        return Constraint(
+            "lark", f"start: CHOICE\nCHOICE: {choices}"
+        )  # one terminal takes any number of them
     return Constraint("json_object") if given.json_object else Constraint("lark", given.grammar or "")
 
 
