@@ -14,6 +14,9 @@ from chatterm.calls.constraint import Constraint, ToolFormat
 
 _MARK = re.compile("⟦([^⟦⟧]+)⟧")
 _LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")
+_IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
+_WRITTEN = {"/": "\\/", "\\\n": "\\n"}
+"""What an expression between slashes cannot have as it is; what is escaped already can."""
 _SEVERAL = {
     "hermes": 'call ("\\n" call)*',
     "llama3": 'call ("; " call)*',
@@ -39,7 +42,8 @@ def calls_or(
 ) -> Constraint:
     """The answer is what `constraint` (no grammar) says, or it is calls."""
     if constraint.kind == "regex":
-        expression = constraint.text.replace("/", "\\/").replace("⟦", "\\x{27e6}")
+        expression = _IN_SLASHES.sub(lambda found: _WRITTEN.get(found[0], found[0]), constraint.text)
+        expression = expression.replace("⟦", "\\x{27e6}")
         answer = f"answer: /{expression}/"
     else:
         answer = f"answer: {_json(json.loads(constraint.text) if constraint.text else {'type': 'object'})}"

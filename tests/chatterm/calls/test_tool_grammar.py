@@ -155,6 +155,25 @@ def test_calls_besides_a_format_of_the_answer(format):
     assert not accepts(text, "ab")
 
 
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (r"a\/b", "a/b"),
+        (r"a\\/b", "a\\/b"),
+        (r"a\\\/b", "a\\/b"),
+        (r"[\/]{2}/", "///"),
+        ("a\nb\\\nc", "a\nb\nc"),
+        (r"\d⟦\\", "1⟦\\"),
+        ("", ""),
+    ],
+)
+def test_an_expression_means_the_same_besides_calls(expression, text):
+    both = calls_or(Constraint("regex", expression), "hermes", TOOLS, True)
+    assert accepts(both, text)
+    assert accepts(both, written("hermes", [STOP]))
+    assert not accepts(both, f"{text}/")
+
+
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
 def test_calls_after_any_text(format):
     free = free_calls(format, TOOLS, {"go"}, True)
