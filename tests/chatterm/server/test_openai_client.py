@@ -202,6 +202,9 @@ def test_outputs_that_are_structured_otherwise(client, running):
     assert ask(grammar='start: "a"') == Constraint("lark", 'start: "a"')
     assert ask(choice=["a b", 'c"']) == Constraint("lark", 'start: CHOICE\nCHOICE: "a b" | "c\\""')
     assert ask(json={"type": "object"}).kind == "json_schema"
+    assert ask(regex="a+", json_object=False) == Constraint("regex", "a+")
+    with pytest.raises(openai.BadRequestError, match="exactly one field"):
+        ask(json_object=False)
     with pytest.raises(openai.BadRequestError):
         ask(regex="a+", choice=["b"])
     with pytest.raises(openai.BadRequestError, match="200,000"):

@@ -231,7 +231,7 @@ def schema_constraint(schema: Mapping[str, Any]) -> Constraint:
 
 def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Constraint | None:
     place = "structured_outputs"
-    kinds = [name for name in given.__struct_fields__ if getattr(given, name) is not None]
+    kinds = [name for name in given.__struct_fields__ if getattr(given, name) not in (None, False)]
     if len(kinds) != 1 or (format is not None and format.type != "text"):
         raise wrong(place, f"{place} must have exactly one field, and response_format must then be left out.")
     if given.json is not None:
@@ -245,7 +245,9 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Cons
         return Constraint(
             "lark", f"start: CHOICE\nCHOICE: {choices}"
         )  # one terminal takes any number of them
-    return Constraint("json_object") if given.json_object else Constraint("lark", given.grammar or "")
+    if given.grammar is not None:
+        return Constraint("lark", given.grammar)
+    return Constraint("json_object")
 
 
 def with_tools(
