@@ -11,6 +11,10 @@ class OutOfRoomError(EngineError, NoRoomError):
     """There is too little memory for a model's KV cache."""
 
 
+class ConstraintError(EngineError):
+    """What an answer has to be is too complex, which showed only in the answer."""
+
+
 class ContextFullError(EngineError):
     """A prompt that does not fit into the context. Nothing was computed and nothing was dropped.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import llguidance
 
-from engine.errors import EngineError
+from engine.errors import ConstraintError, EngineError
 from engine.params import NAMES, Constraint
 from engine.sampling.sampler import Words
 from models.text.pieces import Piece
@@ -69,12 +69,12 @@ class Matcher:
         return self._matcher.validate_tokens([token_id]) == 1
 
     def push(self, token_id: int) -> None:
-        """Move past this token. Raises EngineError if it may not follow, or if the grammar is too complex for that."""
+        """Move past this token. Raises ConstraintError if it may not follow, or the grammar is too complex for that."""
         if not self._matcher.consume_token(token_id):
             self._fail()
 
     def fill(self, words: Words) -> None:
-        """Write which tokens may follow; end-of-turn tokens may where the answer may end. Raises EngineError."""
+        """Write which tokens may follow; end-of-turn tokens may where the answer may end. Raises ConstraintError."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             self._fail()
@@ -84,7 +84,7 @@ class Matcher:
         return list(self._matcher.compute_ff_tokens())
 
     def _fail(self) -> None:
-        raise EngineError(
+        raise ConstraintError(
             f"The answer cannot follow the {self._name} any further ({reason(self._matcher.get_error())}); "
             "simplify it, or ask again."
         )
@@ -169,13 +169,35 @@ def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matc
     """Return a matcher at the beginning of an answer. Raises EngineError with what is wrong with the constraint."""
     grammar, name = _grammar(constraint), NAMES[constraint.kind]
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
-    tried = matcher.deep_copy()  # some errors show only with the first token
-    if not matcher.is_error() and not any(tried.compute_bitmask()) and not tried.is_error():
-        raise _refused(name, "nothing matches it")
-    for each in (matcher, tried):
-        if each.is_error():
-            raise _refused(name, reason(each.get_error()))
+    if matcher.is_error():
+        raise _refused(name, reason(matcher.get_error()))
+    _try(matcher.deep_copy(), name)
     return Matcher(matcher, name)
+
+
+def _try(matcher: llguidance.LLMatcher, name: str) -> None:
+    """Begin an answer, with what is forced and a token more: some errors show only then. Raises EngineError."""
+    _allowed(matcher, name)
+    matcher.consume_tokens(matcher.compute_ff_tokens())
+    if matcher.is_stopped() and not matcher.is_error():
+        return  # that is all there is to say
+    allowed = _allowed(matcher, name)
+    for token in ((allowed & -allowed).bit_length() - 1, allowed.bit_length() - 1):
+        way = matcher.deep_copy()
+        way.consume_token(token)
+        if not way.is_error():
+            return
+    raise _refused(name, reason(way.get_error()))
+
+
+def _allowed(matcher: llguidance.LLMatcher, name: str) -> int:
+    """The mask of the next token as a number. Raises EngineError where no token may follow."""
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    if matcher.is_error():
+        raise _refused(name, reason(matcher.get_error()))
+    if not allowed:
+        raise _refused(name, "nothing matches it")
+    return allowed
 
 
 def _refused(name: str, why: str) -> EngineError:
@@ -236,6 +258,8 @@ def reason(text: str) -> str:
     """Return the library's description of an error as one short line."""
     if "NoExtension" in text:
         return "nothing matches it"
+    if "ff_tokens" in text:
+        return "whatever matches it is too long"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     line = said or (lines[0] if lines else "it is not valid")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import EngineError
+from engine.errors import ConstraintError, EngineError
 from engine.params import MOST_CHARACTERS, Constraint, SamplingParams
 from engine.sampling.grammar import Grammars, Matcher, compiled
 from models.text.tokenizer import Tokenizer
@@ -121,6 +121,9 @@ def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, tokenizer: 
 
 LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
 
+ENDLESS = {"type": "object", "properties": {"k": {"$ref": "#"}}, "required": ["k"]}
+RULES = "\n".join(["start: r0", *(f'r{i}: r{i + 1} | "x"' for i in range(1500)), 'r1500: "x"'])
+
 
 @pytest.mark.parametrize(
     ("constraint", "said"),
@@ -134,6 +137,10 @@ LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref":
         (schema({"$ref": "https://example.com/x.json"}), "does not fetch"),
         (schema({"$ref": "file:///etc/passwd"}), "JSON schema cannot be used"),
         (schema(LOOP), "nothing matches it"),
+        (schema(ENDLESS), "whatever matches it is too long"),
+        (schema({"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}), "max is 2000"),
+        (Constraint("regex", "(a{1000}){1000}"), "too many expressions"),
+        (Constraint("lark", RULES), "max is 2000"),
         (schema({"multipleOf": 2**31}), "multipleOf is too large; 100,000 is the most"),
         (schema({"multipleOf": 1e300}), "multipleOf is too large"),
         (schema({"items": {"multipleOf": 0.1234567}}), "multipleOf is too large"),
@@ -193,6 +200,12 @@ HOSTILE = {
     "alternatives": Constraint("regex", "|".join(f"(a.*{i}b)" for i in range(5000))),
     "classes": Constraint("regex", r"(\w{1,300}\W{1,300}){1,300}"),
 }
+
+
+def test_one_that_turns_out_too_complex_is_to_blame_itself(grammars: Grammars) -> None:
+    matcher = grammars.matcher(Constraint("lark", RULES.replace("start: ", 'start: "y" | ')))
+    with pytest.raises(ConstraintError, match=r"max is 2000.*simplify it, or ask again"):
+        matcher.push(min(allowed(matcher)))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -29,6 +29,7 @@ from chatterm.server.service import (
     TokenLogprob,
     Usage,
 )
+from engine.errors import ConstraintError
 from engine.events import Kind as EventKind
 from models.errors import NoRoomError
 
@@ -418,7 +419,7 @@ def request_error(error: Exception, has_begun: bool = False) -> RequestError:
         )
     if isinstance(error, NoRoomError):
         return RequestError(503, "server_error", str(error), param="model")
-    if isinstance(error, EngineError | ModelError) and not has_begun:
+    if isinstance(error, ConstraintError) or (isinstance(error, EngineError | ModelError) and not has_begun):
         return RequestError(400, "invalid_request_error", str(error))
     if isinstance(error, EngineError | ModelError):
         return RequestError(500, "server_error", str(error))

@@ -113,6 +113,23 @@ def test_a_client_that_goes_away_frees_the_engine(site: Site) -> None:
     eventually(lambda: not site.served.running)
 
 
+def test_a_grammar_that_turns_out_too_complex_is_the_request_s_fault(site: Site) -> None:
+    rules = "\n".join(f'r{i}: r{i + 1} | "x"' for i in range(1500))
+    asked = {
+        "model": "tiny",
+        "messages": HELLO,
+        "extra_body": {"structured_outputs": {"grammar": f'start: "y" | r0\n{rules}\nr1500: "x"'}},
+    }
+    with site.client as client:
+        site.script("x")
+        with pytest.raises(openai.BadRequestError, match="cannot follow the grammar any further"):
+            client.chat.completions.create(**asked)
+        site.script("x")
+        with pytest.raises(openai.APIError, match="cannot follow the grammar any further") as caught:
+            list(client.chat.completions.create(**asked, stream=True))
+        assert caught.value.type == "invalid_request_error"
+
+
 def test_what_ollama_is_told_of_the_weights(site: Site) -> None:
     native = ollama.Client(host=site.url)
     native.chat("tiny", HELLO, options={"num_predict": 1})
