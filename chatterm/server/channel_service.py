@@ -35,7 +35,8 @@ T = TypeVar("T")
 class _Answers:
     """What comes of one call."""
 
-    def __init__(self) -> None:
+    def __init__(self, finished: Callable[[], None] | None) -> None:
+        self._finished = finished
         self._items: deque[Item | Done | Failed] = deque()
         self._came = asyncio.Event()
         self.is_over = False
@@ -43,6 +44,8 @@ class _Answers:
     def put(self, message: Item | Done | Failed) -> None:
         self._items.append(message)
         self._came.set()
+        if self._finished is not None and not isinstance(message, Item):
+            self._finished()
 
     async def next(self) -> Raw | None:
         """The body of the next item; None at the end. Raises RequestError."""
@@ -121,8 +124,10 @@ class ChannelService(asyncio.Protocol):
     async def look(self) -> None:
         self._models = await self._ask("models", None, list[ServedModel])
 
-    async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
-        id, answers = self._begin("generate", request)
+    async def generate(
+        self, request: Generation, finished: Callable[[], None] | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        id, answers = self._begin("generate", request, finished)
         try:
             while (body := await answers.next()) is not None:
                 yield unpacked(body, Piece)  # type: ignore[arg-type]
@@ -175,10 +180,12 @@ class ChannelService(asyncio.Protocol):
 
     # -- calls
 
-    def _begin(self, method: str, body: Any) -> tuple[int, _Answers]:
+    def _begin(
+        self, method: str, body: Any, finished: Callable[[], None] | None = None
+    ) -> tuple[int, _Answers]:
         if self._transport is None:
             raise _gone("The engine process is not running; try again soon.")
-        id, answers = next(self._numbers), _Answers()
+        id, answers = next(self._numbers), _Answers(finished)
         try:
             whole = packed(body)
         except FrameError as error:

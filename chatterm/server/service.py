@@ -266,9 +266,12 @@ class Service(Protocol):
     async def look(self) -> None:
         """See now what `models` tells. Raises RequestError."""
 
-    def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
+    def generate(
+        self, request: Generation, finished: Callable[[], None] | None = None
+    ) -> AsyncGenerator[Piece, None]:
         """Started, then Deltas of all answers as they come, an Ended for each.
 
+        `finished` is called once all have come, maybe before they are read.
         `aclose()` of the iterator cancels within one step. Raises RequestError, on its first step or, where the engine
         fails, on any: 404 code model_not_found; 400 code context_length_exceeded; 400 of a wrong value, tool or
         constraint; 503 when shutting down.

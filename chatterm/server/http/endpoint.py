@@ -160,11 +160,12 @@ class Endpoint:
         site, generations = self._site, asked.generations
         size = sum(generation.count for generation in generations)
         client, model = generations[0].client, generations[0].model
-        async with site.work(), site.gate.turn(client, size, model) as waited:
+        turn = site.gate.turn(client, size, model)
+        async with site.work(), turn as waited:
             work = _Work(asked, stream, site.recorder.of(model), waited)
             try:
                 async with asyncio.timeout(site.limits.request_s + LATE_S):
-                    async with aclosing(merged(site.service, generations)) as pieces:
+                    async with aclosing(merged(site.service, generations, turn.finished)) as pieces:
                         async for number, piece in pieces:
                             await work.take(number, piece)
             except TimeoutError:
@@ -254,19 +255,29 @@ def check_constraint(constraint: Constraint | None) -> None:
 
 
 async def merged(
-    service: Service, generations: Sequence[Generation]
+    service: Service, generations: Sequence[Generation], finished: Callable[[], None]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of all generations as they come, each with its number. The first error ends them all."""
+    """The pieces of all generations as they come, each with its number. The first error ends them all.
+
+    `finished` is called once all have come, read or not.
+    """
     if len(generations) == 1:
-        async with aclosing(service.generate(generations[0])) as pieces:
+        async with aclosing(service.generate(generations[0], finished)) as pieces:
             async for piece in pieces:
                 yield 0, piece
         return
     arrived: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
+    coming = len(generations)
+
+    def one_finished() -> None:
+        nonlocal coming
+        coming -= 1
+        if not coming:
+            finished()
 
     async def pump(number: int) -> None:
         try:
-            async with aclosing(service.generate(generations[number])) as pieces:
+            async with aclosing(service.generate(generations[number], one_finished)) as pieces:
                 async for piece in pieces:
                     arrived.put_nowait((number, piece))
             arrived.put_nowait((number, None))

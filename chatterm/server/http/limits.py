@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 
@@ -58,6 +56,8 @@ class Gate:
         self._limits = limits
         self._lines: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         self._free = limits.running
+        self._unread = 0
+        """Answers that have no turn any more but are yet to be read."""
         self._took = 1.0
         """Seconds that a request takes, smoothed."""
         self.closing = asyncio.Event()
@@ -81,23 +81,26 @@ class Gate:
                 found[waiting.model] += waiting.size
         return dict(found)
 
-    @asynccontextmanager
-    async def turn(self, client: str, size: int, model: str = "") -> AsyncIterator[float]:
-        """Wait for a turn of `size` answers of `model`, and hold it; gives the seconds waited.
+    def turn(self, client: str, size: int, model: str = "") -> "Turn":
+        """A turn of `size` answers of `model`."""
+        return Turn(self, client, min(size, self._limits.running), model)
+
+    def leave_unread(self, size: int) -> bool:
+        """Have so many answers more without a turn that are yet to be read; False: that would take too much memory."""
+        if self._unread + size > self._limits.running:
+            return False
+        self._unread += size
+        return True
+
+    def read(self, size: int) -> None:
+        """So many of those have been read."""
+        self._unread -= size
+
+    async def enter(self, client: str, size: int, model: str) -> None:
+        """Wait for a turn.
 
         Raises RequestError: 429 where too many wait or it takes too long, 503 when the server stops.
         """
-        size = min(size, self._limits.running)
-        asked = monotonic()
-        await self._enter(client, size, model)
-        began = monotonic()
-        try:
-            yield began - asked
-        finally:
-            self._took += 0.1 * (monotonic() - began - self._took)
-            self._leave(size)
-
-    async def _enter(self, client: str, size: int, model: str) -> None:
         if self.closing.is_set():
             raise stopping()
         if not self._lines and size <= self._free:
@@ -112,7 +115,7 @@ class Gate:
                 await waiting.turn
         except BaseException as error:
             if waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.exception() is None:
-                self._leave(size)  # its turn came in the same moment
+                self._free_again(size)  # its turn came in the same moment
             else:
                 self._drop(client, waiting)
             if isinstance(error, TimeoutError):
@@ -127,7 +130,12 @@ class Gate:
                 if not waiting.turn.done():
                     waiting.turn.set_exception(stopping())
 
-    def _leave(self, size: int) -> None:
+    def leave(self, size: int, took_s: float) -> None:
+        """A turn is over."""
+        self._took += 0.1 * (took_s - self._took)
+        self._free_again(size)
+
+    def _free_again(self, size: int) -> None:
         self._free += size
         self._next()
 
@@ -163,3 +171,35 @@ class Gate:
             code="rate_limit_exceeded",
             retry_after_s=min(max(expected, 1.0), 120.0),
         )
+
+
+class Turn:
+    """Waited for where its block begins, which gets the seconds waited; over at its end, or earlier."""
+
+    def __init__(self, gate: Gate, client: str, size: int, model: str) -> None:
+        self._gate = gate
+        self._asked = (client, size, model)
+        self._size = size
+        self._began = 0.0
+        self._is_held = False
+
+    async def __aenter__(self) -> float:
+        asked = monotonic()
+        await self._gate.enter(*self._asked)
+        self._began, self._is_held = monotonic(), True
+        return self._began - asked
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._is_held:
+            self._leave()
+        else:
+            self._gate.read(self._size)
+
+    def finished(self) -> None:
+        """The engine has no more to do for it: others may begin, unless too much is unread."""
+        if self._is_held and self._gate.leave_unread(self._size):
+            self._leave()
+
+    def _leave(self) -> None:
+        self._is_held = False
+        self._gate.leave(self._size, monotonic() - self._began)

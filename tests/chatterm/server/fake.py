@@ -50,6 +50,8 @@ class FakeService:
     pause_s: float = 0.0
     """Before each piece."""
     ready: bool = True
+    is_quick: bool = False
+    """All has come before any of it is read."""
     asked: list[Generation] = field(default_factory=list)
     held: list[tuple[str, float | None]] = field(default_factory=list)
     running: int = 0
@@ -80,9 +82,13 @@ class FakeService:
             ServedModel(name="other", created=1_700_000_000, context_length=None),
         ]
 
-    async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
+    async def generate(
+        self, request: Generation, finished: Callable[[], None] | None = None
+    ) -> AsyncGenerator[Piece, None]:
         self.asked.append(request)
         self.running += 1
+        if finished is not None and self.is_quick:
+            finished()
         try:
             async for piece in self._pieces(request):
                 yield piece

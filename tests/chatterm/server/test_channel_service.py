@@ -72,6 +72,14 @@ async def test_the_first_token_waits_for_no_other(
         await pieces.aclose()
 
 
+async def test_that_all_has_come_is_told_before_it_is_read(service: ChannelService) -> None:
+    finished = asyncio.Event()
+    pieces = service.generate(asks(), finished.set)
+    assert isinstance(await anext(pieces), Started)
+    await finished.wait()
+    assert isinstance([piece async for piece in pieces][-1], Ended)
+
+
 def asks(**more: Any) -> Generation:
     given = {"max_tokens": 12, "seed": 7, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     given |= more.pop("sampling", {})

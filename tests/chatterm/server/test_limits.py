@@ -135,3 +135,21 @@ async def test_answers_that_wait_are_counted_by_model():
     assert gate.queued() == {}
     await turns[2].__aexit__(None, None, None)
     assert gate.running == 0
+
+
+async def test_a_turn_may_be_over_before_all_is_read_but_not_of_too_many():
+    gate = Gate(Limits(running=2))
+    first, second = gate.turn("a", 2), gate.turn("b", 2)
+    async with first:
+        first.finished()
+        first.finished()
+        assert gate.running == 0
+        async with second:
+            second.finished()
+            assert gate.running == 2
+        assert gate.running == 0
+    async with second:
+        second.finished()
+        assert gate.running == 0
+    second.finished()
+    assert gate.running == 0

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import httpx
 import pytest
@@ -108,14 +108,31 @@ def received(connection):
 
 
 def test_a_client_that_reads_nothing_is_cut_off(impatient):
-    body = json.dumps({**LONG, "logprobs": True, "top_logprobs": 20}).encode()
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(("127.0.0.1", impatient.port))
-    connection.sendall(head(length=len(body)) + body)
+    connection = stuck(impatient)
     eventually(lambda: impatient.service.closed == 1 and impatient.service.running == 0)
     assert 0 < impatient.service.said < 20_000
     connection.close()
+
+
+def stuck(running):
+    """A connection that has asked for much and reads nothing."""
+    body = json.dumps({**LONG, "logprobs": True, "top_logprobs": 20}).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", running.port))
+    connection.sendall(head(length=len(body)) + body)
+    return connection
+
+
+def test_a_client_that_reads_nothing_keeps_nobody_waiting_once_the_engine_has_finished():
+    service = FakeService(is_quick=True)
+    with serving(service, Limits(running=1, waiting=0)) as running, closing(stuck(running)):
+        eventually(lambda: service.running == 1)
+        assert httpx.post(running.url + CHAT, json=HELLO).status_code == 200
+        assert service.running == 1
+        with closing(stuck(running)):  # what is unread takes memory: more of it would be too much
+            eventually(lambda: service.running == 2)
+            assert httpx.post(running.url + CHAT, json=HELLO).status_code == 429
 
 
 def test_sizes_are_bounded(running, service):
@@ -217,7 +234,7 @@ def test_an_engine_that_hangs_is_given_up_on(monkeypatch):
 
 
 def test_an_engine_that_breaks_in_the_middle_is_told_in_the_stream(running, service):
-    async def breaks(request):
+    async def breaks(request, finished):
         async for piece in FakeService()._pieces(request):
             yield piece
             if len(request.messages) and piece.__class__.__name__ == "Delta":
