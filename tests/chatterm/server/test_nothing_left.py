@@ -52,7 +52,16 @@ def chats(site: Site, **more: object) -> None:
         response.read()
 
 
+def rest(site: Site) -> None:
+    """Wait until nothing runs any more."""
+    held = site.served.calls.host.find("tiny")
+    assert held is not None
+    eventually(lambda: not held.users and not held.parting and not site.served.running)
+    assert held.requests.settled(60)
+
+
 def leaves(site: Site) -> None:
+    rest(site)  # or what is left of the request before would take the steps that the gate allows
     gate = Gate(site.served.engine)
     body = {"model": "tiny", "messages": HELLO, "stream": True}
     with httpx.stream("POST", f"{site.url}/v1/chat/completions", json=body, timeout=60) as response:
@@ -84,19 +93,13 @@ KINDS: dict[str, Callable[[Site], None]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left(site: Site, kind: str) -> None:
-    def rest() -> None:
-        held = site.served.calls.host.find("tiny")
-        assert held is not None
-        eventually(lambda: not held.users and not held.parting and not site.served.running)
-        assert held.requests.settled(60)
-
     for _ in range(3):  # what is made once
         KINDS[kind](site)
-    rest()
+    rest(site)
     before = alive()
     for _ in range(MORE):
         KINDS[kind](site)
-    rest()
+    rest(site)
 
     def grown() -> Counter[str]:
         return Counter({name: count for name, count in (alive() - before).items() if count >= MORE // 2})
