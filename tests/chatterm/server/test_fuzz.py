@@ -143,7 +143,7 @@ def fitting(schema):
         case "boolean":
             return st.booleans()
         case "integer":
-            return st.integers(-2, 30)
+            return st.integers(max(-2, schema.get("minimum", -2)), 30)
         case "number":
             return st.floats(-1, 3)
         case "null":
