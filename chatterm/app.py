@@ -72,8 +72,11 @@ class ChatApp(GuardedApp):
 
     def on_mount(self) -> None:
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
-            end = partial(self.exit, return_code=128 + signal.SIGTERM)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
+            for name in ("SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    end = partial(self.exit, return_code=128 + number)
+                    asyncio.get_running_loop().add_signal_handler(number, end)
         self.push_screen(self.chat)
 
     def action_command_palette(self) -> None:
@@ -178,7 +181,8 @@ def run_app(
             print(f"chatterm: {store.farewell}", file=sys.stderr)
     code = app.return_code or 0
     if not ended:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # the terminal may be gone
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     return code

@@ -1,10 +1,12 @@
 """Quitting: also by a signal, and on a disk that stalls, where it is said what is waited for and what is not saved."""
 
+import os
 import signal
 import sqlite3
 import sys
 import textwrap
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,10 @@ sys.path.insert(0, {root!r})
 from chatterm import app
 from chatterm.sessions.store import Store
 from chatterm.sessions.vault import Vault
+from chatterm.tools import deliberate
 from tests.chatterm.scripted import Script, ScriptedBackend
 
+deliberate.QUIET = deliberate.FAST = 0.0
 write, close = Vault.write, Store.close
 
 def stalled(vault, ops, *, retry=False):
@@ -34,22 +38,25 @@ if {stalls!r}:
     Vault.write = stalled
     Store.close = lambda store: close(store, 1.0)
     app._MOMENT_S = app._DISK_S = 0.1
-sys.exit(app.run_app(ScriptedBackend([Script("Said.")]), theme="dusk"))
+sys.exit(app.run_app(ScriptedBackend([Script({says!r})]), theme="dusk"))
 """
 
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
-def chatting(home: Path, stalls: bool = False) -> "pexpect.spawn[bytes]":
+def chatting(
+    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None
+) -> "pexpect.spawn[bytes]":
     """A chat in which one message was answered."""
     root = str(Path(__file__).parents[2])
     child = pexpect.spawn(
         sys.executable,
-        ["-c", textwrap.dedent(PROGRAM).format(root=root, stalls=stalls)],
+        ["-c", textwrap.dedent(PROGRAM).format(root=root, stalls=stalls, says=says)],
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "HOME": str(home)},
         dimensions=(16, 80),
         timeout=PATIENCE,
+        preexec_fn=None if ignores is None else partial(signal.signal, ignores, signal.SIG_IGN),
     )
     child.expect(b"ready")
     child.send(b"question\r")
@@ -57,20 +64,66 @@ def chatting(home: Path, stalls: bool = False) -> "pexpect.spawn[bytes]":
     return child
 
 
-def test_a_signal_to_end_leaves_the_terminal_as_it_was_and_the_draft_saved(tmp_path: Path) -> None:
+def draft_in(home: Path) -> str:
+    (path,) = home.rglob("*.db")
+    with closing(sqlite3.connect(path)) as database:
+        return str(database.execute("SELECT text FROM drafts").fetchall()[-1][0])
+
+
+def running_in(home: Path) -> list[str]:
+    """The processes with this home, where the system tells."""
+    wanted, found = f"HOME={home}".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if wanted in environment.read_bytes().split(b"\0"):
+                found.append(environment.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_to_end_leaves_the_terminal_as_it_was_and_the_draft_saved(name: str, tmp_path: Path) -> None:
+    number = getattr(signal, name)
     child = chatting(tmp_path)
     child.send(b"half a thought")
     child.expect(b"thought")
-    child.kill(signal.SIGTERM)
+    child.kill(number)
     child.expect(pexpect.EOF)
     left = child.before
     child.close()
-    assert child.exitstatus == 128 + signal.SIGTERM
+    assert child.exitstatus == 128 + number
     assert b"\x1b[?1049l" in left, "the screen of before is back"
     assert b"To continue: chatterm run" in left
-    (path,) = tmp_path.rglob("*.db")
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT text FROM drafts").fetchall()[-1] == ("half a thought",)
+    assert draft_in(tmp_path) == "half a thought"
+
+
+def test_a_closed_terminal_ends_the_chat_and_the_command_of_a_code_block(tmp_path: Path) -> None:
+    child = chatting(tmp_path, says="Said:\n```sh\necho be''gun; sleep 60\n```\n")
+    child.send(b"/select\r")
+    child.expect(b"x run")
+    child.send(b"x")
+    child.expect(b"No, do not run it")
+    child.send(b"\x1b[F")  # all of it was seen
+    child.expect(b"Enter answers")
+    child.send(b"\x1b[B")
+    child.expect("❯ Yes, this once".encode())
+    child.send(b"\r")
+    child.expect(b"begun")
+    child.send(b"half a thought")
+    child.expect(b"thought")
+    os.close(child.fileno())
+    child.wait()
+    assert child.signalstatus is None, "it ended of itself"
+    assert not running_in(tmp_path)
+    assert draft_in(tmp_path) == "half a thought"
+
+
+def test_a_chat_under_nohup_outlives_a_hangup(tmp_path: Path) -> None:
+    child = chatting(tmp_path, ignores=signal.SIGHUP)
+    child.kill(signal.SIGHUP)
+    child.send(b"/quit\r")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
 
 
 @pytest.mark.parametrize("stalls", [False, True])
