@@ -21,7 +21,7 @@ from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
-from chatterm.cli.usage import WrongUsage
+from chatterm.cli.usage import WrongUsage, check_alone, check_folder
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -99,6 +99,8 @@ def chatterm(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
+    else:
+        check_folder()
 
 
 @app.command()
@@ -220,7 +222,7 @@ def run(
     if inline and as_json:
         raise WrongUsage("--inline writes plain text; leave out --json.")
     if parallel or answers > 1:
-        _check_alone(answers, **{"--inline": inline, "--save": save, "--continue": continue_last})
+        check_alone(answers, **{"--inline": inline, "--save": save, "--continue": continue_last})
         if session is not None or (answers > 1 and not parallel and len(prompt or []) > 1):
             raise WrongUsage(
                 "--session continues one conversation; leave out --parallel and -n."
@@ -335,14 +337,6 @@ def _check_theme(theme: str | None) -> None:
         load_theme(theme)
     except EngineError as error:
         raise WrongUsage(str(error)) from error
-
-
-def _check_alone(answers: int, **flags: bool) -> None:
-    """Raises WrongUsage for an option that is about one conversation."""
-    for name, is_given in flags.items():
-        if is_given:
-            many = "-n" if answers > 1 else "--parallel"
-            raise WrongUsage(f"{name} is for one conversation; leave out {name} or {many}.")
 
 
 def _is_terminal() -> bool:

@@ -234,6 +234,22 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert backends == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a folder in use cannot be deleted there")
+@pytest.mark.parametrize("arguments", ["run", "run smollm2 -p hi", "run --inline", "doctor", "sessions list"])
+def test_a_deleted_working_folder_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: str
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert call(arguments.split()) == 2
+    assert capsys.readouterr() == (
+        "",
+        "chatterm: The current folder no longer exists; cd to one that does, and start again.\n",
+    )
+
+
 @pytest.mark.parametrize("prompt", ["", "  \n"])
 def test_an_empty_prompt_is_wrong_usage(
     backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], prompt: str
