@@ -156,8 +156,8 @@ class Failed:
     job: Job
     message: str
     """One line."""
-    is_full: bool = False
-    """Whether it does not fit into the context."""
+    too_many: int = 0
+    """Tokens by which it does not fit into the context; 0: something else is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +264,11 @@ class Worker:
             except _Abandoned:
                 self._reports.append(Failed(job, "Loading was stopped; what was downloaded is kept."))
             except (EngineError, ModelError) as error:
-                is_full = isinstance(error, ContextFullError)
+                too_many = (
+                    max(error.needed - error.available, 1) if isinstance(error, ContextFullError) else 0
+                )
                 said = str(error) if isinstance(job, Aside) else in_chat(error)
-                self._reports.append(Failed(job, one_line(said), is_full))
+                self._reports.append(Failed(job, one_line(said), too_many))
             except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
                 self._reports.append(Failed(job, said))

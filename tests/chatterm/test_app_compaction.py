@@ -159,6 +159,20 @@ async def test_a_message_that_does_not_fit_asks_what_shall_make_room(when: str) 
         assert isinstance(driver.app.screen, CompactScreen) == (when == "ask")
 
 
+@pytest.mark.parametrize("said", [[], ["one"]])
+async def test_a_message_for_which_nothing_makes_room_is_explained_and_nothing_asked(said: list[str]) -> None:
+    full = Script(error=ContextFullError("It is too long", needed=900_000, available=600))
+    async with driven(ScriptedBackend([Script(LONG)] * len(said) + [full], context_length=600)) as driver:
+        for text in said:
+            await driver.send(text)
+        await driver.send("big")
+        await driver.until(lambda: driver.errors)
+        await driver.pilot.pause()
+        assert [error.split(".")[0] for error in driver.errors] == ["It is too long"]
+        assert driver.composer.text == "big"
+        assert driver.app.screen is driver.app.chat
+
+
 async def test_a_summary_is_made_in_idle_time_where_that_is_wanted_and_waits() -> None:
     scripted = ScriptedBackend([Script(LONG), Script(LONG), Script(SUMMARY)], context_length=200)
     async with driven(scripted) as driver:

@@ -3,7 +3,7 @@
 from chatterm.backends import worker
 from chatterm.backends.backend import Compaction, EngineError, Exchange
 from chatterm.backends.documents import with_documents
-from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request
+from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request, ways
 from chatterm.conversation.seen import compacted, summarised
 from chatterm.screens.chat.command_part import CommandPart
 from chatterm.screens.compact import CompactScreen, Draft
@@ -46,9 +46,15 @@ class Compacting(CommandPart):
             raise EngineError("There is no message to pin yet.")
         self.screen.say(PINNED[self.conversation.pin(exchange)])
 
-    def context_is_full(self) -> None:
-        """A message was refused because it does not fit: the person chooses what makes room."""
-        if self.screen.settings.chat.when_full != "stop" and self.screen.app.screen is self.screen:
+    def context_is_full(self, too_many: int) -> None:
+        """A message was refused because it has so many tokens too many: the person chooses what makes room for it.
+
+        Nothing is asked where nothing would make enough.
+        """
+        if self.screen.settings.chat.when_full == "stop" or self.screen.app.screen is not self.screen:
+            return
+        room = self._room()
+        if max((way.frees for way in ways(room, room.default_count)), default=0) >= too_many:
             self.compact("")
 
     # --- what the screen of /compact does ---

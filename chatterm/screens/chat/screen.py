@@ -244,10 +244,10 @@ class ChatScreen(MessageSelection):
                 self.set_timer(_REST, self._tidy)
             case worker.Said(text):
                 self.actions.summary_grows(text)
-            case worker.Failed(job, message, is_full):
+            case worker.Failed(job, message, too_many):
                 self._failed(job, message, now)
-                if is_full and isinstance(job, worker.Send | worker.Draw):
-                    self.actions.context_is_full()
+                if too_many and isinstance(job, worker.Send | worker.Draw):
+                    self.attempt(partial(self.actions.context_is_full, too_many))
             case worker.Done(job, value):
                 self._done(job, value)
         for note in new_notes(self.backend.notes(), self._noted):
