@@ -393,6 +393,23 @@ async def test_a_switch_that_fails_keeps_the_model() -> None:
         assert driver.answers == ["Hello there."]
 
 
+async def test_the_model_that_is_loaded_is_not_loaded_again_unless_something_failed() -> None:
+    failing = Script(error=EngineError("Load the model again."))
+    backend = ScriptedBackend([Script(), failing, Script()])
+    async with driven(backend) as driver:
+        await driver.send("/model scripted")
+        await driver.shows("scripted is loaded already.")
+        await driver.send("q")
+        await driver.send("/model", wait=False)
+        await driver.shows("● scripted")
+        await driver.pilot.press("enter")
+        await driver.idle()
+        assert ("switch", "scripted") not in backend.calls
+        await driver.send("fails")
+        await driver.send("/model scripted")
+        await driver.shows("Now chatting with scripted")
+
+
 async def test_stats_and_help() -> None:
     backend = ScriptedBackend([Script("a b c d", cached=30, prompt=42), Script("e", cached=50, prompt=60)])
     async with driven(backend, size=(100, 64)) as driver:

@@ -69,6 +69,10 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
             self._pick_model()
         elif self.screen.is_loading:
             raise EngineError(LOADING)
+        elif (
+            name == self.screen.backend.model and self.screen.info is not None and not self.screen.has_failed
+        ):
+            self.screen.hint(f"{self.screen.model_name} is loaded already.", 3.0)
         else:
             self.screen.switch_model(name)
 

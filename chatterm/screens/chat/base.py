@@ -94,6 +94,8 @@ class ChatBase(Screen[None]):
         self.begun = monotonic()
         self.is_loading = True
         self.info: ModelInfo | None = None
+        self.has_failed = False
+        """Something failed since the model was loaded: loading it again may help."""
         self.editing: Exchange | None = None
         """The message that is being written anew."""
         self.hint_until = 0.0

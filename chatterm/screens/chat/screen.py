@@ -224,7 +224,7 @@ class ChatScreen(MessageSelection):
                 self._progress = progress
             case worker.Loaded(info):
                 self.info = replace(info, name=one_line(info.name, limit=200))
-                self.is_loading, self._progress = False, None
+                self.is_loading, self.has_failed, self._progress = False, False, None
                 if self.conversation.path:
                     self.conversation.show()  # whose answers they are is said where another model gave them
                 collect_rarely()
@@ -245,6 +245,7 @@ class ChatScreen(MessageSelection):
             case worker.Said(text):
                 self.actions.summary_grows(text)
             case worker.Failed(job, message, too_many):
+                self.has_failed |= not too_many and not isinstance(job, worker.Switch)
                 self._failed(job, message, now)
                 if too_many and isinstance(job, worker.Send | worker.Draw):
                     self.attempt(partial(self.actions.context_is_full, too_many))
