@@ -37,6 +37,7 @@ class LibraryPicker(SearchPicker[Entry]):
     LibraryPicker #picker-about { height: 3; }
     """
     AROUND = 15
+    AROUND_LOW = 9
     HEADING = "Library"
     _list: "LibraryList"
 

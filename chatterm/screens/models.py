@@ -35,6 +35,7 @@ class ModelPicker(Picker):
     ModelPicker > Vertical { max-width: 96; }
     ModelPicker PickerLine { height: 1; }
     ModelPicker #picker-detail { height: 2; margin-top: 1; }
+    ModelPicker.-low #picker-detail, ModelPicker.-low #picker-foot { display: none; }
     """
     AROUND = 11
 

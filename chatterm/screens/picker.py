@@ -8,6 +8,9 @@ from textual.screen import ModalScreen
 
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
+_FEW = 3
+"""Lines of a list that are too few to choose from."""
+
 
 class Picker(ModalScreen[str | None]):
     """Dismisses with what was chosen, or with None. A subclass composes a Vertical with an Input and a PickerList."""
@@ -27,13 +30,19 @@ class Picker(ModalScreen[str | None]):
     Picker Input, Picker Input:focus {
         border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;
     }
+    Picker.-low > Vertical { width: 100%; max-height: 100%; padding: 0 1; }
+    Picker.-low Input, Picker.-low Input:focus { margin: 0; }
     """
     AROUND: ClassVar[int]
     """Lines that all but the list takes at most."""
+    AROUND_LOW: ClassVar[int] = 3
+    """The same where that would leave the list next to nothing."""
 
     def on_resize(self, event: events.Resize) -> None:
         # What does not fit is scrolled to.
-        height = max(event.size.height * 9 // 10 - self.AROUND, 1)
+        room = event.size.height * 9 // 10 - self.AROUND
+        self.set_class(room < _FEW, "-low")
+        height = max(event.size.height - self.AROUND_LOW, 1) if room < _FEW else room
         self.query_one(PickerList).styles.max_height = height
 
     def action_move(self, step: int) -> None:

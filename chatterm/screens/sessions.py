@@ -39,6 +39,7 @@ class SessionPicker(SearchPicker[SessionInfo]):
     SessionPicker #picker-about { height: 2; }
     """
     AROUND = 14
+    AROUND_LOW = 8
     HEADING = "Sessions"
 
     def __init__(self, store: Store, current: str | None = None) -> None:

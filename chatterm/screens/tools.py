@@ -61,6 +61,7 @@ class ToolsScreen(Picker):
     ToolsScreen ToolFoot { height: 2; }
     """
     AROUND = 10
+    AROUND_LOW = 8
 
     def __init__(
         self, session: ToolSession, around: str, servers: Sequence[str], changed: Callable[[], None]

@@ -1,10 +1,14 @@
 """Small terminals: whatever stands around the conversation leaves room for it, and nothing is pushed off the screen."""
 
+from pathlib import Path
+
 import pytest
 from textual.geometry import Region
 from textual.widget import Widget
 
 from chatterm.screens.chat.keys import LeaderScreen
+from chatterm.screens.picker import Picker
+from chatterm.sessions.store import Store
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.find_bar import FindBar
 from chatterm.widgets.meter import ContextNote
@@ -69,6 +73,24 @@ async def test_the_first_screen_shows_every_key_and_cuts_no_word(size: tuple[int
         if size[1] >= 12:
             assert "F1 " in text
             assert "twice" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "row"), [("model", "● scripted"), ("tools", "read_file"), ("sessions", "● hello")]
+)
+@pytest.mark.parametrize("size", [(30, 8), (40, 12), (60, 16)])
+async def test_a_picker_shows_what_is_chosen_however_low_the_terminal_is(
+    command: str, row: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    store = Store.open(tmp_path / "s.db")
+    try:
+        async with driven(ScriptedBackend(), size, store=store) as driver:
+            await driver.send("hello")
+            await driver.send(f"/{command}", wait=False)
+            await driver.until(lambda: isinstance(driver.app.screen, Picker))
+            await driver.until(lambda: row in driver.text())
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("size", SIZES)
