@@ -530,6 +530,28 @@ async def test_narrow_folds_the_figures_to_one_line_and_wide_opens_the_panel() -
         await driver.until(lambda: "memory" not in driver.text())
 
 
+async def test_a_panel_that_a_narrow_terminal_cannot_show_is_taken_back_with_the_same_key() -> None:
+    async with driven(ScriptedBackend(), (60, 20)) as driver:
+        screen = driver.app.chat
+        await driver.pilot.press("f4")
+        await driver.shows("The stats panel needs 70 columns")
+        screen.hint_until = 0.0
+        await driver.pilot.resize_terminal(62, 20)
+        await driver.until(lambda: screen.size.width == 62)
+        assert not screen.hint_until, "it is said once"
+        await driver.pilot.resize_terminal(90, 20)
+        await driver.until(lambda: screen.panel.display)
+        await driver.pilot.resize_terminal(60, 20)
+        await driver.until(lambda: not screen.panel.display)
+        await driver.pilot.press("f4")
+        await driver.shows("The stats panel stays closed.")
+        await driver.pilot.resize_terminal(140, 20)
+        await driver.until(lambda: screen.size.width == 140)
+        assert not screen.panel.display
+        await driver.pilot.press("f4")
+        assert screen.panel.display
+
+
 @pytest.mark.parametrize("size", [(200, 60), (80, 24), (40, 12), (20, 6), (3, 2)])
 async def test_any_size_works(size: tuple[int, int]) -> None:
     async with driven(

@@ -62,7 +62,11 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
         self.report("cache", TITLE, partial(why_lines, turns))
 
     def toggle_panel(self) -> None:
-        self.screen.show_panel(not self.screen.panel.display)
+        screen, is_shown = self.screen, bool(self.screen.panel.display)
+        was_wanted = is_shown if screen.panel_wanted is None else screen.panel_wanted
+        screen.show_panel(not was_wanted)
+        if was_wanted and not is_shown:
+            screen.hint("The stats panel stays closed.", 3.0)
 
     def model(self, name: str) -> None:
         if not name:

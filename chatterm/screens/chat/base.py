@@ -106,13 +106,13 @@ class ChatBase(Screen[None]):
     def show_panel(self, wanted: bool | None) -> None:
         self.panel_wanted = wanted
         self.place_panel(self.size.width)
+        if wanted and not self.panel.display:
+            self.hint("The stats panel needs 70 columns; see the line below instead.", 3.0)
 
     def place_panel(self, width: int) -> None:
         room = width >= _WIDE if self.panel_wanted is None else self.panel_wanted and width >= 70
         self.panel.display = room
         self.status.keys_only(room)
-        if self.panel_wanted and not room:
-            self.hint("The stats panel needs 70 columns; see the line below instead.", 3.0)
 
     @property
     def is_idle(self) -> bool:
