@@ -1,7 +1,9 @@
-"""Where a person's settings and themes lie."""
+"""Where a person's settings and themes lie, and what cannot be such a file."""
 
 import os
 from pathlib import Path
+
+from chatterm.settings.settings import SettingsError
 
 
 def config_path() -> Path:
@@ -17,3 +19,13 @@ def config_path() -> Path:
 def user_themes() -> Path:
     """The folder of a person's own themes, beside the settings file. It need not exist."""
     return config_path().parent / "themes"
+
+
+def check_regular(path: Path) -> None:
+    """Raises SettingsError for what is there and is no file: reading a named pipe would wait for ever."""
+    try:
+        is_other = path.exists() and not path.is_file()
+    except OSError:  # reading it will say so
+        return
+    if is_other:
+        raise SettingsError(f"{path} is not a regular file; put a text file in its place.")

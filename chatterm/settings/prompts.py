@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from chatterm.settings.paths import config_path
+from chatterm.settings.paths import check_regular, config_path
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import cleaned, one_line
 
@@ -62,6 +62,7 @@ def _read_folder(folder: Path, changed: int) -> tuple[PromptFile, ...]:
 
 def prompt_text(path: Path) -> str:
     """Raises SettingsError (one line) where it cannot be read."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)

@@ -1,6 +1,7 @@
 """Presets and prompts of a person's own: files beside the settings, switched to, saved, filled in, never believed."""
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from chatterm.commands.registry import find
 from chatterm.commands.reports import help_lines
 from chatterm.markdown.lines import text_of
 from chatterm.settings.presets import SavedPreset, load_preset, parse_preset, preset_names, save_preset
-from chatterm.settings.prompts import filled_in, prompt_files
+from chatterm.settings.prompts import filled_in, prompt_files, prompt_text
 from chatterm.settings.settings import SettingsError
+from chatterm.settings.themes import load_theme
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import patience
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1, max_size=20).filter(
     str.strip
@@ -64,6 +67,19 @@ def test_what_is_wrong_in_a_file_is_one_line(source: str, said: str) -> None:
         parse_preset(source, Path("mine.toml"))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_what_is_no_file_is_refused_and_not_waited_for(folder: Path) -> None:
+    themes = folder / "themes"
+    themes.mkdir(exist_ok=True)
+    for path in (folder / "prompts" / "pipe.md", folder / "presets" / "pipe.toml", themes / "pipe.toml"):
+        os.mkfifo(path)
+    with patience():
+        assert [(file.name, file.about) for file in prompt_files()] == [("pipe", "")]
+        for load in (load_preset, load_theme, lambda name: prompt_text(folder / "prompts" / f"{name}.md")):
+            with pytest.raises(SettingsError, match=r"pipe\.\w+ is not a regular file"):
+                load("pipe")
 
 
 async def test_a_preset_is_saved_listed_and_switched_to(folder: Path) -> None:
