@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,9 @@ from chatterm.backends.backend import Chunk, Document, EngineError
 from chatterm.commands.completing import choice_completions, path_start
 from chatterm.commands.library import Add, Open, Remove, library_lines, suggested, told
 from chatterm.conversation.cache_map import cache_lines
+from chatterm.conversation.source import keep_document
 from chatterm.markdown.lines import line_cells, text_of
+from chatterm.screens.chat import library_actions
 from chatterm.screens.library import LibraryList, LibraryPicker, about_text, entry_line
 from chatterm.sessions.library import Entry, Library
 from chatterm.sessions.records import SessionError
@@ -78,6 +82,32 @@ async def test_what_is_added_is_read_and_counted(store: Store) -> None:
         await driver.shows("12 tokens")
         assert Library().entries()[0].source.endswith("paper.md")
         await driver.pilot.press("escape")
+
+
+@pytest.mark.parametrize("error", [None, SessionError("It cannot be fetched.")])
+async def test_fetching_is_said_while_it_lasts(
+    error: SessionError | None, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+
+    def fetched(*arguments: Any) -> Any:
+        gate.wait()
+        if error is not None:
+            raise error
+        return keep_document(*arguments)
+
+    monkeypatch.setattr(library_actions, "keep_document", fetched)
+    async with driven(a_backend(), store=store) as driver:
+        try:
+            await driver.send("/library add paper.md", wait=False)
+            await driver.shows("The document is being fetched…")
+            driver.app.chat.hint("Another hint.", 0.0)
+            await driver.shows("The document is being fetched…")
+        finally:
+            gate.set()
+        await driver.idle()
+        assert "is being fetched" not in driver.text()
+        assert driver.errors == ([] if error is None else [str(error)])
 
 
 async def test_a_narrow_screen_shows_how_far_reading_is(store: Store) -> None:

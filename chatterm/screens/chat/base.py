@@ -99,6 +99,8 @@ class ChatBase(Screen[None]):
         self.editing: Exchange | None = None
         """The message that is being written anew."""
         self.hint_until = 0.0
+        self._doing: list[str] = []
+        """What is being done elsewhere, latest last."""
         self.wanted_model = one_line(backend.model, limit=200)
         self.panel_wanted = settings.screen.panel_wanted
         self.set_class(settings.screen.tint, "-tinted")
@@ -126,9 +128,9 @@ class ChatBase(Screen[None]):
     def submit(self, job: worker.Job) -> None:
         self.worker_thread.submit(job)
 
-    def in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+    def in_thread(self, work: Callable[[], T], then: Callable[[T], None], doing: str = "") -> None:
         """Do what waits for a disk or a program elsewhere, then go on here, unless the program ends by then. An error
-        is said."""
+        is said. `doing` stands below the composer until then."""
 
         async def go() -> None:
             try:
@@ -138,7 +140,16 @@ class ChatBase(Screen[None]):
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
                 if self.remarks.is_attached:
                     self.say(problem_text(error), "error")
+            finally:
+                if doing:
+                    self._doing.remove(doing)
+                    if self.remarks.is_attached:
+                        self.show_standing_hint()
 
+        if doing:
+            self._doing.append(doing)
+            self.hint_until = 0.0
+            self.show_standing_hint()
         self.run_worker(go(), name=IN_THREAD)
 
     def attempt(self, action: Callable[[], None]) -> None:
@@ -176,7 +187,7 @@ class ChatBase(Screen[None]):
         selected = message_hint(entry, self.size.width - 6) if entry is not None else ""
         editing = _EDITING_MEANWHILE if self.conversation.is_busy else _EDITING
         writing = undone_text(len(self.conversation.undone)) if self.editing is None else editing
-        self.status.hint(selected or writing)
+        self.status.hint(selected or (self._doing[-1] if self._doing else writing))
 
     # --- what is shown ---
 

@@ -36,9 +36,10 @@ class LibraryActions(CommandPart):
             case None:
                 self._pick()
             case Add(source, name):
-                self.screen.hint("The document is being fetched…", 3.0)
                 self.screen.in_thread(
-                    partial(keep_document, library, source, name, working_folder()), self._document_added
+                    partial(keep_document, library, source, name, working_folder()),
+                    self._document_added,
+                    "The document is being fetched…",
                 )
             case Open(names):
                 if self.conversation.is_busy:
