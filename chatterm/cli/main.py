@@ -1,5 +1,6 @@
 """The command line. Heavy imports stand inside the commands, so that `--help` answers at once."""
 
+import errno
 import gc
 import os
 import sys
@@ -21,7 +22,7 @@ from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
-from chatterm.cli.usage import WrongUsage, check_alone, check_folder
+from chatterm.cli.usage import WrongUsage, check_alone, check_folder, check_output, check_theme
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -66,6 +67,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
         if hasattr(error, "format_message"):  # what Typer raises for wrong usage
             return _failed(error.format_message(), code=getattr(error, "exit_code", 2))
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _no_space()
         hint = "" if _debugging() else "; set CHATTERM_DEBUG=1 to see where"
         return _failed(f"Unexpected {type(error).__name__}: {error}{hint}")
 
@@ -77,6 +80,13 @@ def _failed(message: str, code: int = 1) -> int:
         traceback.print_exc()
     print(f"chatterm: {one_line(message)}", file=sys.stderr)
     return code
+
+
+def _no_space() -> int:
+    """The disk is full; what standard output still holds is dropped, or Python would try to write it at the end."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _failed("The disk is full; make room, or write to another one.")
 
 
 def _debugging() -> bool:
@@ -205,7 +215,8 @@ def run(
     The answer goes to standard output, everything else to standard error.
     """
     chosen = options.chat_options(invocation)
-    _check_theme(theme)
+    check_output()
+    check_theme(theme)
     options.check_model(model)
     if (tools is not None or allow_changes) and (
         inline or parallel or answers > 1 or not (prompt or question)
@@ -292,7 +303,7 @@ def run(
             gc.disable()  # the first frame stands sooner; run_app turns it on again then
             from chatterm.app import run_app
 
-            _check_theme(preferences.screen.theme)
+            check_theme(preferences.screen.theme)
             if save:
                 preferences = replace(preferences, sessions=SessionSettings(save=True))
             raise typer.Exit(
@@ -325,18 +336,6 @@ def run(
             backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume
         )
         raise typer.Exit(code)
-
-
-def _check_theme(theme: str | None) -> None:
-    """Raises WrongUsage for a theme that does not exist, whatever else the command line asks for."""
-    if theme is None:
-        return
-    from chatterm.settings.themes import load_theme
-
-    try:
-        load_theme(theme)
-    except EngineError as error:
-        raise WrongUsage(str(error)) from error
 
 
 def _is_terminal() -> bool:

@@ -1,8 +1,11 @@
 """What every command raises for a command line that makes no sense, and what several of them check."""
 
+import sys
 from pathlib import Path
 
 import typer
+
+from engine.errors import EngineError
 
 
 class WrongUsage(typer.BadParameter):
@@ -28,3 +31,21 @@ def check_folder() -> None:
         raise WrongUsage(
             "The current folder no longer exists; cd to one that does, and start again."
         ) from None
+
+
+def check_theme(theme: str | None) -> None:
+    """Raises WrongUsage for a theme that does not exist, whatever else the command line asks for."""
+    if theme is None:
+        return
+    from chatterm.settings.themes import load_theme
+
+    try:
+        load_theme(theme)
+    except EngineError as error:
+        raise WrongUsage(str(error)) from error
+
+
+def check_output() -> None:
+    """Raises WrongUsage where there is no standard output: the answer would be lost."""
+    if sys.stdout is None:
+        raise WrongUsage("Standard output is closed; start again without >&-, or with > FILE.")

@@ -419,6 +419,27 @@ def test_ctrl_c_keeps_what_was_printed() -> None:
     assert err == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="nothing here is always full")
+@pytest.mark.parametrize(
+    ("to", "code", "said"),
+    [
+        (">/dev/full", 1, "The disk is full; make room, or write to another one."),
+        (">&-", 2, "Standard output is closed; start again without >&-, or with > FILE."),
+    ],
+)
+def test_an_output_that_takes_nothing_is_one_line(to: str, code: int, said: str) -> None:
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {to}', "sh", sys.executable, "-c", ENDLESS],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "CHATTERM_DEBUG": ""},
+        timeout=PATIENCE,
+    )
+    assert ended.returncode == code
+    assert ended.stderr.decode() == f"chatterm: {said}\n"
+
+
 def test_a_reader_that_went_away_ends_it_quietly() -> None:
     with endless() as process:
         assert process.stdout is not None
