@@ -97,6 +97,7 @@ async def test_a_selection_has_no_borders_and_no_padding() -> None:
         ("/copy x", "'x' is not a number"),
         ("/copy code", "There is no answer yet."),
         ("/copy all", "There is no answer yet."),
+        ("/copy all x", "/copy all takes nothing more, not 'x'."),
     ],
 )
 async def test_there_is_nothing_to_copy(command: str, said: str) -> None:

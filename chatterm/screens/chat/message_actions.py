@@ -160,6 +160,8 @@ class MessageActions(CommandPart):
     def copy(self, what: str) -> None:
         name, _, number = what.partition(" ")
         if name == "all":
+            if number:
+                raise EngineError(f"/copy all takes nothing more, not {number.strip()!r}.")
             self._copy_all()
         elif name == "code":
             self.copy_code(number.strip() or "-1")
