@@ -281,7 +281,9 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     assert "The model answers without thinking." in text
     assert "The system prompt: Be brief." in text
     assert "* other" in text
-    assert "  /retry [N]: Answer again" in text
+    assert "  /retry: Answer again" in text
+    assert "  /compact files|start|off: Make room: no files" in text
+    assert "  /cache why: " in text
     assert "cut off at the token limit; /continue resumes it" in errors
     assert "/copy needs the chat screen" in errors
     assert "Unknown command /nope" in errors

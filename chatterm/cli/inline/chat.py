@@ -47,6 +47,13 @@ HERE = (
     *("tools", "cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
+_IN_PART = {
+    "retry": ("", "Answer again; the old answer is kept"),
+    "compact": ("files|start|off", "Make room: no files, or start from here"),
+    "preset": ("[NAME]", "List presets, or use one"),
+    "cache": ("why", "What of the KV cache each turn reused"),
+}
+"""Those that can do less here: their arguments, and what they do."""
 _WIDTH = 80
 """Columns of a report where no terminal says how many there are."""
 
@@ -250,7 +257,8 @@ class Inline:
         self._page.line("Ctrl-C stops an answer, Ctrl-D quits. Commands:")
         for command in COMMANDS:
             if command.name in HERE:
-                self._page.line(f"  {command.usage}: {command.help}")
+                arguments, what = _IN_PART.get(command.name, (command.arguments, command.help))
+                self._page.line(f"  {f'/{command.name} {arguments}'.strip()}: {what}")
 
     def _preset(self, argument: str) -> None:
         from chatterm.cli.inline.files import use_preset
