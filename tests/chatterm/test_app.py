@@ -2,10 +2,12 @@
 
 import re
 import threading
+from functools import partial
 
 import pytest
 
 from chatterm.backends.backend import EngineError, FinishReason, ModelError, Progress
+from chatterm.screens.chat.base import check_model
 from chatterm.screens.report import ReportScreen
 from chatterm.terminal.error_log import log_path
 from tests.chatterm.driving import Driver, driven
@@ -391,6 +393,29 @@ async def test_a_switch_that_fails_keeps_the_model() -> None:
         await driver.until(lambda: driver.errors == ["There is no model 'nonsense'."])
         await driver.send("still there?")
         assert driver.answers == ["Hello there."]
+
+
+async def test_a_mistyped_model_does_not_stop_the_answer() -> None:
+    gate = threading.Event()
+    backend = ScriptedBackend([Script("A whole answer.", gate=gate, gate_after=1), Script()])
+    async with driven(backend) as driver:
+        driver.app.chat.check_model = partial(check_model, {})
+        await driver.send("q", wait=False)
+        await driver.until(lambda: driver.answers == ["A wh"])
+        await driver.send("/model smolm2", wait=False)
+        await driver.until(lambda: driver.errors)
+        gate.set()
+        await driver.idle()
+        assert driver.errors[0].startswith("Unknown model smolm2. Did you mean smollm2")
+        assert driver.answers == ["A whole answer."]
+        assert not any(name == "switch" for name, _ in backend.calls)
+        gate.clear()
+        backend.scripts[1:] = [Script("Another answer.", gate=gate, gate_after=1)]
+        await driver.send("q", wait=False)
+        await driver.until(lambda: driver.answers[1:] == ["Anot"])
+        await driver.send("/model smollm2")
+        await driver.shows("Now chatting with smollm2")
+        assert driver.answers[1] == "Anot"
 
 
 async def test_the_model_that_is_loaded_is_not_loaded_again_unless_something_failed() -> None:

@@ -77,8 +77,15 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
             name == self.screen.backend.model and self.screen.info is not None and not self.screen.has_failed
         ):
             self.screen.hint(f"{self.screen.model_name} is loaded already.", 3.0)
+        elif self.conversation.is_busy:  # a mistyped name must not stop the answer
+            self.screen.in_thread(partial(self.screen.check_model, name), lambda _: self._switch(name))
         else:
-            self.screen.switch_model(name)
+            self._switch(name)
+
+    def _switch(self, name: str) -> None:
+        if self.screen.is_loading:
+            raise EngineError(LOADING)
+        self.screen.switch_model(name)
 
     def _pick_model(self) -> None:
         from chatterm.screens.models import ModelPicker

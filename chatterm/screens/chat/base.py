@@ -63,6 +63,15 @@ def _named_servers(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
     return named_choices(remotes)
 
 
+def check_model(remotes: Mapping[str, Remote], name: str) -> None:
+    """Raises EngineError or ModelError for a name that no model has. Looks at the disk, but asks no server."""
+    from chatterm.backends.remote.address import found
+    from models.hub.sources import parse
+
+    if found(name, remotes) is None:
+        parse(name)
+
+
 IN_THREAD = "in_thread"
 """The name of the workers of `in_thread`."""
 
@@ -91,6 +100,7 @@ class ChatBase(Screen[None]):
             partial(_named_servers, settings.remotes),
         )
         """What finds models on servers: each is called in a thread of its own."""
+        self.check_model: Callable[[str], None] = partial(check_model, settings.remotes)
         self.begun = monotonic()
         self.is_loading = True
         self.info: ModelInfo | None = None
