@@ -6,7 +6,6 @@ import sqlite3
 import sys
 import textwrap
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,12 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-
 def chatting(
     home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None
 ) -> "pexpect.spawn[bytes]":
-    """A chat in which one message was answered."""
+    """A chat in which one message was answered. It ignores only this signal, whatever the tests ignore."""
+
+    def begin() -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number == ignores else signal.SIG_DFL)
+
     root = str(Path(__file__).parents[2])
     child = pexpect.spawn(
         sys.executable,
@@ -56,7 +60,7 @@ def chatting(
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "HOME": str(home)},
         dimensions=(16, 80),
         timeout=PATIENCE,
-        preexec_fn=None if ignores is None else partial(signal.signal, ignores, signal.SIG_IGN),
+        preexec_fn=begin,
     )
     child.expect(b"ready")
     child.send(b"question\r")
