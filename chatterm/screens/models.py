@@ -212,10 +212,8 @@ class ModelList(PickerList):
             self.post_message(self.Chosen(self._matching[row].name))
 
     def build(self, width: int) -> list[Line]:
-        if self.waits and not self._matching:
-            return [[(elided(self.waits, width), "muted")]]
-        if not self._matching and not self._typed:
-            return [[(elided("There is no list; type a name.", width), "muted")]]
+        if not self._matching and (self.waits or not self._typed):
+            return [[(elided(self.waits or "There is no list; type a name.", width), "muted")]]
         if not self._matching:
             typed = elided(self._typed, width - 20)
             return [[("No match; ", "muted"), ("Enter loads ", "muted"), (typed, "primary")]]

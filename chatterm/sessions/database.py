@@ -144,10 +144,8 @@ class Database:
         """
         number = self.number(session, exchange.id)
         assert number is not None
-        parent = self.number(session, exchange.parent) or 0
-        if number <= parent or not self._put(
-            session, number, exchange
-        ):  # a child has a larger one than its parent
+        is_taken = number <= (self.number(session, exchange.parent) or 0)  # a child's is larger
+        if is_taken or not self._put(session, number, exchange):
             query = "SELECT max(id) FROM exchanges WHERE session = ?"
             number = 1 + int(self._execute(query, (session,)).fetchone()[0])
             self._renumbered[session, exchange.id] = number
@@ -158,9 +156,8 @@ class Database:
 
     def made(self, session: str) -> dict[int, float]:
         """When each exchange of a session was made, by its number."""
-        return dict(
-            self._execute("SELECT id, created FROM exchanges WHERE session = ?", (session,)).fetchall()
-        )
+        query = "SELECT id, created FROM exchanges WHERE session = ?"
+        return dict(self._execute(query, (session,)).fetchall())
 
     def _put(self, session: str, number: int, exchange: Exchange) -> bool:
         """False when another process has given this number to an exchange of its own."""

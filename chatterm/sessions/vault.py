@@ -46,6 +46,7 @@ class Known:
         if is_new:
             db.insert(self.info)
         there = db.made(self.info.id)
+        # Parents first. They are listed at once: another thread may add one.
         for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
             if exchange.created != there.get(db.number(self.info.id, exchange.id) or 0):
                 db.put(self.info.id, exchange)

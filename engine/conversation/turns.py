@@ -98,6 +98,7 @@ def ended(answer: Answer, sequence: Sequence, stats: TurnStats, tokenizer: Token
 
 
 def _before_stop(ids: list[int], output: Output, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens up to the stop string, if it begins within one of them; else all."""
     stream, at, cut = output.stream.again(), len(ids), output.cut
     texts = [stream.push(id) for id in ids]
     while cut > 0 and at > 0:

@@ -69,16 +69,16 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
             screen.hint("The stats panel stays closed.", 3.0)
 
     def model(self, name: str) -> None:
+        screen = self.screen
+        works = screen.info is not None and not screen.has_failed
         if not name:
             self._pick_model()
-        elif self.screen.is_loading:
+        elif screen.is_loading:
             raise EngineError(LOADING)
-        elif (
-            name == self.screen.backend.model and self.screen.info is not None and not self.screen.has_failed
-        ):
-            self.screen.hint(f"{self.screen.model_name} is loaded already.", 3.0)
+        elif works and name == screen.backend.model:
+            screen.hint(f"{screen.model_name} is loaded already.", 3.0)
         elif self.conversation.is_busy:  # a mistyped name must not stop the answer
-            self.screen.in_thread(partial(self.screen.check_model, name), lambda _: self._switch(name))
+            screen.in_thread(partial(screen.check_model, name), lambda _: self._switch(name))
         else:
             self._switch(name)
 

@@ -145,19 +145,10 @@ class Answering:
         self._later(self._prepare_now, list(held.leaving))
 
     async def _loaded(self) -> Held:
-        """A model that is on this machine. A request makes nobody read files that nobody named, or fetch any."""
-        known = self._host.known_as(self._request.model)
-        names = await self._loop.run_in_executor(self._workers, local_names)
-        named = {self._request.model, *([known.source] if known is not None else ())}
-        if not named & names and not (known is not None and known.is_there):
-            raise RequestError(
-                404,
-                "not_found_error",
-                f"There is no model {self._request.model!r:.200} here; see /v1/models for the list.",
-                param="model",
-                code="model_not_found",
-            )
-        return await asyncio.to_thread(self._host.take, self._request.model)
+        name = self._request.model
+        if not await self._loop.run_in_executor(self._workers, self._host.is_here, name):
+            raise no_model(name)
+        return await asyncio.to_thread(self._host.take, name)
 
     def _prepare_now(self, leaving: list[Future[None]]) -> None:
         """In a thread of its own; nobody waits for it."""
@@ -428,8 +419,12 @@ def request_error(error: Exception, has_begun: bool = False) -> RequestError:
     return RequestError(500, "server_error", f"{error_line(error)} {write_down(error)}")
 
 
-def local_names() -> set[str]:
-    """The names of the models on this machine. Raises ModelError where they cannot be read."""
-    from models.hub.sources import local_models
-
-    return {model.name for model in local_models()}
+def no_model(name: str) -> RequestError:
+    """For a model that no request may have."""
+    return RequestError(
+        404,
+        "not_found_error",
+        f"There is no model {name!r:.200} here; see /v1/models for the list.",
+        param="model",
+        code="model_not_found",
+    )

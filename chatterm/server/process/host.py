@@ -148,6 +148,14 @@ class Host:
         """The model that was last loaded by this name."""
         return next((one for one in self.known if name in one.aliases), None)
 
+    def is_here(self, name: str) -> bool:
+        """Whether a request may have this model loaded: it makes nobody read files that nobody named, or fetch any.
+
+        Raises ModelError where the models of this machine cannot be read.
+        """
+        known, names = self.known_as(name), local_names()
+        return name in names or (known is not None and (known.source in names or known.is_there))
+
     def find(self, name: str) -> Held | None:
         """The loaded model of this name, without using it."""
         with self._state:
@@ -304,6 +312,13 @@ class Host:
         """The same, with the models that take the memory."""
         loaded = ", ".join(f"{held.name} ({bytes_text(held.bytes)})" for held in self.held)
         return type(error)(f"{error} Loaded here: {loaded}.") if loaded else error
+
+
+def local_names() -> set[str]:
+    """The names of the models on this machine. Raises ModelError where they cannot be read."""
+    from models.hub.sources import local_models
+
+    return {model.name for model in local_models()}
 
 
 def canonical(name: str) -> str:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chatterm.backends.backend import ModelError
-from chatterm.server.process.answering import request_error
+from chatterm.server.process.answering import no_model, request_error
 from chatterm.server.process.host import Held, Host, Known
 from chatterm.server.process.requested import THINK, message_of
 from chatterm.server.service import ChatMessage, Latency, Metrics, ModelMetrics, RequestError, ServedModel
@@ -102,15 +102,8 @@ class Looking:
 
     def check(self, name: str) -> None:
         """Raises RequestError for a model that no request may have: it is not on this machine."""
-        known = any(name in (model.name, *model.aliases) for model in self.models())
-        if not known and self._host.find(name) is None:
-            raise RequestError(
-                404,
-                "not_found_error",
-                f"There is no model {name!r:.200} here; see /v1/models for the list.",
-                param="model",
-                code="model_not_found",
-            )
+        if self._host.find(name) is None and not self._host.is_here(name):
+            raise no_model(name)
 
     def _using(self, name: str) -> AbstractContextManager[Held]:
         self.check(name)

@@ -281,7 +281,7 @@ class Crowded(Tinies):
 async def test_a_second_model_waits_for_no_answer_and_takes_the_place_of_an_idle_one(
     runtime: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatterm.server.process.answering.local_names", lambda: {"tiny1", "tiny2"})
+    monkeypatch.setattr("chatterm.server.process.host.local_names", lambda: {"tiny1", "tiny2"})
 
     async def ask(model: str) -> list[Any]:
         request = Generation(model=model, messages=(ChatMessage("user", "x"),), sampling={"max_tokens": 3})

@@ -241,10 +241,8 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Cons
     if given.choice is not None:
         if not given.choice:
             raise wrong(f"{place}.choice", f"{place}.choice is empty.")
-        choices = " | ".join(map(json.dumps, given.choice))
-        return Constraint(
-            "lark", f"start: CHOICE\nCHOICE: {choices}"
-        )  # one terminal takes any number of them
+        choices = " | ".join(map(json.dumps, given.choice))  # one terminal takes any number of them
+        return Constraint("lark", f"start: CHOICE\nCHOICE: {choices}")
     if given.grammar is not None:
         return Constraint("lark", given.grammar)
     return Constraint("json_object")
