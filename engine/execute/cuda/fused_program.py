@@ -368,7 +368,7 @@ class FusedDecoder:
         """
         gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
         weighs = norm or following
-        for weight in layer.parts:
+        for number, weight in enumerate(layer.parts):
             outputs = weight.rows // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
@@ -409,6 +409,8 @@ class FusedDecoder:
                 square_sums=self._square_sums,
                 PREPARED=prepared,
                 PREPARES=programs if following is not None else 0,
+                LEADS=number == 0 and len(layer.parts) > 1,
+                FOLLOWS=number > 0,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
                 **limit,

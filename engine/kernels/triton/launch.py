@@ -5,6 +5,8 @@ Programmatic dependent launch: a kernel starts while the previous one ends, and 
 Every kernel of the chain tells its successor to start (`gdc_launch_dependents`) and waits (`gdc_wait`) before it
 touches anything that the step itself computes. Before that it may load only weights and data that was final when the
 step began. PDL is off on GPUs before sm_90 and in the interpreter.
+
+A product that reads what the one before it reads, too, runs beside it (`wait_for_input` in `linear.py`).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.attended import combined, last_part
-from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
+from engine.kernels.triton.gluon import async_copy, fence, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated
 
@@ -294,6 +294,24 @@ def gather_sums(
 
 
 @jit
+def begin(PDL: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr):
+    """Let the next kernel start, unless this one LEADS. If it FOLLOWS, forget what this multiprocessor has cached."""
+    if FOLLOWS:
+        fence(PDL, "gpu")
+    if not LEADS:
+        gdc_launch_dependents(PDL)
+
+
+@jit
+def wait_for_input(PDL: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr):
+    """Wait for the kernels before, unless this one FOLLOWS; then let the next one start if it LEADS."""
+    if not FOLLOWS:
+        gdc_wait(PDL)
+    if LEADS:
+        gdc_launch_dependents(PDL)
+
+
+@jit
 def linear_kernel(
     x,
     weight,
@@ -330,6 +348,8 @@ def linear_kernel(
     active=None,
     counters=None,
     ATTENDED: tl.constexpr = None,
+    LEADS: tl.constexpr = False,
+    FOLLOWS: tl.constexpr = False,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
@@ -350,8 +370,11 @@ def linear_kernel(
     bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
     discarded. A program computes TILES * 16 / FOLDS outputs, half as many with GATED; its WARPS warps divide the
     columns. AHEAD is the number of spans of weights that are copied before the first is multiplied.
+
+    A layer may have several products of one input, in different formats. The first of them LEADS: the next one starts
+    only when the input is there. The others FOLLOW: they run beside those before them, and wait for them at the end.
     """
-    gdc_launch_dependents(PDL)
+    begin(PDL, LEADS, FOLLOWS)
     dtype: tl.constexpr = weight.dtype.element_ty
     MMA: tl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
@@ -400,7 +423,7 @@ def linear_kernel(
     if ATTENDED is not None:
         attended = partial, lse, last_part(active, counters, ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
-    gdc_wait(PDL)
+    wait_for_input(PDL, LEADS, FOLLOWS)
     carried = ()
     if RESIDUAL:
         for j in tl.static_range(TILES):
@@ -457,3 +480,5 @@ def linear_kernel(
             left += prepare(y, after[j], n + j * OUTPUTS, b, prepared, N, N, COUNT, OFFSET)
     if PREPARES:
         leave_sums(left, square_sums, PREPARES, COUNT)
+    if FOLLOWS:
+        gdc_wait(PDL)

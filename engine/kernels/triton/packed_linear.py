@@ -23,8 +23,18 @@ from engine.kernels.triton.gluon import (
     unpaired,
 )
 from engine.kernels.triton.lanes import columns_of, combine_row, load_lanes, own, together
-from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.linear import along, apply_weight, finish, gather_sums, leave_sums, load, prepare
+from engine.kernels.triton.launch import gdc_wait
+from engine.kernels.triton.linear import (
+    along,
+    apply_weight,
+    begin,
+    finish,
+    gather_sums,
+    leave_sums,
+    load,
+    prepare,
+    wait_for_input,
+)
 from engine.kernels.triton.packed import (
     COLUMNS,
     choice_of,
@@ -320,6 +330,8 @@ def packed_linear_kernel(
     active=None,
     counters=None,
     ATTENDED: tl.constexpr = None,
+    LEADS: tl.constexpr = False,
+    FOLLOWS: tl.constexpr = False,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
@@ -327,15 +339,15 @@ def packed_linear_kernel(
     followed by those of up. BITS and MORE are the bits of the planes of codes (MORE 0: there is only one). LESS is
     subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
     number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
-    FLOATS is the kind of the codes (see `models.weights.packing`). LANES is 1, or 4 if SHARED is 1. ATTENDED is as in
-    `linear_kernel`, for a row in lanes. Pointers that the flags leave unused may be anything. order, int32
-    [K], is the column of x for each column of the planes; None: the same.
+    FLOATS is the kind of the codes (see `models.weights.packing`). LANES is 1, or 4 if SHARED is 1. ATTENDED (for a row
+    in lanes), LEADS and FOLLOWS are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order,
+    int32 [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
     matrix. bias is then [matrices, N].
     """
-    gdc_launch_dependents(PDL)
+    begin(PDL, LEADS, FOLLOWS)
     dtype: tl.constexpr = x.dtype.element_ty
     MMA: tl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
@@ -402,7 +414,7 @@ def packed_linear_kernel(
     if ATTENDED is not None:
         attended = partial, lse, last_part(active, counters, ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
-    gdc_wait(PDL)
+    wait_for_input(PDL, LEADS, FOLLOWS)
     weighed = None
     if shares is not None:
         weighed = ()
@@ -480,3 +492,5 @@ def packed_linear_kernel(
     if PREPARES:
         leave_sums(left, square_sums, PREPARES, COUNT)
     # fmt: on
+    if FOLLOWS:
+        gdc_wait(PDL)
