@@ -45,8 +45,8 @@ class Plan:
 
     @property
     def logits(self) -> int:
-        """The first word of the logits, which follow the two sum buffers."""
-        return 2 * self.ranks * self.rows * self.size
+        """The first word of the logits, which follow the two sum buffers, whose words have 4 bytes."""
+        return self.ranks * self.rows * self.size
 
     @property
     def tokens(self) -> int:

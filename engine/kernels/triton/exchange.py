@@ -1,11 +1,12 @@
 """Exchange sums, logits and tokens between the GPUs of a divided model in a decode step, with one launch each.
 
-Every rank writes into the memory of the other ranks and waits for their data in its own. A 64-bit word holds 32 bits of
-data and a tag, the number of the exchange, and is written atomically: a reader that sees the tag has the data, so no
-signals or fences are needed (the LL protocol of NCCL). A thread sends one word at a time, and adjacent threads adjacent
-words: a GPU sends these together, so blocks have as many numbers as threads. Two buffers alternate. A rank reuses a
-buffer only after it has received every rank's data of the exchange in between, which each rank sent after reading the
-buffer's old contents.
+Every rank writes into the memory of the other ranks and waits for their data in its own. No signals or fences are
+needed, because a reader sees in each word whether it is there. A 64-bit word of tokens or logits holds 32 bits of data
+and a tag, the number of the exchange, and is written atomically (the LL protocol of NCCL). Numbers to add up are most
+of what is sent, so they have no tags: a word of 32 bits is there when it is not 0, and its reader sets it back to 0. A
+thread sends one word at a time, and adjacent threads adjacent words: a GPU sends these together, so blocks have as many
+words as threads. Two buffers alternate. A rank reuses a buffer only after it has received every rank's data of the
+exchange in between, which each rank sent after reading the buffer's old contents.
 
 The plain twin is `engine/execute/group.py`.
 """
@@ -14,6 +15,7 @@ The plain twin is `engine/execute/group.py`.
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.gluon import constexpr_function
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
 LOOKS = tl.constexpr(1024)
@@ -28,36 +30,105 @@ def tag_of(epoch, number):
 
 @triton.jit
 def send(base, place, bits, tag, inside, CUDA: tl.constexpr):
-    """Write `bits` int32 with the tag to the words `place` int64 of the memory at address `base`."""
-    word = (tag << 32) | (bits.to(tl.int64) & 0xFFFFFFFF)
+    """Write `bits` int32 with the tag to the words `place` int64 of the memory at address `base`.
+
+    Without a tag (None) words have 32 bits, and must not be 0.
+    """
+    if tag is None:
+        word, size = bits, 4
+    else:
+        word, size = (tag << 32) | (bits.to(tl.int64) & 0xFFFFFFFF), 8
     if CUDA:
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,l,r",
-            [base + place * 8, word, inside.to(tl.int32)],
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b32 [$1], $2; mov.u32 $0, 0; }"
+            if tag is None
+            else "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,r,r" if tag is None else "=r,l,l,r",
+            [base + place * size, word, inside.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
-        tl.store((base + place * 8).to(tl.pointer_type(tl.int64)), word, mask=inside)
+        tl.store((base + place * size).to(tl.pointer_type(word.dtype)), word, mask=inside)
 
 
 @triton.jit
-def receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
+def _look(at, tag, inside):
+    """Return the words at `at`, and 1 if one is not there yet."""
+    word = tl.load(at, mask=inside, other=0, volatile=True)
+    missing = word == 0 if tag is None else (word >> 32) != tag
+    return word, tl.max((inside & missing).to(tl.int32), 0)
+
+
+@constexpr_function
+def _poll(words):
+    """Return PTX with which a thread waits until none of its `words` is 0.
+
+    For each word it takes its address, whether it is wanted, the address of `lost`, and `patience`.
+    """
+    at = [range(words * place, words * (place + 1)) for place in range(5)]
+    given = "".join(
+        f".reg .pred in{i}; setp.ne.b32 in{i}, ${at[2][i]}, 0; mov.b32 ${i}, 1; " for i in range(words)
+    )
+    loads = "".join(f"@in{i} ld.relaxed.sys.global.b32 ${i}, [${at[1][i]}]; " for i in range(words))
+    least = "mov.b32 t, $0; " + "".join(f"min.u32 t, t, ${i}; " for i in range(1, words))
+    lost, patience = at[3][0], at[4][0]
+    return (
+        "{ .reg .pred p; .reg .b32 n, t; .reg .b64 began, now; mov.b32 n, 0; mov.b64 began, 0; "
+        f"{given}LOOK: {loads}{least}setp.ne.u32 p, t, 0; @p bra DONE; "
+        f"add.u32 n, n, 1; and.b32 t, n, {LOOKS.value - 1}; setp.ne.u32 p, t, 0; @p bra LOOK; "
+        "mov.u64 now, %globaltimer; setp.eq.u64 p, began, 0; @p mov.b64 began, now; sub.u64 now, now, began; "
+        f"mov.b32 t, 1; setp.gt.u64 p, now, ${patience}; @p st.relaxed.sys.global.b32 [${lost}], t; "
+        f"ld.relaxed.sys.global.b32 t, [${lost}]; setp.eq.u32 p, t, 0; @p bra LOOK; DONE: }}"
+    )
+
+
+@constexpr_function
+def _constraints(words):
+    """Return the operands of `_poll`."""
+    return ",".join(["=&r"] * words + ["l"] * words + ["r"] * words + ["l"] * 2 * words)
+
+
+@triton.jit
+def receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr, WORDS: tl.constexpr = 1):
     """Wait for the tag in the words `place` of the memory at `base`, and return their bits int32.
 
-    Every thread must have words. Set `lost` to 1 after a wait longer than `patience`: nanoseconds, or polls in the
-    interpreter. Once `lost` is not 0, return whatever is there.
+    Without a tag (None), wait for words of 32 bits that are not 0, and set them to 0; a thread has a multiple of WORDS
+    of them. Every thread must have words. Set `lost` to 1 after a wait longer than `patience`: nanoseconds, or polls in
+    the interpreter. Once `lost` is not 0, return whatever is there.
     """
-    at = (base + place * 8).to(tl.pointer_type(tl.int64))
-    word = tl.load(at, mask=inside, other=0, volatile=True)
-    waits = tl.max((inside & ((word >> 32) != tag)).to(tl.int32), 0)
+    if tag is None:
+        at = (base + place * 4).to(tl.pointer_type(tl.int32))
+    else:
+        at = (base + place * 8).to(tl.pointer_type(tl.int64))
+    if tag is None and CUDA:
+        # Every thread polls its own words, without a sum over all threads after each look.
+        word = tl.inline_asm_elementwise(
+            _poll(WORDS),
+            _constraints(WORDS),
+            [base + place * 4, inside.to(tl.int32), lost.to(tl.int64) + place * 0, patience + place * 0],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=WORDS,
+        )
+    else:
+        word = _wait(at, place, tag, inside, lost, patience, CUDA)
+    if tag is None:
+        tl.store(at, word * 0, mask=inside)
+    else:
+        word = (word & 0xFFFFFFFF).to(tl.int32)
+    return word
+
+
+@triton.jit
+def _wait(at, place, tag, inside, lost, patience, CUDA: tl.constexpr):
+    """Return the words at `at` when all of them are there."""
+    word, waits = _look(at, tag, inside)
     looks = 0
     began = patience * 0
     while waits > 0:
-        word = tl.load(at, mask=inside, other=0, volatile=True)
-        waits = tl.max((inside & ((word >> 32) != tag)).to(tl.int32), 0)
+        word, waits = _look(at, tag, inside)
         looks += 1
         if looks % LOOKS == 0:
             now = patience * 0 + looks
@@ -68,7 +139,13 @@ def receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr):
             # Every thread loads `lost`, so that all take the same branch.
             given_up = tl.max(tl.load(lost + place * 0, mask=inside, other=0, volatile=True), 0)
             waits = tl.where(given_up != 0, 0, waits)
-    return (word & 0xFFFFFFFF).to(tl.int32)
+    return word
+
+
+@triton.jit
+def sendable(bits):
+    """Return bits int32 of numbers, of which none is 0: the last (or only) number of a word +0 becomes -0."""
+    return tl.where(bits == 0, -0x80000000, bits)
 
 
 @triton.jit(do_not_specialize=["number"])
@@ -92,9 +169,10 @@ def sum_kernel(
 ):
     """Compute out [COUNT] = residual (None: 0) + the sum over all ranks of x [PARTS, COUNT], in fp32, in rank order.
 
-    RANK is this rank. peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words.
-    epoch int64 [1] plus the `number` of the exchange is its tag. lost int32 [1] and patience int64 [1] are as in
-    `receive`. `out` may be `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of threads.
+    RANK is this rank. peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words of
+    32 bits. epoch int64 [1] plus the `number` of the exchange says which of them it is. lost int32 [1] and patience
+    int64 [1] are as in `receive`. `out` may be `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of
+    threads.
     """
     gdc_launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -103,18 +181,17 @@ def sum_kernel(
     own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         own += tl.load(x + part * COUNT + at, mask=inside, other=0.0).to(tl.float32)
-    tag = tag_of(epoch, number)
-    buffer = (tag & 1) * (RANKS * ROOM)
-    bits = own.to(tl.int32, bitcast=True)
+    buffer = (tag_of(epoch, number) & 1) * (RANKS * ROOM)
+    bits = sendable(own.to(tl.int32, bitcast=True))
     for other in tl.static_range(RANKS):
         if other != RANK:
-            send(tl.load(peers + other), buffer + RANK * ROOM + at, bits, tag, inside, CUDA)
+            send(tl.load(peers + other), buffer + RANK * ROOM + at, bits, None, inside, CUDA)
     mine, longest = tl.load(peers + RANK), tl.load(patience)
     total = tl.zeros([BLOCK], tl.float32)
     for other in tl.static_range(RANKS):
         found = bits
         if other != RANK:
-            found = receive(mine, buffer + other * ROOM + at, tag, inside, lost, longest, CUDA)
+            found = receive(mine, buffer + other * ROOM + at, None, inside, lost, longest, CUDA)
         total += found.to(tl.float32, bitcast=True)
     if residual is not None:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)

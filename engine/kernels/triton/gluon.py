@@ -108,8 +108,8 @@ def lane_rows_layout(warps, count, lanes):
 
 
 @jit
-def fence(CUDA: tl.constexpr, SCOPE: tl.constexpr = "sys"):
-    """Order this thread's accesses to memory before this line before those after it, for all GPUs or for this "gpu"."""
+def fence(CUDA: tl.constexpr, SCOPE: tl.constexpr):
+    """Order a thread's accesses to memory before this line before those after it, for all GPUs ("sys") or this "gpu"."""
     if CUDA:
         gl.inline_asm_elementwise(
             "fence.acq_rel." + SCOPE + "; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -324,7 +324,7 @@ if knobs.runtime.interpret:
     def _as_fp32(bits):
         return bits.to(tl.float32, bitcast=True)
 
-    def fence(CUDA, SCOPE="sys"):
+    def fence(CUDA, SCOPE):
         """Do nothing: the interpreter's accesses are in order."""
 
     def masked(words, mask, rest):

@@ -10,7 +10,7 @@ The plain twins: `engine/execute/group.py`, and RMSNorm in `models/reference/dec
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
-from engine.kernels.triton.exchange import receive, send, tag_of
+from engine.kernels.triton.exchange import receive, send, sendable, tag_of
 from engine.kernels.triton.gluon import fence, gl, jit, layout_of
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import times, unit, weighed
@@ -84,6 +84,7 @@ def sum_norm_kernel(
     LAYOUT: tl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
     EACH: tl.constexpr = SIZE // 2 if PAIRS else SIZE
     COUNT: tl.constexpr = WORDS if PAIRS else 2 * WORDS
+    EVERY: tl.constexpr = 4 if COUNT >= 128 * WARPS else 2 if COUNT >= 64 * WARPS else 1
     dtype: tl.constexpr = residual.dtype.element_ty
     gdc_launch_dependents(PDL)
     word = gl.arange(0, WORDS, layout=gl.SliceLayout(1, LAYOUT))
@@ -105,11 +106,11 @@ def sum_norm_kernel(
         others = (lane < RANKS) & (lane != RANK)
         flags = START + 2 * ROOM + (tag & 1) * RANKS
         if gl.program_id(0) == 0:
-            fence(CUDA)
+            fence(CUDA, "sys")
             there = gl.load(peers + lane, mask=others, other=0)
             send(there, flags + RANK + lane * 0, lane * 0, tag, others, CUDA)
         receive(mine, flags + lane, tag, others, lost, longest, CUDA)
-        fence(CUDA)
+        fence(CUDA, "sys")
         tl.debug_barrier()  # other threads have seen the words
         place = (START + (tag & 1) * ROOM) * 8
         index = gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
@@ -123,17 +124,17 @@ def sum_norm_kernel(
         for part in tl.static_range(1, PARTS):
             apart = x + at + part * gl.num_programs(0).to(tl.int64) * SIZE
             mixed += gl.load(apart, mask=inside, other=0.0).to(tl.float32)
-        bits = _words(mixed.to(dtype), PAIRS)
+        bits = sendable(_words(mixed.to(dtype), PAIRS))
         index = gl.arange(0, COUNT, layout=layout_of(bits.type))
         sends = index < EACH
         first = (tag & 1) * (RANKS * ROOM) + row * EACH + index
         for other in tl.static_range(RANKS):
             if other != RANK:
-                send(gl.load(peers + other), first + RANK * ROOM, bits, tag, sends, CUDA)
+                send(gl.load(peers + other), first + RANK * ROOM, bits, None, sends, CUDA)
         for other in tl.static_range(RANKS):
             found = bits
             if other != RANK:
-                found = receive(mine, first + other * ROOM, tag, sends, lost, longest, CUDA)
+                found = receive(mine, first + other * ROOM, None, sends, lost, longest, CUDA, EVERY)
             value += _numbers(found, PAIRS, LAYOUT)
     if post_weight is not None:
         scale = gl.rsqrt(gl.sum(gl.sum(value * value, 1), 0) / SIZE + POST_EPS)

@@ -271,7 +271,8 @@ texts.append(ptx(begin_kernel, 1, dict(ROWS=64, RANKS=8, EXCHANGES=75, BLOCK=64,
 TYPES.update(x="*i32", out="*i32")
 shape = dict(RANKS=8, ROOM=1 << 20, COLUMNS=9496, TOTAL=75968, BLOCK=256, PDL=True, CUDA=True)
 texts.append(ptx(join_kernel, 8, shape, ASTSource)[0])
-print(json.dumps([[text.count(what) for what in ("st.relaxed.sys", "ld.volatile", ".local")] for text in texts]))
+counted = "st.relaxed.sys", "ld.volatile", "ld.relaxed.sys", ".local"
+print(json.dumps([[text.count(what) for what in counted] for text in texts]))
 """
 
 
@@ -307,15 +308,12 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
 
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
-    (sends, looks, spilled), normed, pulled, *others = made(EXCHANGE)
-    assert sends == 7, "to each other rank one word of a thread, so that those of a warp go together"
-    assert looks >= 2 * sends, "once, and again until it is there"
-    assert not spilled
-    assert normed == [4 * 7, 3 * 4 * 7, 0], (
-        "four words of a thread; the last looks are whether a rank is lost"
-    )
-    assert pulled == [1, 3, 0], "one word says that the rows are there"
-    assert all(sent and looked for sent, looked, _ in others)
+    summed, normed, pulled, *others = made(EXCHANGE)
+    # To each other rank one word of a thread, so that those of a warp go together; then, whether it is lost.
+    assert summed == [7 + 7, 0, 7 + 7, 0]
+    assert normed == [4 * 7 + 7, 0, 4 * 7 + 7, 0], "four words of a thread, looked at together"
+    assert pulled == [1, 3, 0, 0], "one word says that the rows are there"
+    assert all(sent and looked and not spilled for sent, looked, _, spilled in others)
 
 
 def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:
