@@ -36,6 +36,10 @@ FEWEST_ROWS = 8
 ONE_LAUNCH = 8
 """Up to this many rows, one launch of `sampling_kernel` both looks and finishes."""
 
+RACE_BLOCK, MANY_RACE_BLOCK = 1024, 4096
+RACE_WARPS = 4
+"""How many tokens a program of `race_kernel` reads, for up to ONE_LAUNCH rows and for more."""
+
 
 class DeviceSampler:
     """Turns logits into tokens by only enqueuing work, so that a CUDA graph can hold it.
@@ -92,7 +96,6 @@ class DeviceSampler:
         self._needs = [Draw(True, False, False)] * slots
         # A block is what one program reads: small, for many programs, and enough for 16 bytes a thread.
         self._block = 2048
-        self._parts = triton.cdiv(vocab_size, sampling.PART.value)
         self._blocks = triton.cdiv(vocab_size, self._block)
         self._places = triton.next_power_of_2(max(2 * self._blocks, ranking.CANDIDATES.value))
         self._groups = triton.next_power_of_2(self._blocks * self._block // ranking.GROUP.value)
@@ -225,7 +228,10 @@ class DeviceSampler:
             **overlapping,
         }
         if draw.race:
-            kernel = self._kernels.race_kernel[(self._parts, rows)](*arguments, **constants, num_warps=4)
+            block = RACE_BLOCK if rows <= ONE_LAUNCH else MANY_RACE_BLOCK
+            kernel = self._kernels.race_kernel[(-(-self.vocab_size // block), rows)](
+                *arguments, **constants, BLOCK=block, num_warps=RACE_WARPS
+            )
             self._split_alike(kernel)
         else:
             for look, finish in [(True, True)] if rows <= ONE_LAUNCH else [(True, False), (False, True)]:

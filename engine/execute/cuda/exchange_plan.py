@@ -40,18 +40,18 @@ class Plan:
 
     @property
     def exchanges(self) -> int:
-        """The number of tags a step uses. It is odd, so that the sum buffers also alternate between steps."""
+        """The number of exchanges in a step. It is odd, so that the sum buffers also alternate between steps."""
         return self.sums + 2
 
     @property
     def logits(self) -> int:
-        """The first word of the logits, which follow the two sum buffers, whose words have 4 bytes."""
-        return self.ranks * self.rows * self.size
+        """The first word of the logits, which follow the two sum buffers. All of these words have 4 bytes."""
+        return 2 * self.ranks * self.rows * self.size
 
     @property
     def tokens(self) -> int:
         """The first word of the tokens."""
-        return self.logits + self.ranks * self.rows * self.columns
+        return -(-(self.logits + self.ranks * self.rows * self.columns) // 2)
 
     @property
     def prompts(self) -> int:

@@ -90,7 +90,7 @@ class LibraryProducts:
 
     def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
         """See `Products`."""
-        return _gate(self.product(linear, x), spec)
+        return apply_gate(self.product(linear, x), spec, self.pdl)
 
     def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
         """See `Products`."""
@@ -271,12 +271,14 @@ def _add_norm(
     return out, total
 
 
-def _gate(gate_up: Tensor, spec: FeedForward) -> Tensor:
-    """Gate: [T, 2 size] -> [T, size]. The first half gates the second."""
+def apply_gate(gate_up: Tensor, spec: FeedForward, pdl: bool) -> Tensor:
+    """Gate: [T, 2 size] -> [T, size]. The first half gates the second. `pdl` is as for `WideProducts`."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))
-    gate_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, inner, SIZE=size, BLOCK=block, **activation(spec), num_warps=4
+    kernel = gate_kernel[(rows, triton.cdiv(size, block))](
+        gate_up, inner, SIZE=size, BLOCK=block, PDL=pdl, **activation(spec), num_warps=4, launch_pdl=pdl
     )
+    if pdl:
+        split_alike(kernel)
     return inner

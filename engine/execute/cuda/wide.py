@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.experts import activation
-from engine.execute.cuda.prefill import LIBRARY
+from engine.execute.cuda.prefill import LIBRARY, apply_gate
 from engine.execute.cuda.tiles import WideTile, choose_wide_tile
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.wide_linear import wide_linear_kernel
@@ -41,7 +41,8 @@ class WideProducts:
                 rows, outputs // (1 if gate is None else 2), inputs, gate is not None, apart
             )
         if tile is None:
-            return LIBRARY.product(linear, x) if gate is None else LIBRARY.gated(linear, x, gate)
+            product = LIBRARY.product(linear, x)
+            return product if gate is None else apply_gate(product, gate, self.pdl)
         return wide_product(linear, x, gate, tile, self.pdl)
 
 

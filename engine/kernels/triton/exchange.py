@@ -1,12 +1,12 @@
 """Exchange sums, logits and tokens between the GPUs of a divided model in a decode step, with one launch each.
 
 Every rank writes into the memory of the other ranks and waits for their data in its own. No signals or fences are
-needed, because a reader sees in each word whether it is there. A 64-bit word of tokens or logits holds 32 bits of data
-and a tag, the number of the exchange, and is written atomically (the LL protocol of NCCL). Numbers to add up are most
-of what is sent, so they have no tags: a word of 32 bits is there when it is not 0, and its reader sets it back to 0. A
-thread sends one word at a time, and adjacent threads adjacent words: a GPU sends these together, so blocks have as many
-words as threads. Two buffers alternate. A rank reuses a buffer only after it has received every rank's data of the
-exchange in between, which each rank sent after reading the buffer's old contents.
+needed, because a reader sees in each word whether it is there. A 64-bit word of tokens holds 32 bits of data and a tag,
+the number of the exchange, and is written atomically (the LL protocol of NCCL). Everything else is sent without tags: a
+word of 32 bits is there when it is not 0, and its reader sets it back to 0. A thread sends one word at a time, and
+adjacent threads adjacent words: a GPU sends these together, so blocks have as many words as threads. For sums, two
+buffers alternate. A rank reuses a buffer only after it has received every rank's data of the exchange in between, which
+each rank sent after reading the buffer's old contents. There are many sums between the logits of one step and the next.
 
 The plain twin is `engine/execute/group.py`.
 """
@@ -198,13 +198,11 @@ def sum_kernel(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["number", "rank"])
+@triton.jit(do_not_specialize=["rank"])
 def join_kernel(
     x,
     out,
     peers,
-    epoch,
-    number,
     rank,
     lost,
     patience,
@@ -219,8 +217,8 @@ def join_kernel(
 ):
     """Join x int32 [rows, COLUMNS] of all ranks side by side in out int32 [rows, TOTAL], on rank 0 only.
 
-    The memory of rank 0 reserves RANKS * ROOM words for this, from word START on. Other arguments are as in
-    `sum_kernel`. Programs: [cdiv(COLUMNS, BLOCK), rows].
+    The memory of rank 0 reserves RANKS * ROOM words of 32 bits for this, from word START on. The other ranks' zeros
+    become -0. Other arguments are as in `sum_kernel`. Programs: [cdiv(COLUMNS, BLOCK), rows].
     """
     gdc_launch_dependents(PDL)
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -228,7 +226,6 @@ def join_kernel(
     at = row * COLUMNS + column
     gdc_wait(PDL)
     first = tl.load(peers)
-    tag = tag_of(epoch, number)
     inside = column < COLUMNS
     own = tl.load(x + at, mask=inside, other=0)
     if rank == 0:
@@ -237,10 +234,10 @@ def join_kernel(
         for other in tl.static_range(1, RANKS):
             target = other * COLUMNS + column
             there = inside & (target < TOTAL)
-            found = receive(first, START + other * ROOM + at, tag, there, lost, longest, CUDA)
+            found = receive(first, START + other * ROOM + at, None, there, lost, longest, CUDA)
             tl.store(out + row * TOTAL + target, found, mask=there)
     else:
-        send(first, START + rank * ROOM + at, own, tag, inside, CUDA)
+        send(first, START + rank * ROOM + at, sendable(own), None, inside, CUDA)
 
 
 @triton.jit(do_not_specialize=["rank"])

@@ -160,12 +160,15 @@ def gate_kernel(
     out,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
     ACTIVATION: tl.constexpr = "silu",
     GAIN: tl.constexpr = 1.0,
     LIMIT: tl.constexpr = 0.0,
     UP_OFFSET: tl.constexpr = 0.0,
 ):
     """Write out [T, SIZE] = `gated` of gate_up [T, 2 SIZE], gate beside up. The grid is [T, cdiv(SIZE, BLOCK)]."""
+    gdc_launch_dependents(PDL)
+    gdc_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

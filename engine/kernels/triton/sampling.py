@@ -120,10 +120,10 @@ def _best_of_winners(
 @triton.jit(do_not_specialize_on_alignment=["active"])
 def race_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
-    VOCAB: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
-    PDL: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
+    COUNTERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of `sampling_kernel` for rows that are all of the kind RACE, with PART tokens per program."""
+    """Do the work of `sampling_kernel` for rows that are all of the kind RACE."""
     row = tl.program_id(1)
     slot = tl.load(active + row).to(tl.int64)
     gdc_launch_dependents(PDL)
@@ -137,7 +137,7 @@ def race_kernel(
     peaks += row * GROUPS
     values += row * PLACES
     names += row * PLACES
-    _store_winners(logits, marks, settings, numbers, peaks, values, names, tl.program_id(0), VOCAB, PART)
+    _store_winners(logits, marks, settings, numbers, peaks, values, names, tl.program_id(0), VOCAB, BLOCK)
     if _last_to_arrive(arrived + row):
         chosen, peak = _best_of_winners(logits, marks, settings, numbers, peaks, values, names, VOCAB, PLACES)
         _commit(

@@ -308,12 +308,13 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
 
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
-    summed, normed, pulled, *others = made(EXCHANGE)
+    summed, normed, pulled, begun, joined = made(EXCHANGE)
     # To each other rank one word of a thread, so that those of a warp go together; then, whether it is lost.
     assert summed == [7 + 7, 0, 7 + 7, 0]
     assert normed == [4 * 7 + 7, 0, 4 * 7 + 7, 0], "four words of a thread, looked at together"
     assert pulled == [1, 3, 0, 0], "one word says that the rows are there"
-    assert all(sent and looked and not spilled for sent, looked, _, spilled in others)
+    assert begun == [2 * 7, 6, 0, 0], "two words of a thread, to each other rank or from rank 0"
+    assert joined == [1 + 7, 0, 7 + 7, 0], "to rank 0, which receives from all others"
 
 
 def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:
