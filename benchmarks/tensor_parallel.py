@@ -32,6 +32,7 @@ from benchmarks.shapes import SHAPES, kv_bytes, random_model
 from engine.batch import Span, StepBatch
 from engine.build import Options, Pieces, build
 from engine.execute.group import Group
+from engine.params import SamplingParams
 from models.network import Network
 from models.spec import ModelSpec
 from models.weights.share import UNIT, Share
@@ -171,6 +172,7 @@ def decode_s(pieces: Pieces, rows: int, asked: Asked, device: torch.device) -> f
         ]
         return median_s(partial(pieces.runner.run, StepBatch(tuple(spans))), asked.repeats, device)
     for slot in range(rows):
+        runner.sampler.load(slot, SamplingParams(temperature=0.0), [], [], slot)
         runner.slots.put(slot, row, row)
         runner.slots.show(slot, blocks[slot])
     runner.slots.given.token.fill_(1)

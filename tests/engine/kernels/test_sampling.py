@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.params import SamplingParams
 from engine.sampling import sampler as plain_sampler
-from engine.sampling.device_sampler import HISTORY, MANY_RACE_BLOCK, ONE_LAUNCH, DeviceSampler, Draw
+from engine.sampling.device_sampler import HISTORY, MANY_RACE_BLOCK, DeviceSampler, Draw
 from engine.sampling.sampler import SamplerState
 
 triton = pytest.importorskip("triton")
@@ -329,10 +329,10 @@ def test_loading_a_slot_leaves_the_others_as_they_are() -> None:
 def test_both_kernels_draw_the_same_from_all_tokens(params: SamplingParams) -> None:
     vocab = MANY_RACE_BLOCK + 1100
     samplers = [loaded(params, vocab, prompt=PROMPT) for _ in range(2)]
-    many = DeviceSampler(vocab, ONE_LAUNCH + 1, DEVICE)
+    many = DeviceSampler(vocab, 4, DEVICE)
     many.load(3, params, PROMPT, [], seed=1)
     active = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    beside = torch.tensor([3, *[-1] * ONE_LAUNCH], dtype=torch.int32, device=DEVICE)
+    beside = torch.tensor([3, -1], dtype=torch.int32, device=DEVICE)
     for i in range(FEW):
         logits = logits_of(vocab, i)[None].to(DEVICE)
         samplers[0].sample(logits, active, draw=Draw(race=True))
