@@ -242,6 +242,7 @@ found = []
 for rows, outputs, inputs, gated, apart in (
     (16, 3072, 1024, True, False), (16, 4096, 4096, False, True), (32, 4096, 1024, False, False),
     (32, 3072, 1024, True, False), (64, 1024, 3072, False, True), (64, 4096, 1000, False, False),
+    (32, 4096, 6144, False, True), (32, 12288, 4096, True, False), (64, 4096, 12288, False, True),
 ):
     tile = choose_wide_tile(rows, outputs, inputs, gated, apart)
     TYPES["out"] = "*fp32" if tile.split > 1 else "*bf16"
