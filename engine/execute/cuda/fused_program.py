@@ -206,12 +206,11 @@ class FusedDecoder:
             return
         # Each rank has some rows of the embedding. Tokens of other ranks become zeros, and the ranks are summed.
         active, token = exchange.begin(given, rows, share.vocab.start, share.vocab.stop)
-        x = self._x[:rows].zero_()
         self._look_up(active, token, rows)
-        exchange.sum(x)
+        exchange.sum(self._x[:rows])
 
     def _look_up(self, active: Tensor, token: Tensor, rows: int) -> None:
-        """Write the embedding of token[active[row]] for each row whose `active` is not -1."""
+        """Write the embedding of token[active[row]] for each row; zeros where `active` is -1."""
         size, embedding = self._x.shape[1], self._network.embedding
         plain = embedding.planes is None
         launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]

@@ -213,27 +213,12 @@ def packed_embedding_kernel(
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.program_id(1)
     slot = tl.load(active + batch)
-    if slot >= 0:
-        row = tl.maximum(tl.load(token + slot), 0).to(tl.int32)
-        inside = tl.minimum(column, SIZE - 1)
-        value = numbers(
-            codes,
-            more,
-            scales,
-            supers,
-            row,
-            inside,
-            SIZE,
-            BITS,
-            MORE,
-            LESS,
-            GROUP,
-            VALUES,
-            SUPERS,
-            FLOATS,
-            SHARED,
-        )
-        x = value.to(out.dtype.element_ty)
-        if SCALE != 1.0:
-            x = (x.to(tl.float32) * SCALE).to(x.dtype)
-        tl.store(out + batch * SIZE + column, x, mask=column < SIZE)
+    row = tl.maximum(tl.load(token + slot, mask=slot >= 0, other=0), 0).to(tl.int32)
+    inside = tl.minimum(column, SIZE - 1)
+    value = numbers(
+        codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED
+    )
+    x = tl.where(slot >= 0, value, 0.0).to(out.dtype.element_ty)
+    if SCALE != 1.0:
+        x = (x.to(tl.float32) * SCALE).to(x.dtype)
+    tl.store(out + batch * SIZE + column, x, mask=column < SIZE)
