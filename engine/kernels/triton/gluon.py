@@ -109,7 +109,7 @@ def lane_rows_layout(warps, count, lanes):
 
 @jit
 def fence(CUDA: tl.constexpr, SCOPE: tl.constexpr):
-    """Order a thread's accesses to memory before this line before those after it, for all GPUs ("sys") or this "gpu"."""
+    """Order a thread's earlier accesses to memory before its later ones, for all GPUs ("sys") or this one ("gpu")."""
     if CUDA:
         gl.inline_asm_elementwise(
             "fence.acq_rel." + SCOPE + "; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1

@@ -216,7 +216,21 @@ def packed_embedding_kernel(
     row = tl.maximum(tl.load(token + slot, mask=slot >= 0, other=0), 0).to(tl.int32)
     inside = tl.minimum(column, SIZE - 1)
     value = numbers(
-        codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED
+        codes,
+        more,
+        scales,
+        supers,
+        row,
+        inside,
+        SIZE,
+        BITS,
+        MORE,
+        LESS,
+        GROUP,
+        VALUES,
+        SUPERS,
+        FLOATS,
+        SHARED,
     )
     x = tl.where(slot >= 0, value, 0.0).to(out.dtype.element_ty)
     if SCALE != 1.0:
