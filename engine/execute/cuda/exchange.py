@@ -159,7 +159,7 @@ class Exchange:
     ) -> None:
         """Launch `sum_norm_kernel` with `told`, its peers, epoch and number. With a `start`, ranks read from others."""
         rows, size = out.shape
-        words = triton.next_power_of_2(triton.cdiv(size, 2))
+        words = max(32, triton.next_power_of_2(triton.cdiv(size, 2)))
         warps = max(1, min(16, words // _THREAD_WORDS // 32))
         pdl = self._pdl and start is None  # the library's products, which prompts use, do not start early
         kernel = sum_norm_kernel[(rows,)](

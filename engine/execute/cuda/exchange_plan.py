@@ -10,7 +10,7 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sizes of the exchanged data and its layout in the memory of each rank, in words of 8 bytes."""
+    """The sizes of the exchanged data and its layout in the memory of each rank, in words of 4 bytes."""
 
     ranks: int
     rows: int
@@ -45,25 +45,25 @@ class Plan:
 
     @property
     def logits(self) -> int:
-        """The first word of the logits, which follow the two sum buffers. All of these words have 4 bytes."""
+        """The first word of the logits, which follow the two sum buffers."""
         return 2 * self.ranks * self.rows * self.size
 
     @property
     def tokens(self) -> int:
         """The first word of the tokens."""
-        return -(-(self.logits + self.ranks * self.rows * self.columns) // 2)
+        return self.logits + self.ranks * self.rows * self.columns
 
     @property
     def prompts(self) -> int:
         """The first word of the two places for rows of prompts, at a multiple of 16 bytes."""
-        return self.tokens + self.rows + (self.tokens + self.rows) % 2
+        return -(-(self.tokens + self.rows) // 4) * 4
 
     @property
     def place(self) -> int:
         """Words of such a place."""
-        return -(-self.prompt * self.size * self.itemsize // 16) * 2
+        return -(-self.prompt * self.size * self.itemsize // 16) * 4
 
     @property
     def nbytes(self) -> int:
         """The bytes of memory each rank needs. The last words say which ranks have written their rows of a prompt."""
-        return 8 * (self.prompts + 2 * (self.place + self.ranks))
+        return 4 * (self.prompts + 2 * (self.place + self.ranks))

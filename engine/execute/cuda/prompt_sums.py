@@ -24,7 +24,7 @@ class PromptSums:
         self._sums = 0
         self._no_epoch = torch.zeros(1, dtype=torch.int64, device=device)
         self._places = [
-            tensor_at(own + 8 * (plan.prompts + place * plan.place), (plan.prompt, plan.size), dtype, device)
+            tensor_at(own + 4 * (plan.prompts + place * plan.place), (plan.prompt, plan.size), dtype, device)
             for place in range(2)
         ]
 

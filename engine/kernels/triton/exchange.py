@@ -1,12 +1,11 @@
 """Exchange sums, logits and tokens between the GPUs of a divided model in a decode step, with one launch each.
 
 Every rank writes into the memory of the other ranks and waits for their data in its own. No signals or fences are
-needed, because a reader sees in each word whether it is there. A 64-bit word of tokens holds 32 bits of data and a tag,
-the number of the exchange, and is written atomically (the LL protocol of NCCL). Everything else is sent without tags: a
-word of 32 bits is there when it is not 0, and its reader sets it back to 0. A thread sends one word at a time, and
-adjacent threads adjacent words: a GPU sends these together, so blocks have as many words as threads. For sums, two
-buffers alternate. A rank reuses a buffer only after it has received every rank's data of the exchange in between, which
-each rank sent after reading the buffer's old contents. There are many sums between the logits of one step and the next.
+needed, because a reader sees in each word of 32 bits whether it is there: it is not 0, and the reader sets it back to
+0. A thread sends one word at a time, and adjacent threads adjacent words: a GPU sends these together, so blocks have as
+many words as threads. For sums, two buffers alternate. A rank reuses a buffer only after it has received every rank's
+data of the exchange in between, which each rank sent after reading the buffer's old contents. Tokens and logits need
+one buffer: there are sums between those of one step and of the next.
 
 The plain twin is `engine/execute/group.py`.
 """
@@ -24,41 +23,25 @@ LOOKS = tl.constexpr(1024)
 
 @triton.jit
 def tag_of(epoch, number):
-    """Return the tag of an exchange: 31 bits of epoch int64 [1] + `number`. Unwritten memory has the tag 0."""
+    """Return the tag of an exchange: 31 bits of epoch int64 [1] + `number`. Its last bit says which of two buffers."""
     return (tl.load(epoch) + number) & 0x7FFFFFFF
 
 
 @triton.jit
-def send(base, place, bits, tag, inside, CUDA: tl.constexpr):
-    """Write `bits` int32 with the tag to the words `place` int64 of the memory at address `base`.
-
-    Without a tag (None) words have 32 bits, and must not be 0.
-    """
-    if tag is None:
-        word, size = bits, 4
-    else:
-        word, size = (tag << 32) | (bits.to(tl.int64) & 0xFFFFFFFF), 8
+def send(base, place, word, inside, CUDA: tl.constexpr):
+    """Write `word` int32, which is not 0, to the words `place` int64 of the memory at address `base`."""
+    at = base + place * 4
     if CUDA:
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b32 [$1], $2; mov.u32 $0, 0; }"
-            if tag is None
-            else "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,r,r" if tag is None else "=r,l,l,r",
-            [base + place * size, word, inside.to(tl.int32)],
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.relaxed.sys.global.b32 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,r,r",
+            [at, word, inside.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
-        tl.store((base + place * size).to(tl.pointer_type(word.dtype)), word, mask=inside)
-
-
-@triton.jit
-def _look(at, tag, inside):
-    """Return the words at `at`, and 1 if one is not there yet."""
-    word = tl.load(at, mask=inside, other=0, volatile=True)
-    missing = word == 0 if tag is None else (word >> 32) != tag
-    return word, tl.max((inside & missing).to(tl.int32), 0)
+        tl.store(at.to(tl.pointer_type(tl.int32)), word, mask=inside)
 
 
 @constexpr_function
@@ -91,39 +74,36 @@ def _constraints(words):
 
 
 @triton.jit
-def receive(base, place, tag, inside, lost, patience, CUDA: tl.constexpr, WORDS: tl.constexpr = 1):
-    """Wait for the tag in the words `place` of the memory at `base`, and return their bits int32.
+def receive(base, place, inside, lost, patience, CUDA: tl.constexpr, WORDS: tl.constexpr = 1):
+    """Wait until no word `place` of the memory at `base` is 0, set them to 0, and return them, int32.
 
-    Without a tag (None), wait for words of 32 bits that are not 0, and set them to 0; a thread has a multiple of WORDS
-    of them. Every thread must have words. Set `lost` to 1 after a wait longer than `patience`: nanoseconds, or polls in
-    the interpreter. Once `lost` is not 0, return whatever is there.
+    A thread has a multiple of WORDS words, and no other thread has them. Set `lost` to 1 after a wait longer than
+    `patience`: nanoseconds, or polls in the interpreter. Once `lost` is not 0, return whatever is there.
     """
-    if tag is None:
-        at = (base + place * 4).to(tl.pointer_type(tl.int32))
-    else:
-        at = (base + place * 8).to(tl.pointer_type(tl.int64))
-    if tag is None and CUDA:
+    at = base + place * 4
+    pointers = at.to(tl.pointer_type(tl.int32))
+    if CUDA:
         # Every thread polls its own words, without a sum over all threads after each look.
         word = tl.inline_asm_elementwise(
             _poll(WORDS),
             _constraints(WORDS),
-            [base + place * 4, inside.to(tl.int32), lost.to(tl.int64) + place * 0, patience + place * 0],
+            [at, inside.to(tl.int32), lost.to(tl.int64) + place * 0, patience + place * 0],
             dtype=tl.int32,
             is_pure=False,
             pack=WORDS,
         )
     else:
-        word = _wait(at, place, tag, inside, lost, patience, CUDA)
-    if tag is None:
-        tl.store(at, word * 0, mask=inside)
-    else:
-        word = (word & 0xFFFFFFFF).to(tl.int32)
+        word = wait_for(pointers, None, inside, lost, patience, CUDA)
+    tl.store(pointers, word * 0, mask=inside)
     return word
 
 
 @triton.jit
-def _wait(at, place, tag, inside, lost, patience, CUDA: tl.constexpr):
-    """Return the words at `at` when all of them are there."""
+def wait_for(at, tag, inside, lost, patience, CUDA: tl.constexpr):
+    """Wait until the words int32 at `at` are the tag (None: are not 0), and return them.
+
+    Every thread must have words. `lost` and `patience` are as for `receive`.
+    """
     word, waits = _look(at, tag, inside)
     looks = 0
     began = patience * 0
@@ -137,9 +117,17 @@ def _wait(at, place, tag, inside, lost, patience, CUDA: tl.constexpr):
             began = tl.where(began == 0, now, began)
             tl.store(lost, 1, mask=now - began > patience)
             # Every thread loads `lost`, so that all take the same branch.
-            given_up = tl.max(tl.load(lost + place * 0, mask=inside, other=0, volatile=True), 0)
+            given_up = tl.max(tl.load(lost + word * 0, mask=inside, other=0, volatile=True), 0)
             waits = tl.where(given_up != 0, 0, waits)
     return word
+
+
+@triton.jit
+def _look(at, tag, inside):
+    """Return the words at `at`, and 1 if one is not there yet."""
+    word = tl.load(at, mask=inside, other=0, volatile=True)
+    missing = word == 0 if tag is None else word != tag
+    return word, tl.max((inside & missing).to(tl.int32), 0)
 
 
 @triton.jit
@@ -169,10 +157,9 @@ def sum_kernel(
 ):
     """Compute out [COUNT] = residual (None: 0) + the sum over all ranks of x [PARTS, COUNT], in fp32, in rank order.
 
-    RANK is this rank. peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words of
-    32 bits. epoch int64 [1] plus the `number` of the exchange says which of them it is. lost int32 [1] and patience
-    int64 [1] are as in `receive`. `out` may be `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of
-    threads.
+    RANK is this rank. peers int64 [RANKS] holds the address of each rank's memory: two buffers of RANKS * ROOM words.
+    epoch int64 [1] plus the `number` of the exchange says which of them it is. lost int32 [1] and patience int64 [1]
+    are as in `receive`. `out` may be `x` or `residual`. Programs: cdiv(COUNT, BLOCK); BLOCK is the number of threads.
     """
     gdc_launch_dependents(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -185,13 +172,13 @@ def sum_kernel(
     bits = sendable(own.to(tl.int32, bitcast=True))
     for other in tl.static_range(RANKS):
         if other != RANK:
-            send(tl.load(peers + other), buffer + RANK * ROOM + at, bits, None, inside, CUDA)
+            send(tl.load(peers + other), buffer + RANK * ROOM + at, bits, inside, CUDA)
     mine, longest = tl.load(peers + RANK), tl.load(patience)
     total = tl.zeros([BLOCK], tl.float32)
     for other in tl.static_range(RANKS):
         found = bits
         if other != RANK:
-            found = receive(mine, buffer + other * ROOM + at, None, inside, lost, longest, CUDA)
+            found = receive(mine, buffer + other * ROOM + at, inside, lost, longest, CUDA)
         total += found.to(tl.float32, bitcast=True)
     if residual is not None:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
@@ -217,8 +204,8 @@ def join_kernel(
 ):
     """Join x int32 [rows, COLUMNS] of all ranks side by side in out int32 [rows, TOTAL], on rank 0 only.
 
-    The memory of rank 0 reserves RANKS * ROOM words of 32 bits for this, from word START on. The other ranks' zeros
-    become -0. Other arguments are as in `sum_kernel`. Programs: [cdiv(COLUMNS, BLOCK), rows].
+    The memory of rank 0 reserves RANKS * ROOM words for this, from word START on. The other ranks' zeros become -0.
+    Other arguments are as in `sum_kernel`. Programs: [cdiv(COLUMNS, BLOCK), rows].
     """
     gdc_launch_dependents(PDL)
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -234,10 +221,10 @@ def join_kernel(
         for other in tl.static_range(1, RANKS):
             target = other * COLUMNS + column
             there = inside & (target < TOTAL)
-            found = receive(first, START + other * ROOM + at, None, there, lost, longest, CUDA)
+            found = receive(first, START + other * ROOM + at, there, lost, longest, CUDA)
             tl.store(out + row * TOTAL + target, found, mask=there)
     else:
-        send(first, START + rank * ROOM + at, sendable(own), None, inside, CUDA)
+        send(first, START + rank * ROOM + at, sendable(own), inside, CUDA)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -267,18 +254,17 @@ def begin_kernel(
     else -1; own_token int64 [ROWS] becomes the token minus FIRST. One program; it does not overlap the kernel before.
     """
     now = tl.load(epoch) + EXCHANGES
-    tag = now & 0x7FFFFFFF
     row = tl.arange(0, BLOCK)
     slot = tl.load(active + row, mask=row < ROWS, other=-1)
     inside = slot >= 0
     if rank == 0:
         newest = tl.load(token + slot, mask=inside, other=0)
         for other in tl.static_range(1, RANKS):
-            send(tl.load(peers + other), START + row.to(tl.int64), newest.to(tl.int32), tag, inside, CUDA)
+            # A token may be 0, or -1.
+            send(tl.load(peers + other), START + row.to(tl.int64), newest.to(tl.int32) + 2, inside, CUDA)
     else:
         mine, longest = tl.load(peers + rank), tl.load(patience)
-        found = receive(mine, START + row.to(tl.int64), tag, inside, lost, longest, CUDA)
-        newest = found.to(tl.int64)
+        newest = receive(mine, START + row.to(tl.int64), inside, lost, longest, CUDA).to(tl.int64) - 2
         tl.store(token + slot, newest, mask=inside)
     newest = tl.maximum(newest, 0)
     held = inside & (newest >= FIRST) & (newest < LAST)

@@ -10,7 +10,7 @@ The plain twins: `engine/execute/group.py`, and RMSNorm in `models/reference/dec
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
-from engine.kernels.triton.exchange import receive, send, sendable, tag_of
+from engine.kernels.triton.exchange import receive, send, sendable, tag_of, wait_for
 from engine.kernels.triton.gluon import fence, gl, jit, layout_of
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import times, unit, weighed
@@ -77,8 +77,9 @@ def sum_norm_kernel(
     as for `norm_kernel`; `peers`, `epoch`, `number`, RANK, `lost` and `patience` as for `sum_kernel`. Each rank sends
     the sum of its parts, rounded to the dtype of `residual`, to buffers of RANKS * ROOM words. With PULL, x is read
     from the memory of each rank instead, START words from its beginning, ROOM words further for odd tags; PARTS is 1.
-    Behind these two places, a word for each rank says when its x is there, again RANKS words further for odd tags.
-    WORDS is SIZE / 2 rounded up to a power of two. The grid is [T].
+    Behind these two places, a word for each rank holds the tag once its x is there, again RANKS words further for odd
+    tags.
+    WORDS is SIZE / 2 rounded up to a power of two, and at least 32. The grid is [T].
     """
     PAIRS: tl.constexpr = residual.dtype.element_ty.primitive_bitwidth == 16
     LAYOUT: tl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
@@ -108,11 +109,12 @@ def sum_norm_kernel(
         if gl.program_id(0) == 0:
             fence(CUDA, "sys")
             there = gl.load(peers + lane, mask=others, other=0)
-            send(there, flags + RANK + lane * 0, lane * 0, tag, others, CUDA)
-        receive(mine, flags + lane, tag, others, lost, longest, CUDA)
+            send(there, flags + RANK + lane * 0, lane * 0 + tag.to(tl.int32), others, CUDA)
+        told = (mine + (flags + lane) * 4).to(tl.pointer_type(tl.int32))
+        wait_for(told, tag.to(tl.int32), others, lost, longest, CUDA)
         fence(CUDA, "sys")
         tl.debug_barrier()  # other threads have seen the words
-        place = (START + (tag & 1) * ROOM) * 8
+        place = (START + (tag & 1) * ROOM) * 4
         index = gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
         for other in tl.static_range(RANKS):
             theirs = (gl.load(peers + other) + place).to(tl.pointer_type(tl.int32)) + row * EACH + index
@@ -130,11 +132,11 @@ def sum_norm_kernel(
         first = (tag & 1) * (RANKS * ROOM) + row * EACH + index
         for other in tl.static_range(RANKS):
             if other != RANK:
-                send(gl.load(peers + other), first + RANK * ROOM, bits, None, sends, CUDA)
+                send(gl.load(peers + other), first + RANK * ROOM, bits, sends, CUDA)
         for other in tl.static_range(RANKS):
             found = bits
             if other != RANK:
-                found = receive(mine, first + other * ROOM, None, sends, lost, longest, CUDA, EVERY)
+                found = receive(mine, first + other * ROOM, sends, lost, longest, CUDA, EVERY)
             value += _numbers(found, PAIRS, LAYOUT)
     if post_weight is not None:
         scale = gl.rsqrt(gl.sum(gl.sum(value * value, 1), 0) / SIZE + POST_EPS)

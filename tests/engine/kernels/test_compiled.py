@@ -314,7 +314,7 @@ def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
     assert summed == [7 + 7, 0, 7 + 7, 0]
     assert normed == [4 * 7 + 7, 0, 4 * 7 + 7, 0], "four words of a thread, looked at together"
     assert pulled == [1, 3, 0, 0], "one word says that the rows are there"
-    assert begun == [2 * 7, 6, 0, 0], "two words of a thread, to each other rank or from rank 0"
+    assert begun == [2 * 7 + 2, 0, 2 + 2, 0], "two words of a thread, to each other rank or from rank 0"
     assert joined == [1 + 7, 0, 7 + 7, 0], "to rank 0, which receives from all others"
 
 
