@@ -15,12 +15,8 @@ FUSED = 16
 """Up to this many rows, products of a small or quantised network are fused with the operations around them."""
 FUSED_MOST = 8 << 20
 """The most weights in a layer's largest product of a small network; in larger ones only FEW rows are fused."""
-WIDE_MOST = {16: 128 << 20, 32: 32 << 20, 64: 8 << 20}
-WIDE_GATED, WIDE_DEEP = 128 << 20, 64 << 20
-"""The largest products, in weights, that are faster than the library's, by number of rows; those with a gate, for up to
-32 rows; and those with at least three times as many inputs as outputs, for 64."""
-WIDE_LINES = 1 << 15
-"""The same limit in lines of weights; the vocabulary has more lines."""
+WIDE_MOST, WIDE_LINES = 128 << 20, 1 << 15
+"""The largest products of more rows, in weights and in lines of them, that our kernel may be faster at."""
 MOST_CHUNKS = 80
 """The most partial results per sequence that the attention leaves; combining them stays cheap."""
 SMALLEST = 640
@@ -138,15 +134,11 @@ def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: b
     """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and inputs.
 
     With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all rows, so the
-    more rows there are, the fewer weights a product may have.
+    more rows there are, the fewer weights a product may have; and sums that stay unreduced may not be many.
     """
     lines = outputs * (2 if gated else 1)
-    most = WIDE_GATED if gated and rows <= 32 else WIDE_MOST.get(rows, 0)
-    if rows == 64 and apart and inputs >= 3 * lines and most < lines * inputs <= WIDE_DEEP:
-        return WideTile(64, 128, 3, 4, 2, 4)
-    if lines > WIDE_LINES or lines * inputs > most:
-        return None
-    if rows == 64 and apart and lines > 2048:  # the unreduced sums would take longer than the weights
+    weights = lines * inputs
+    if lines > WIDE_LINES or weights > WIDE_MOST:
         return None
     if rows == 16:
         if gated:
@@ -154,12 +146,19 @@ def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: b
         if not apart:
             return None
         return WideTile(32, 256, 3, 4, 1, 4) if lines <= 2048 else WideTile(64, 128, 4, 2, 1, 4)
-    if rows == 64 and gated:
-        return None
-    if gated and lines >= 1 << 14:  # enough programs even with larger tiles
-        return WideTile(64, 128, 3, 1, 2, 4)
-    # Larger tiles are faster alone, but leave less shared memory to the attention that runs beside them.
-    return WideTile(32, 128, 4, 1 if not apart else 4 if lines < 4096 else 2, 2, 4)
+    if rows == 32:
+        if gated and lines >= 1 << 14:  # enough programs even with larger tiles
+            return WideTile(64, 128, 3, 1, 2, 4)
+        if not gated and weights > 32 << 20:
+            return None
+        # Larger tiles are faster alone, but leave less shared memory to the attention that runs beside them.
+        return WideTile(32, 128, 4, 1 if not apart else 4 if lines < 4096 else 2, 2, 4)
+    if rows == 64 and not gated:
+        if weights <= 8 << 20 and not (apart and lines > 2048):
+            return WideTile(32, 128, 4, 4 if apart else 1, 2, 4)
+        if 8 << 20 < weights <= 64 << 20 and apart and inputs >= 3 * lines:
+            return WideTile(64, 128, 3, 4, 2, 4)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
