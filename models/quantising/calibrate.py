@@ -34,9 +34,9 @@ class Held:
     """uint8 [rows, bytes a row]"""
 
 
-def windows(ids: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
+def windows(ids: Sequence[int], size: int = WINDOW) -> tuple[list[list[int]], list[list[int]]]:
     """Cut the tokens of a text into windows for calibration and, a fifth of all but at least one, for evaluation."""
-    parts = [list(ids[start : start + WINDOW]) for start in range(0, len(ids), WINDOW)]
+    parts = [list(ids[start : start + size]) for start in range(0, len(ids), size)]
     parts = [part for part in parts if len(part) > 1]
     last = max(1, len(parts) // 5)
     return (parts[:-last] or parts), parts[-last:]

@@ -70,11 +70,8 @@ def quantise(
     if files.folder is not None:  # folders keep embedding and head unquantised
         matrices = {name for name in matrices if places[name].part not in ("embedding", "head")}
     check_one_to_one(_stored_names(files), dict.fromkeys(matrices))
-    ids = load_tokenizer(files).encode(TEXT.read_text(encoding="utf-8"))
-    known, unknown = windows(ids)
-    network = fill_network(
-        spec, tensors, _dtype(tensors), _CPU, positions=min(WINDOW, spec.max_positions), names=names
-    )
+    known, unknown = windows(_text_of(files, spec), _positions(spec))
+    network = fill_network(spec, tensors, _dtype(tensors), _CPU, positions=_positions(spec), names=names)
     activations = measure(network, known, on_progress)
     held = calibrate(tensors, places, activations, files.folder is not None, on_progress)
     kl = divergence(network, _in_blocks(spec, tensors, names, held), unknown)
@@ -122,6 +119,23 @@ def _stored_names(files: ModelFiles) -> set[str]:
     return set(read_gguf(files.gguf).tensors)
 
 
+def _positions(spec: ModelSpec) -> int:
+    return min(WINDOW, spec.max_positions)
+
+
+def _text_of(files: ModelFiles, spec: ModelSpec) -> list[int]:
+    """Return the tokens of the built-in text. Raises ModelError if the network cannot read them."""
+    ids = load_tokenizer(files).encode(TEXT.read_text(encoding="utf-8"))
+    if (most := max(ids, default=0)) >= spec.vocab_size:
+        raise ModelError(
+            f"The tokenizer of {files.name} has token {most}, but the network only has tokens 0 to "
+            f"{spec.vocab_size - 1}; the files do not belong together: download the model again."
+        )
+    if min(len(ids), spec.max_positions) < 2:
+        raise ModelError(f"{files.name} cannot read the two tokens that calibrating takes at least.")
+    return ids
+
+
 def _dtype(tensors: list[StoredTensor]) -> torch.dtype:
     """Return fp32 if it takes at most a third of the memory, because measuring needs memory, too; otherwise bf16."""
     numbers = sum(torch.Size(tensor.shape).numel() for tensor in tensors)
@@ -139,8 +153,9 @@ def _in_blocks(
         for tensor in tensors
     ]
     kinds = {name: one.kind for name, one in held.items()}
-    positions = min(WINDOW, spec.max_positions)
-    return fill_network(spec, stored, torch.float32, _CPU, positions=positions, kinds=kinds, names=names)
+    return fill_network(
+        spec, stored, torch.float32, _CPU, positions=_positions(spec), kinds=kinds, names=names
+    )
 
 
 def _interleaved(path: Path) -> dict[str, int]:

@@ -36,9 +36,14 @@ from tests.models.checkpoints import (
 from tests.models.families import tiny_qwen3_moe
 
 CPU = torch.device("cpu")
-SMALL = tiny_llama(
-    hidden_size=128, intermediate_size=192, num_attention_heads=4, num_hidden_layers=3, vocab_size=160
-)
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 160,
+}
+SMALL = tiny_llama(**SIZES)
 
 
 class Words:
@@ -231,6 +236,17 @@ def test_what_cannot_be_written_is_refused_before_any_work(
         with pytest.raises(ModelError, match=said):
             quantise(files_of(source), tmp_path / "out")
     assert not manifest_path(tmp_path / "out").exists()
+
+
+def test_a_context_shorter_than_a_window(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m", tiny_llama(**SIZES, max_position_embeddings=48))
+    assert quantise(files_of(source), tmp_path / "out").manifest.kl is not None
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m", tiny_llama(**SIZES | {"vocab_size": 100}))
+    with pytest.raises(ModelError, match=r"has token \d+, but the network only has tokens 0 to 99"):
+        quantise(files_of(source), tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
