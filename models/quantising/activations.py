@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.errors import ModelError
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
 from models.progress import OnProgress, Progress
 from models.reference.decoder import Decoder
@@ -55,7 +56,7 @@ def measure(
     """Run texts through a network of plain numbers, forwards and backwards.
 
     Gradients are taken for tokens drawn from the network's own predictions. Their squares are the Fisher information,
-    which tells by how much a small error changes the distribution.
+    which tells by how much a small error changes the distribution. Raises ModelError if a prediction is not a number.
     """
     found = Activations()
     model = _Measured(network, found)
@@ -71,6 +72,11 @@ def measure(
         with torch.enable_grad():
             hidden = model.forward(torch.tensor(window), torch.arange(len(window)), Attend(network))
             logits = model.logits(hidden).float()
+            if not bool(logits.isfinite().all()):
+                raise ModelError(
+                    "The model's output is not a number, so it cannot be calibrated; its weights are damaged: "
+                    "download it again."
+                )
             drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)
             loss = -F.log_softmax(logits, dim=-1).gather(1, drawn).sum()
             torch.autograd.backward(loss)

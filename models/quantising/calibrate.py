@@ -21,6 +21,8 @@ TEXT = Path(__file__).parent / "text.txt"
 WINDOW = 256
 """The number of tokens of the text that attend to each other."""
 _CPU = torch.device("cpu")
+_MOST = torch.finfo(torch.float16).max
+"""Blocks have scales in fp16, which would cut off larger numbers."""
 _STEP = 1 << 20
 """How many numbers are fitted at once."""
 
@@ -110,12 +112,14 @@ def _in_4_bits(tensor: StoredTensor, slot: Slot, activations: Activations, whole
 
 
 def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:
-    """Yield fp32 [some rows, columns], in order. Raises ModelError for values that are not finite."""
+    """Yield fp32 [some rows, columns], in order. Raises ModelError for values that no block holds."""
     assert tensor.parts is not None
     waiting: list[Tensor] = []
     for _, values in tensor.parts():
-        if not bool(values.isfinite().all()):
-            raise ModelError(f"{tensor.name} has values that are not numbers, so it cannot be quantised.")
+        if not bool((values.abs() <= _MOST).all()):
+            raise ModelError(
+                f"{tensor.name} has values that are no numbers or larger than {_MOST:,.0f}, so it cannot be quantised."
+            )
         waiting.append(values.float())
         if sum(part.numel() for part in waiting) >= _STEP:
             yield torch.cat(waiting)

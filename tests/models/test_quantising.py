@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Phi3Config
 
 import models.quantising.quantise as quantising
@@ -247,6 +248,23 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m", tiny_llama(**SIZES | {"vocab_size": 100}))
     with pytest.raises(ModelError, match=r"has token \d+, but the network only has tokens 0 to 99"):
         quantise(files_of(source), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "said"),
+    [
+        ("model.norm.weight", float("nan"), "output is not a number.*damaged"),
+        ("model.layers.0.mlp.up_proj.weight", 1e8, "larger than 65,504"),
+    ],
+)
+def test_numbers_that_no_network_has_are_told(name: str, factor: float, said: str, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m", SMALL)
+    tensors = load_file(source / "model.safetensors")
+    tensors[name] *= factor
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(ModelError, match=said):
+        quantise(files_of(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
