@@ -1,5 +1,8 @@
 """`chatterm quantize`: write a model's calibrated files, whole or not at all."""
 
+import fcntl
+import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from models.errors import ModelError
 from models.families.registry import spec_of_gguf
@@ -30,6 +34,8 @@ from models.weights.slots import Names, slots
 
 FORMAT = "int4, calibrated"
 _CPU = torch.device("cpu")
+_LONGEST = 200
+"""The most bytes of a name: the manifest's is longer, and file systems allow 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,14 @@ def quantise(
     or fails, nothing is left at `out`. Raises ModelError.
     """
     _check_places(files, out)
+    with _place(out) as scratch:
+        return _write(files, out, scratch, revision, on_progress)
+
+
+def _write(
+    files: ModelFiles, out: Path, scratch: Path, revision: str | None, on_progress: OnProgress | None
+) -> Written:
+    """Compute the blocks, write them to the folder `scratch`, and move them to `out`."""
     spec, tensors, names, _ = read_tensors(files)
     places = match(spec, tensors, names)
     tensors = [tensor for tensor in tensors if tensor.name in places]
@@ -76,38 +90,44 @@ def quantise(
     held = calibrate(tensors, places, activations, files.folder is not None, on_progress)
     kl = divergence(network, _in_blocks(spec, tensors, names, held), unknown)
     written = {name: one for name, one in held.items() if name in matrices}
-    manifest = Manifest(files.name, revision, FORMAT, kl, {})
-    with _whole(out) as scratch:
-        need = sum(one.data.nbytes for one in held.values())
-        need_space(out.parent, need, "the path")
+    rest = sum(tensor.nbytes for tensor in tensors if tensor.name not in written)
+    need_space(out.parent, sum(one.data.nbytes for one in written.values()) + rest, "the path")
+    try:
         if files.gguf is not None:
-            write_gguf(files.gguf, scratch, written, _interleaved(files.gguf))
-            manifest = replace(manifest, files={out.name: sha256(scratch)})
+            write_gguf(files.gguf, scratch / out.name, written, _interleaved(files.gguf))
         else:
             assert files.folder is not None
-            scratch.mkdir()
             write_folder(files.folder, scratch, written)
-            manifest = replace(
-                manifest, files={path.name: sha256(path) for path in sorted(scratch.iterdir())}
-            )
-            write_manifest(manifest_path(scratch), manifest)
-        total = sum(map(size_of, scratch.iterdir())) if scratch.is_dir() else size_of(scratch)
-        if files.gguf is not None:
-            write_manifest(manifest_path(out), manifest)
+        made = sorted(scratch.iterdir())
+        manifest = Manifest(files.name, revision, FORMAT, kl, {path.name: sha256(path) for path in made})
+        total = sum(map(size_of, made))
+        _move(scratch, out, manifest, files.gguf is not None)
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(out, error) from None
     kept = sum(one.kind.name == "Q8_0" for one in written.values())
     return Written(manifest, total, kept, len(written))
 
 
 def _check_places(files: ModelFiles, out: Path) -> None:
-    if out.exists():
-        raise ModelError(f"{out} already exists; name another file or folder, or delete it first.")
-    if not out.parent.is_dir():
+    if len(os.fsencode(out.name)) > _LONGEST:
+        raise ModelError(f"The name {out.name[:20]}... is too long; choose one of up to {_LONGEST} bytes.")
+    try:
+        _check_free(out)
+        is_folder = out.parent.is_dir()
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    if not is_folder:
         raise ModelError(f"There is no folder {out.parent}; create it first.")
     if (out.suffix == ".gguf") != (files.gguf is not None):
         ways = (
             "a GGUF file: name OUT.gguf" if files.gguf is not None else "a folder: name one, not a .gguf file"
         )
         raise ModelError(f"{files.name} becomes {ways}.")
+
+
+def _check_free(out: Path) -> None:
+    if os.path.lexists(out):  # a link that leads nowhere is somebody's, too
+        raise ModelError(f"{out} already exists; name another file or folder, or delete it first.")
 
 
 def _stored_names(files: ModelFiles) -> set[str]:
@@ -167,25 +187,63 @@ def _interleaved(path: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """Provide a path beside `out` that replaces it at the end; if the work ends early, nothing of either stays."""
+def _place(out: Path) -> Iterator[Path]:
+    """Provide an empty folder beside `out` for this process alone; at the end it is gone. Raises ModelError."""
     scratch = out.with_name(
         f".{out.name}.partial"
     )  # a fixed name, so that what a killed process left behind is cleared here
-
-    def clear() -> None:
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.unlink(missing_ok=True)
-
-    clear()
     try:
-        yield scratch
-        scratch.rename(out)
+        if scratch.is_symlink() or scratch.is_file():
+            scratch.unlink()
+        scratch.mkdir(exist_ok=True)
+        lock = os.open(scratch, os.O_RDONLY)
     except OSError as error:
-        raise ModelError(
-            f"{out} cannot be written ({error.strerror or error}); nothing was left there."
-        ) from None
+        raise _unwritable(out, error) from None
+    try:
+        _lock(lock, scratch, out)
+        try:
+            for path in scratch.iterdir():
+                path.unlink()
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     finally:
-        clear()
+        os.close(lock)
+
+
+def _lock(lock: int, scratch: Path, out: Path) -> None:
+    """Lock the open folder `scratch`. Raises ModelError if another process has."""
+    busy = ModelError(f"Another chatterm quantize is writing {out}; wait for it, or choose another name.")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), scratch.stat()):
+            raise busy
+    except (BlockingIOError, FileNotFoundError):  # the other one has just moved the folder to its place
+        raise busy from None
+    except OSError:  # a file system without locks
+        return
+
+
+def _move(scratch: Path, out: Path, manifest: Manifest, is_gguf: bool) -> None:
+    """Move what was written to `out`, with its manifest. If this fails or is stopped, neither is there."""
+    if not is_gguf:
+        write_manifest(manifest_path(scratch), manifest)
+        _check_free(out)
+        scratch.rename(out)
+        return
+    _check_free(out)
+    try:
+        write_manifest(manifest_path(out), manifest)
+        (scratch / out.name).rename(out)
+    finally:
         if not out.exists():
             manifest_path(out).unlink(missing_ok=True)
+
+
+def _unwritable(out: Path, error: Exception) -> ModelError:
+    """Return the error for a failure of the file system at `out`."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := re.search(r"os error (\d+)", str(error))):
+        number = int(found[1])  # safetensors tells it in its text alone
+    reason = os.strerror(number) if number is not None else " ".join(str(error).split())[:160]
+    return ModelError(f"{out} cannot be written ({reason}); nothing was left there.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config
 
@@ -248,6 +249,77 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m", tiny_llama(**SIZES | {"vocab_size": 100}))
     with pytest.raises(ModelError, match=r"has token \d+, but the network only has tokens 0 to 99"):
         quantise(files_of(source), tmp_path / "out")
+
+
+def test_two_at_once_do_not_write_into_each_other(tmp_path: Path) -> None:
+    source, out = write(tmp_path, "gguf"), tmp_path / "small.gguf"
+    tried: list[str] = []
+
+    def meanwhile(_: Progress) -> None:
+        if not tried:
+            with pytest.raises(ModelError, match="Another chatterm quantize is writing") as refused:
+                quantise(files_of(source), out)
+            tried.append(str(refused.value))
+
+    quantise(files_of(source), out, on_progress=meanwhile)
+    assert tried
+    assert verify(str(out)).is_good
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_what_came_to_the_place_meanwhile_is_kept(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write(tmp_path, kind), tmp_path / ("small.gguf" if kind == "gguf" else "small")
+    before = {path.name for path in tmp_path.iterdir()}
+    monkeypatch.setattr(
+        quantising, "need_space", lambda *_: out.mkdir() if kind == "folder" else out.write_text("mine")
+    )
+    with pytest.raises(ModelError, match="already exists"):
+        quantise(files_of(source), out)
+    assert {path.name for path in tmp_path.iterdir()} == before | {out.name}
+    assert list(out.iterdir()) == [] if kind == "folder" else out.read_text() == "mine"
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+    source, out = write(tmp_path, "folder"), tmp_path / "small"
+    left = tmp_path / ".small.partial"
+    left.mkdir()
+    (left / "model-old.safetensors").write_bytes(b"half")
+    quantise(files_of(source), out)
+    assert not left.exists()
+    assert not (out / "model-old.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, end = write(tmp_path, kind), ".gguf" if kind == "gguf" else ""
+    monkeypatch.setattr(quantising, "measure", None)
+    link = tmp_path / f"link{end}"
+    link.symlink_to("nowhere")
+    for out, said in (
+        (Path(f"/proc/small{end}"), "cannot be written"),
+        (tmp_path / f"{'x' * 201}{end}", "too long"),
+        (tmp_path / ("x" * 300) / f"small{end}", "File name too long"),
+        (link, "already exists"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            quantise(files_of(source), out)
+    assert link.is_symlink()
+
+
+def test_a_disk_that_fills_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = write(tmp_path, "folder"), tmp_path / "small"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ModelError, match=r"cannot be written \(No space left on device\); nothing was left"):
+        quantise(files_of(source), out)
+    assert {path.name for path in tmp_path.iterdir()} == {source.name}
 
 
 @pytest.mark.parametrize(
