@@ -52,7 +52,7 @@ def read_manifest(model: Path) -> Manifest | None:
         str(raw.get("source", "unknown")),
         None if revision is None else str(revision),
         str(raw.get("format", "unknown")),
-        float(kl) if isinstance(kl, int | float) else None,
+        kl if isinstance(kl, float) else None,
         files,
     )
 

@@ -121,7 +121,12 @@ def _blob_id(path: Path) -> str | None:
 def _check(
     folder: Path, known: Mapping[str, str | None], against: str, what: str, on_progress: OnProgress | None
 ) -> Verdict:
-    sizes = {name: (folder / name).stat().st_size for name in known if (folder / name).is_file()}
+    try:
+        sizes = {name: (folder / name).stat().st_size for name in known if (folder / name).is_file()}
+    except OSError as error:
+        raise ModelError(
+            f"The files of {what} in {folder} cannot be read ({error.strerror}); check their names and rights."
+        ) from None
     done, total, files = 0, sum(sizes.values()), []
 
     def advance(count: int) -> None:

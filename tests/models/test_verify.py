@@ -115,3 +115,10 @@ def test_a_manifest(tmp_path: Path) -> None:
         manifest_path(model).write_text(json.dumps({"files": files}))
         with pytest.raises(ModelError, match="manifest"):
             verify(str(model))
+    for more in ({"files": {"x" * 300: digest}}, {"files": {"small.gguf": digest}, "kl": 10**400}):
+        manifest_path(model).write_text(json.dumps(more))
+        if "kl" in more:
+            assert not verify(str(model)).is_good
+        else:
+            with pytest.raises(ModelError, match="cannot be read"):
+                verify(str(model))
