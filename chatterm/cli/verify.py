@@ -30,6 +30,12 @@ def check(model: str, *, online: bool, as_json: bool) -> int:
         )
         if not Path(model).exists():
             print(f"To download {name} again: chatterm rm {name}, then chatterm pull {name}", file=sys.stderr)
+    elif not verdict.is_good and Path(model).exists():
+        count = counted(sum(file.state == "unknown" for file in verdict.files), "file")
+        print(
+            f"The manifest of {name} does not name {count} that loading may read; delete what you did not add.",
+            file=sys.stderr,
+        )
     elif not verdict.is_good:
         print("Not every hash is known here; chatterm verify --online asks the Hub.", file=sys.stderr)
     else:

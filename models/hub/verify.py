@@ -1,7 +1,7 @@
 """Check the files of a model on this machine against the Hub's hashes or a manifest."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,10 +13,13 @@ from models.hub.cache import RepoCache
 from models.hub.digests import content_id
 from models.hub.download import HubModel, Settings, select
 from models.hub.fetching import Meter
-from models.hub.manifest import read_manifest
+from models.hub.manifest import manifest_path, read_manifest
 from models.hub.sources import parse
 from models.hub.transfer import Listing
 from models.progress import OnProgress, Progress
+
+_READ = (".json", ".jinja", ".model", ".safetensors")
+"""The ends of the names of files that loading a folder may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,23 @@ def _own(path: Path, on_progress: OnProgress | None) -> Verdict:
             "and models from the Hub are checked by their name there (owner/name)."
         )
     folder = path if path.is_dir() else path.parent
-    return _check(
-        folder, dict(manifest.files), f"its manifest (from {manifest.source})", path.name, on_progress
-    )
+    known: dict[str, str | None] = dict(manifest.files)
+    if path.is_dir():
+        known |= dict.fromkeys(_unlisted(path, known))
+    return _check(folder, known, f"its manifest (from {manifest.source})", path.name, on_progress)
+
+
+def _unlisted(folder: Path, known: Collection[str]) -> list[str]:
+    """Return the files of a folder that loading may read although its manifest does not name them."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read ({error.strerror}); check its rights.") from None
+    return [
+        name
+        for name in names
+        if name.endswith(_READ) and name not in known and name != manifest_path(folder).name
+    ]
 
 
 def _on_hub(model: HubModel, online: bool, on_progress: OnProgress | None) -> Verdict:

@@ -122,3 +122,22 @@ def test_a_manifest(tmp_path: Path) -> None:
         else:
             with pytest.raises(ModelError, match="cannot be read"):
                 verify(str(model))
+
+
+def test_a_file_that_would_be_loaded_but_is_not_in_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    write_manifest(
+        manifest_path(tmp_path), Manifest("acme/tiny", None, "int4", None, {"model.safetensors": digest})
+    )
+    (tmp_path / "notes.txt").write_text("mine")
+    assert verify(str(tmp_path)).is_good
+    (tmp_path / "model.safetensors.index.json").write_text("{}")  # would send the loader to other weights
+    assert states(verify(str(tmp_path)))["model.safetensors.index.json"] == "unknown"
+    assert call(["verify", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "unknown  model.safetensors.index.json" in printed.out
+    assert "1 file" in printed.err
+    assert "delete what you did not add" in printed.err
