@@ -211,9 +211,14 @@ def models_folder() -> Path:
     return cache_folder() / "models"
 
 
+def place(model: WheelModel) -> Path:
+    """Return the path of the model's GGUF file, whether it is there or not."""
+    return models_folder() / model.name / Path(model.member).name
+
+
 def cached(model: WheelModel) -> Path | None:
     """Return the model's GGUF file, or None if it is not on this machine. It is moved into place as a whole."""
-    path = models_folder() / model.name / Path(model.member).name
+    path = place(model)
     return path if path.is_file() and path.stat().st_size == model.gguf_bytes else None
 
 

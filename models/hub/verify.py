@@ -56,8 +56,8 @@ def verify(model: str, *, online: bool = False, on_progress: OnProgress | None =
     """
     source = parse(model)
     if isinstance(source, catalogue.WheelModel):
-        path = catalogue.cached(source)
-        if path is None:
+        path = catalogue.place(source)
+        if not path.is_file():
             raise ModelError(
                 f"{source.name} is not on this machine; to download it: chatterm pull {source.name}"
             )

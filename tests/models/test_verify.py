@@ -9,6 +9,7 @@ from huggingface_hub import constants
 
 from chatterm.cli.main import call
 from models.errors import ModelError
+from models.hub import catalogue
 from models.hub.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from models.hub.sources import resolve
 from models.hub.verify import Verdict, verify
@@ -141,3 +142,13 @@ def test_a_file_that_would_be_loaded_but_is_not_in_the_manifest(
     assert "unknown  model.safetensors.index.json" in printed.out
     assert "1 file" in printed.err
     assert "delete what you did not add" in printed.err
+
+
+def test_a_model_of_the_catalogue_that_was_cut_off_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path))
+    path = catalogue.place(catalogue.WHEELS["smollm2"])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    assert states(verify("smollm2")) == {path.name: "damaged"}
