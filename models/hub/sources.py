@@ -12,6 +12,7 @@ from models.files import ModelFiles
 from models.hub import catalogue
 from models.hub import download as hub
 from models.hub.download import HubModel
+from models.hub.fetching import size_of
 from models.progress import OnProgress
 
 
@@ -117,7 +118,7 @@ def local_models() -> list[LocalModel]:
     try:
         for wheel in catalogue.WHEELS.values():
             if path := catalogue.cached(wheel):
-                size = sum(file.stat().st_size for file in path.parent.iterdir())
+                size = sum(size_of(file) for file in path.parent.iterdir() if file.is_file())
                 found.append(LocalModel(wheel.name, ModelFiles(wheel.name, gguf=path), size, "catalogue"))
         for on_hub, path, size in hub.cached_models():
             found.append(LocalModel(_hub_name(on_hub), _hub_files(on_hub, path), size, "hub"))

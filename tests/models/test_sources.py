@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,28 @@ def test_a_cached_start_imports_neither_torch_nor_a_network_client() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def cached_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a model of the catalogue that is on this machine."""
+    monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path / "cache"))
+    tiny = replace(catalogue.WHEELS["smollm2"], name="tiny", gguf_bytes=4)
+    monkeypatch.setitem(catalogue.WHEELS, "tiny", tiny)
+    path = catalogue.place(tiny)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    return path.parent
+
+
+def test_a_link_that_leads_nowhere_does_not_hide_the_models(cached_folder: Path) -> None:
+    (cached_folder / "LICENSE").symlink_to("nowhere")
+    assert [(model.name, model.bytes) for model in local_models()] == [("tiny", 4)]
+
+
+def test_the_target_of_a_link_is_not_removed(cached_folder: Path, tmp_path: Path) -> None:
+    moved = cached_folder.rename(tmp_path / "elsewhere")
+    cached_folder.symlink_to(moved)
+    with pytest.raises(ModelError, match=r"it is a link, .* delete both yourself"):
+        remove("tiny")
+    assert [path.stat().st_size for path in moved.iterdir()] == [4]
