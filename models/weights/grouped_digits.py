@@ -75,8 +75,8 @@ class Found:
         shape = self.tensors[part].shape
         if len(shape) != size or 0 in shape:
             raise ModelError(
-                f"{self.tensors[part].name} has the shape {list(shape)}, but needs {size} dimensions; the checkpoint "
-                "is damaged: download it again."
+                f"{self.tensors[part].name} has the shape {list(shape)}, but needs {size} dimensions, none of them 0; "
+                "the checkpoint is damaged: download it again."
             )
         return shape
 
@@ -104,7 +104,7 @@ def _bits(found: Found, part: str, words: int, numbers: int) -> int:
 def _in_order(found: Found, part: str, count: int, columns: int, width: int | None) -> Tensor | None:
     """Return the group of each of the columns for `count` groups of `width` columns (None: all columns) that follow
     each other; None if all groups are full. Raises ModelError if the counts do not match."""
-    width = columns if width is None else width
+    width = columns if width is None else min(width, columns)
     if -(-columns // width) != count:
         raise ModelError(
             f"{found.tensors[part].name} has scales of {count} groups, but {columns} columns have "
@@ -116,9 +116,9 @@ def _in_order(found: Found, part: str, count: int, columns: int, width: int | No
 def _given_order(found: Found, part: str, count: int, columns: int) -> Tensor | None:
     """Return the group of each column as given in the file; None if groups follow each other. Raises ModelError."""
     order = found.read(part, torch.int32).long()
-    if int(order.min()) < 0 or int(order.max()) >= count:
+    if (odd := order[(order < 0) | (order >= count)]).numel():
         raise ModelError(
-            f"{found.tensors[part].name} names group {int(order.max())}, but there are {count}; the checkpoint is "
+            f"{found.tensors[part].name} names group {int(odd[0])}, but there are {count}; the checkpoint is "
             "damaged: download it again."
         )
     plain = columns % count == 0 and torch.equal(order, torch.arange(columns) // (columns // count))
@@ -283,7 +283,7 @@ def _by_rows_and_columns(found: Found, part: str, rows: int, columns: int) -> tu
         return 1, shape[1], columns // shape[1]
     if len(shape) == 2 and shape[0] == rows and ".weight_g_idx" in found.tensors and shape[1]:
         return 1, shape[1], -(-columns // shape[1])
-    high, wide = found.scheme.block
+    high, wide = min(found.scheme.block[0], rows), min(found.scheme.block[1], columns)
     blocks = -(-rows // high), -(-columns // wide)
     found.expect(part, (), (rows, 1), blocks)
     return high, blocks[1], wide

@@ -240,7 +240,7 @@ def _block(raw: object) -> tuple[int, int]:
         rows, columns = (int(size) for size in sizes)  # type: ignore[attr-defined]
         if rows > 0 and columns > 0:
             return rows, columns
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ModelError(f"quantization_config has blocks of {str(raw)[:40]}; correct config.json.")
 
@@ -319,7 +319,7 @@ def stored_types(shapes: Shapes, scheme: Scheme) -> dict[str, tuple[str, int]]:
         elif layout.type == "I32":
             rows, scales = shape, shapes[named[layout.needs[0][0]]][1]
             zeros = shapes[named[".qzeros"]][1] if ".qzeros" in named else None
-            bits = 8 if zeros is not None and zeros[-1:] and zeros[-1] * 4 == scales[-1] else 4
+            bits = 8 if zeros is not None and zeros[-1:] and zeros[-1] * 4 == math.prod(scales[-1:]) else 4
             if layout is PACKED:
                 bits = 8 if "int8" in scheme.name and "int4" not in scheme.name else 4
             label, count = f"INT{bits}", math.prod(rows) * 32 // bits

@@ -1,6 +1,7 @@
 """Quantised safetensors checkpoints: their logits, the blocks that hold them, and those that are refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,7 @@ def test_what_is_missing_or_does_not_fit_is_named_in_one_line(
         ({"quant_method": "gptq", "group_size": 0}, "group_size"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "e5m2"),
         ({"quant_method": "fp8", "weight_block_size": [0]}, "blocks"),
+        ({"quant_method": "fp8", "weight_block_size": [float("inf"), 1]}, "blocks of"),
         ({"quant_method": "compressed-tensors"}, "config_groups"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "how weights"),
@@ -188,6 +190,25 @@ def test_what_is_not_read_is_refused_by_name(config: Any, said: str) -> None:
     raw = tiny_qwen3().to_dict() | {"architectures": ["Qwen3ForCausalLM"], "quantization_config": config}
     with pytest.raises(ModelError, match=said):
         spec_of_hf(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("awq, rows", {"group_size": 10**30}), ("fp8, tensor", {"weight_block_size": [10**30, 10**30]})],
+)
+def test_groups_wider_than_the_matrix_are_the_whole_matrix(
+    name: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    case = CASES[name]
+    model = write(tmp_path, replace(case, config=case.config | config))
+    assert error(run(load(tmp_path), TOKENS), run_reference(model, TOKENS)) < 1e-4
+
+
+def test_scales_without_dimensions_are_described(tmp_path: Path) -> None:
+    write(tmp_path, CASES["gptq1, 4 bits"], {f"{Q}.scales": torch.tensor(1.0)})
+    assert describe(files_of(tmp_path)).dtypes
+    with pytest.raises(ModelError, match=r"scales has the shape \[\], but needs 2 dimensions"):
+        load(tmp_path)
 
 
 def test_quantising_again_is_refused(tmp_path: Path) -> None:
