@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.weights.block_formats import Kind
-from models.weights.checkpoint import StoredTensor
+from models.weights.checkpoint import FLOATS, StoredTensor
 from models.weights.quantize import half_bytes, nibbles
 from models.weights.schemes import AWQ, FP8, GPTQ, INT8, PACKED, PACKED_BITS, Scheme
 
@@ -65,7 +65,14 @@ class Found:
     scheme: Scheme
 
     def read(self, part: str, dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
-        """Read a tensor as it is stored. Raises ModelError if the file cannot be read."""
+        """Read a tensor as it is stored. Raises ModelError if the file cannot be read or its type is another one."""
+        stored = self.tensors[part]
+        if (stored.type in FLOATS) != (dtype in FLOATS.values()):
+            wanted = "fractions" if dtype in FLOATS.values() else "integers"
+            raise ModelError(
+                f"{stored.name} is of type {stored.type}, but must hold {wanted}; the checkpoint is damaged: "
+                "download it again."
+            )
         out = torch.empty(self.tensors[part].shape, dtype=dtype)
         self.tensors[part].copy_into(out)
         return out.to(device)

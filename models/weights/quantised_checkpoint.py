@@ -47,11 +47,24 @@ def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[Store
     ]
     for tensor in rest:
         if tensor.type not in FLOATS:
+            _check_alone(tensor, scheme)
             raise ModelError(
                 f"{tensor.name} is of type {tensor.type}; supported: {', '.join(FLOATS)}. Use the original checkpoint "
                 "or a GGUF file."
             )
     return [*rest, *matrices]
+
+
+def _check_alone(tensor: StoredTensor, scheme: Scheme | None) -> None:
+    """Raise ModelError if a tensor belongs beside digits, which are missing."""
+    for layout in scheme.layouts if scheme is not None else ():
+        for part in (*(way for ways in layout.needs for way in ways), *layout.may):
+            if tensor.name.endswith(part):
+                stem = tensor.name.removesuffix(part)
+                raise ModelError(
+                    f"{tensor.name} has no {stem}{layout.digits} of type {layout.type} beside it; the checkpoint is "
+                    "incomplete: download it again."
+                )
 
 
 def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredTensor:

@@ -124,7 +124,9 @@ Q = "model.layers.1.mlp.down_proj"
         ("awq", "qweight", torch.zeros(256, 32, dtype=torch.int32)),
         ("awq", "scales", torch.ones(2, 256)),
         ("awq", "scales", torch.ones(256)),
+        ("awq", "qzeros", torch.zeros(3, 32)),
         ("gptq1, 4 bits", "scales", None),
+        ("gptq1, 4 bits", "scales", torch.ones(6, 256, dtype=torch.int32)),
         ("gptq1, 4 bits", "scales", torch.full((6, 256), float("nan"))),
         ("gptq1, 4 bits", "qzeros", torch.zeros(6, 30, dtype=torch.int32)),
         ("gptq1, 4 bits", "g_idx", torch.zeros(256, dtype=torch.int32)),
@@ -190,6 +192,16 @@ def test_what_is_not_read_is_refused_by_name(config: Any, said: str) -> None:
     raw = tiny_qwen3().to_dict() | {"architectures": ["Qwen3ForCausalLM"], "quantization_config": config}
     with pytest.raises(ModelError, match=said):
         spec_of_hf(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "digits"),
+    [("gptq1, 4 bits", "qweight"), ("packed, 4 bits, 32", "weight_packed")],
+)
+def test_missing_digits_are_named(name: str, digits: str, tmp_path: Path) -> None:
+    write(tmp_path, CASES[name], {f"{Q}.{digits}": None})
+    with pytest.raises(ModelError, match=rf"{Q}\.{digits} of type I32 beside it; .* incomplete"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
