@@ -22,7 +22,7 @@ from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
-from chatterm.cli.usage import WrongUsage, check_alone, check_folder, check_output, check_theme
+from chatterm.cli.usage import WrongUsage, check_alone, check_folder, check_output, check_theme, check_trace
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -389,6 +389,7 @@ def pull(model: options.ModelArgument) -> None:
 
 @app.command()
 def doctor(
+    invocation: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     tune: Annotated[
         str | None,
@@ -415,6 +416,8 @@ def doctor(
 
     if tune is not None and profile is not None:
         raise WrongUsage("--tune and --profile cannot be combined; use one of them.")
+    if options.is_given(invocation, "trace"):
+        check_trace(trace, profile)
     if tune is not None or profile is not None:
         if as_json:
             raise WrongUsage("--tune and --profile print no JSON; leave out --json.")

@@ -45,6 +45,16 @@ def check_theme(theme: str | None) -> None:
         raise WrongUsage(str(error)) from error
 
 
+def check_trace(trace: Path, profile: str | None) -> None:
+    """Raises WrongUsage before any work for a trace that nothing writes, or that has no place."""
+    if profile is None:
+        raise WrongUsage("--trace goes with --profile; add --profile MODEL, or leave it out.")
+    if trace.is_dir():
+        raise WrongUsage(f"{trace} is a folder; name a file with --trace.")
+    if not trace.parent.is_dir():
+        raise WrongUsage(f"There is no folder {trace.parent}; create it, or name another file with --trace.")
+
+
 def check_output() -> None:
     """Raises WrongUsage where there is no standard output: the answer would be lost."""
     if sys.stdout is None:

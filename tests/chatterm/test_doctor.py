@@ -307,3 +307,20 @@ def test_several_gpus_and_what_dividing_a_model_may_give() -> None:
     report = doctor.plain(doctor.sections(apart))
     assert "not all can access each other's memory" in report
     assert "Divided" not in report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--trace", "x.json"], "goes with --profile"),
+        (["--tune", "smollm2", "--trace", "x.json"], "goes with --profile"),
+        (["--profile", "smollm2", "--trace", "none/x.json"], "no folder none"),
+        (["--profile", "smollm2", "--trace", "."], "is a folder"),
+    ],
+)
+def test_a_trace_without_a_place_is_refused_before_any_work(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(["doctor", *arguments]) == 2
+    assert said in capsys.readouterr().err
