@@ -10,6 +10,9 @@ from models.files import read_json
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
+_LONGEST = 200
+"""Characters of the name of a file; file systems refuse longer ones."""
+
 
 def safetensors_files(folder: Path) -> list[Path]:
     """Return the safetensors files that make up the checkpoint in a folder. Raises ModelError if there is none."""
@@ -37,7 +40,7 @@ def _shards(index: Path) -> list[str]:
         raise ModelError(f"{index} has no weight_map; download it again.")
     shards = sorted({str(shard) for shard in weight_map.values()})
     for shard in shards:
-        if Path(shard).name != shard:
+        if Path(shard).name != shard or len(shard) > _LONGEST:
             raise ModelError(
                 f"{index} names the shard {shard[:80]!r}, which is not there; download it again."
             )

@@ -209,6 +209,7 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
         ("{}", "no weight_map"),
         ('{"weight_map": []}', "no weight_map"),
         ('{"weight_map": {"model.norm.weight": "../../etc/passwd"}}', "which is not there"),
+        (json.dumps({"weight_map": {"model.norm.weight": "x" * 300}}), "which is not there"),
         ('{"weight_map": {"model.norm.weight": 3}}', "The shard 3"),
         ('{"weight_map": {"model.norm.weight": ".."}}', "The shard .."),
     ],
