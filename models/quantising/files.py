@@ -34,7 +34,8 @@ def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: M
     size of tensors whose rows interleave the halves of heads. Raises OSError."""
     import gguf
 
-    reader: Any = gguf.GGUFReader(source)
+    file = read_gguf(source)
+    reader: Any = gguf.GGUFReader(file.path)  # of several parts, the first one has the description
     field = reader.fields["general.architecture"]
     writer: Any = gguf.GGUFWriter(out, arch=str(field.contents()))
     for key in reader.fields.values():
@@ -43,12 +44,17 @@ def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: M
         if key.name == "general.file_type":
             writer.add_uint32(key.name, int(gguf.LlamaFileType.MOSTLY_Q4_1))
             continue
+        if key.name == "general.alignment":
+            writer.add_custom_alignment(int(key.contents()))
+            continue
         kind = key.types[0]
+        if kind == gguf.GGUFValueType.ARRAY and not len(key.data):
+            continue  # the package refuses to write empty arrays
         inner = key.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(key.name, key.contents(), kind, sub_type=inner)
     if "general.quantization_version" not in reader.fields:
         writer.add_uint32("general.quantization_version", 2)
-    for name, tensor in read_gguf(source).tensors.items():
+    for name, tensor in file.tensors.items():
         if name in held:
             data = held[name].data.numpy()
             if name in interleaved and (order := row_order(len(data), interleaved[name])) is not None:

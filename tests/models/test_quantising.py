@@ -1,10 +1,12 @@
 """Calibrated quantisation: a smaller error, files that load as measured, and no half-written files."""
 
 import errno
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -25,6 +27,7 @@ from models.quantising.fit import fit
 from models.quantising.quantise import quantise
 from models.weights.block_formats import Kind
 from models.weights.dequantize import dequantize
+from models.weights.gguf import read_gguf
 from models.weights.matching import match
 from models.weights.quantize import quantize
 from tests.models.checkpoints import (
@@ -351,3 +354,48 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "damaged  model.safetensors" in capsys.readouterr().out
     assert call(["quantize", str(source), str(out)]) == 1
     assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_any_part_of_a_gguf_file_names_the_whole(number: int, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", random_model(SMALL), {}, most_tensors=10)
+    (source,) = tmp_path.glob(f"m-0000{number}-of-*.gguf")
+    quantise(files_of(source), tmp_path / "out.gguf")
+    assert load_model(files_of(tmp_path / "out.gguf"), dtype=torch.float32, device=CPU)
+
+
+def aligned(path: Path, alignment: int) -> Path:
+    """Write a GGUF file again, with its tensors at multiples of `alignment`."""
+    read = gguf.GGUFReader(path)
+    out = path.with_name("aligned.gguf")
+    writer = gguf.GGUFWriter(out, "llama")
+    for field in read.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    writer.add_custom_alignment(alignment)
+    for tensor in read.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def test_tensors_that_are_aligned_otherwise(tmp_path: Path) -> None:
+    source = aligned(write(tmp_path, "gguf"), 256)
+    found = quantise(files_of(source), tmp_path / "out.gguf")
+    loaded = load_model(files_of(tmp_path / "out.gguf"), dtype=torch.float32, device=CPU)
+    plain = load_model(files_of(source), dtype=torch.float32, device=CPU)
+    assert divergence(plain, loaded, [list(range(100))]) < 10 * (found.manifest.kl or 0)
+
+
+def test_an_empty_list_is_left_out(tmp_path: Path) -> None:
+    source, key = write(tmp_path, "gguf"), b"x.listed"
+    raw = source.read_bytes()
+    entry = struct.pack("<Q8sIIQ", len(key), key, 9, 8, 0)  # 32 bytes, which keep the alignment
+    count = int.from_bytes(raw[16:24], "little") + 1
+    source.write_bytes(raw[:16] + count.to_bytes(8, "little") + entry + raw[24:])
+    quantise(files_of(source), tmp_path / "out.gguf")
+    assert key.decode() not in read_gguf(tmp_path / "out.gguf").metadata
