@@ -9,7 +9,8 @@ from pathlib import Path
 from models.errors import ModelError
 from models.files import read_json, write_whole
 
-_NAME = "chatterm.manifest.json"
+MANIFEST = "chatterm.manifest.json"
+"""The name of the manifest in a folder, and the end of its name beside a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Manifest:
 
 def manifest_path(model: Path) -> Path:
     """Return the path of the manifest of a folder or of a GGUF file."""
-    return model / _NAME if model.is_dir() else model.with_name(f"{model.name}.{_NAME}")
+    return model / MANIFEST if model.is_dir() else model.with_name(f"{model.name}.{MANIFEST}")
 
 
 def read_manifest(model: Path) -> Manifest | None:

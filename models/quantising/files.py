@@ -12,12 +12,17 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.files import read_json
+from models.hub.download import PICKLE_SUFFIXES
+from models.hub.manifest import MANIFEST
 from models.quantising.calibrate import Held
 from models.quantising.fit import BLOCK
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, read_safetensors
 from models.weights.gguf import read_gguf
 from models.weights.gguf_tensors import row_order
+
+_LEFT_OUT = (".safetensors", ".gguf", *PICKLE_SUFFIXES, MANIFEST)
+"""The ends of the names of files that are not copied: the weights again, and what is written anew."""
 
 
 def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
@@ -91,7 +96,7 @@ def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
             tensors[stored.name] = torch.empty(stored.shape, dtype=FLOATS[stored.type])
             stored.copy_into(tensors[stored.name])
     for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.startswith("model") and path.suffix != ".safetensors":
+        if path.is_file() and not path.name.startswith("model") and not path.name.endswith(_LEFT_OUT):
             shutil.copyfile(path, out / path.name)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = read_json(source / "config.json") | {"quantization_config": _config(held)}

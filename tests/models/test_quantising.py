@@ -399,3 +399,14 @@ def test_an_empty_list_is_left_out(tmp_path: Path) -> None:
     source.write_bytes(raw[:16] + count.to_bytes(8, "little") + entry + raw[24:])
     quantise(files_of(source), tmp_path / "out.gguf")
     assert key.decode() not in read_gguf(tmp_path / "out.gguf").metadata
+
+
+def test_other_weights_and_an_old_manifest_are_not_copied(tmp_path: Path) -> None:
+    source, out = write(tmp_path, "folder"), tmp_path / "out"
+    for name in ("pytorch_model.bin", "old.gguf", "chatterm.manifest.json", "LICENSE"):
+        (source / name).write_text("{}")
+    quantise(files_of(source), out)
+    names = {path.name for path in out.iterdir()}
+    assert "LICENSE" in names
+    assert not names & {"pytorch_model.bin", "old.gguf"}
+    assert verify(str(out)).is_good
