@@ -179,6 +179,7 @@ def _compressed(raw: Mapping[str, Any]) -> Scheme:
     return replace(
         found[0],
         name="; ".join(dict.fromkeys(scheme.name for scheme in found)),
+        group=found[0].group if len({scheme.group for scheme in found}) == 1 else None,
         held=None if None in held else " and ".join(sorted(map(str, held))),
         why=next((scheme.why for scheme in found if scheme.why), ""),
         block=next((s.block for s in found if s.block != (128, 128)), (128, 128)),
@@ -192,10 +193,10 @@ def _compressed_group(group: object) -> Scheme | None:
         return None
     bits, kind = _integer(weights, "num_bits", 8), str(weights.get("type", "int"))
     strategy = str(weights.get("strategy", "tensor"))
+    size = _integer(weights, "group_size", -1) if kind == "int" and strategy == "group" else None
     if kind == "float" and bits == 8 and str(group.get("format", "float-quantized")) in _FORMATS:
         name, held, why = f"compressed-tensors, fp8, {_strategy(weights)}", None, _NO_FP8
     elif kind == "int" and bits in PACKED_BITS:
-        size = _integer(weights, "group_size", -1) if strategy == "group" else None
         held, why = _int_held(bits, weights.get("symmetric", True) is not False, size)
         name = f"compressed-tensors, int{bits}, {_strategy(weights)}"
         if weights.get("actorder") in ("group", True):
@@ -208,6 +209,7 @@ def _compressed_group(group: object) -> Scheme | None:
         (PACKED, INT8, FP8),
         held,
         why,
+        size,
         block=_block(weights.get("block_structure")),
         activations=_activations(group.get("input_activations")),
     )
@@ -322,6 +324,9 @@ def stored_types(shapes: Shapes, scheme: Scheme) -> dict[str, tuple[str, int]]:
             bits = 8 if zeros is not None and zeros[-1:] and zeros[-1] * 4 == math.prod(scales[-1:]) else 4
             if layout is PACKED:
                 bits = 8 if "int8" in scheme.name and "int4" not in scheme.name else 4
+                width = scheme.group or 0
+                if width > 0 and len(scales) == len(rows) == 2:  # some may be of 4 bits and others of 8
+                    bits = 8 if rows[1] * 4 >= scales[1] * width else 4
             label, count = f"INT{bits}", math.prod(rows) * 32 // bits
         else:
             label = {"I8": "INT8", "F8_E4M3": "FP8"}[layout.type]

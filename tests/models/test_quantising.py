@@ -16,6 +16,7 @@ from transformers import Phi3Config
 import models.quantising.quantise as quantising
 from chatterm.cli.main import call
 from models.errors import ModelError
+from models.hub.inspect import describe
 from models.hub.manifest import manifest_path, read_manifest
 from models.hub.verify import verify
 from models.load import fill_network, load_model, read_tensors
@@ -410,3 +411,11 @@ def test_other_weights_and_an_old_manifest_are_not_copied(tmp_path: Path) -> Non
     assert "LICENSE" in names
     assert not names & {"pytorch_model.bin", "old.gguf"}
     assert verify(str(out)).is_good
+
+
+def test_numbers_in_4_and_in_8_bits_are_counted(tmp_path: Path) -> None:
+    source, out = write(tmp_path, "folder"), tmp_path / "out"
+    assert quantise(files_of(source), out).kept > 0
+    plain, small = describe(files_of(source)), describe(files_of(out))
+    assert small.parameters == plain.parameters
+    assert {name for name, _ in small.dtypes} >= {"INT4", "INT8"}
