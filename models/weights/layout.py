@@ -87,7 +87,11 @@ def _experts(
     count = len(found) // experts
     is_turned = last.part in turned and len(shape) == 2 and tensor.blocks is None
     wanted = [sum(slot.rows for slot in found[:count]), *last.shape[1:]]
-    if tensor.cut is None or tensor.shape[0] != experts or shape != (wanted[::-1] if is_turned else wanted):
+    if (
+        tensor.cut is None
+        or tensor.shape[:1] != (experts,)
+        or shape != (wanted[::-1] if is_turned else wanted)
+    ):
         yield tensor
         return
     rows = prod(shape[:-1])

@@ -21,6 +21,11 @@ def joined(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTenso
             f"{scales.name} has the shape {list(scales.shape)}, but {digits.name} requires "
             f"{list(digits.shape[:-1])}; the checkpoint is inconsistent: download it again."
         )
+    if scales.type != digits.type:
+        raise ModelError(
+            f"{scales.name} is of type {scales.type}, but must be of type {digits.type}; the checkpoint is damaged: "
+            "download it again."
+        )
     *rows, groups = scales.shape
     return _joined(name, (*rows, groups * _BLOCK), digits, scales)
 

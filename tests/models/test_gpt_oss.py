@@ -139,7 +139,9 @@ def test_every_digit_and_scale_is_that_of_the_gguf_package() -> None:
         {"model.layers.0.mlp.experts.down_proj_scales": None},
         {"model.layers.0.mlp.experts.down_proj_blocks": None},
         {"model.layers.0.mlp.experts.down_proj_scales": torch.zeros(8, 64, 2, dtype=torch.uint8)},
+        {"model.layers.0.mlp.experts.down_proj_scales": torch.ones(8, 64, 3)},
         {"model.layers.0.mlp.experts.down_proj_bias": torch.zeros(8, 32)},
+        {"model.layers.0.mlp.experts.down_proj_bias": torch.tensor(0.0)},
         {"model.layers.1.mlp.experts.gate_up_proj_bias": torch.zeros(7, 192)},
     ],
 )
