@@ -66,7 +66,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error))
     except Exception as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
         if hasattr(error, "format_message"):  # what Typer raises for wrong usage
-            return _failed(error.format_message(), code=getattr(error, "exit_code", 2))
+            message = error.format_message().replace(": Value error, ", ": ")  # the words of pydantic
+            return _failed(message, code=getattr(error, "exit_code", 2))
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _no_space()
         hint = "" if _debugging() else "; set CHATTERM_DEBUG=1 to see where"

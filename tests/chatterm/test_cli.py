@@ -272,6 +272,11 @@ def test_empty_standard_input_is_wrong_usage(
     assert backends == []
 
 
+def test_a_choice_that_does_not_exist_is_told_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "m", "-p", "x", "--quantize", "int3"]) == 2
+    assert "Invalid value for '--quantize': 'int3' is not one of 'auto'" in capsys.readouterr().err
+
+
 def test_bytes_that_are_no_utf8_are_refused() -> None:
     with pytest.raises(WrongUsage, match="not UTF-8"):
         checked_prompts([], io.BytesIO(b"\xc3\x28"))
