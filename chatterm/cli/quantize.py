@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 
 from chatterm.cli.progress import progress_on
 from chatterm.terminal.sanitize import one_line
+from models.hub import catalogue
 from models.hub.sources import commit_of, resolve
 from models.units import bytes_text
 
@@ -20,4 +22,12 @@ def quantize(model: str, out: Path) -> None:
     kept = f"{written.kept} of {written.matrices} matrices in 8 bits"
     print(f"{name}: {bytes_text(written.bytes)}, {kept}, the others in 4.")
     print(f"KL divergence from {one_line(files.name)}: {written.manifest.kl:.4f} nats a token.")
-    print(f"To run it: chatterm run {name}; to check its files: chatterm verify {name}")
+    named = quote(as_model(out))
+    print(f"To run it: chatterm run {named}; to check its files: chatterm verify {named}")
+
+
+def as_model(out: Path) -> str:
+    """Return the text that names this file or folder where a model is asked for."""
+    text = str(out)
+    is_taken = text.lower() in catalogue.names() or text.startswith("-")
+    return f"./{text}" if is_taken else text

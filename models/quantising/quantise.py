@@ -109,6 +109,8 @@ def _write(
 
 
 def _check_places(files: ModelFiles, out: Path) -> None:
+    if not str(out).isprintable():
+        raise ModelError(f"The name {str(out)!a} contains control characters; choose another.")
     if len(os.fsencode(out.name)) > _LONGEST:
         raise ModelError(f"The name {out.name[:20]}... is too long; choose one of up to {_LONGEST} bytes.")
     try:

@@ -255,6 +255,18 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         quantise(files_of(source), tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("out", "named"), [("a b", "'a b'"), ("smollm2", "./smollm2"), ("-x", "./-x"), ("q", "q")]
+)
+def test_the_next_step_is_told_as_it_is_typed(
+    out: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path, "folder")
+    monkeypatch.chdir(tmp_path)
+    assert call(["quantize", str(source), "--", out]) == 0
+    assert f"chatterm run {named}; to check its files: chatterm verify {named}\n" in capsys.readouterr().out
+
+
 def test_two_at_once_do_not_write_into_each_other(tmp_path: Path) -> None:
     source, out = write(tmp_path, "gguf"), tmp_path / "small.gguf"
     tried: list[str] = []
@@ -307,6 +319,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
         (Path(f"/proc/small{end}"), "cannot be written"),
         (tmp_path / f"{'x' * 201}{end}", "too long"),
         (tmp_path / ("x" * 300) / f"small{end}", "File name too long"),
+        (tmp_path / f"a\nb{end}", "control characters"),
         (link, "already exists"),
     ):
         with pytest.raises(ModelError, match=said):
