@@ -106,6 +106,8 @@ class Held:
 
     def left(self, now: float) -> float | None:
         """Seconds until it is unloaded; None: never, as things stand."""
+        if self.engine.is_closed and not self.users:
+            return 0.0  # an error has ended it
         if self.users or self.keep_alive_s is None:
             return None
         return max(self.unused_since + self.keep_alive_s - now, 0.0)
@@ -134,9 +136,9 @@ class Host:
 
     @property
     def held(self) -> list[Held]:
-        """The loaded models, in the order in which they were loaded."""
+        """The loaded models, in the order in which they were loaded, without those that an error has ended."""
         with self._state:
-            return list(self._held)
+            return [held for held in self._held if not held.engine.is_closed]
 
     @property
     def known(self) -> list[Known]:
@@ -158,10 +160,7 @@ class Host:
 
     def find(self, name: str) -> Held | None:
         """The loaded model of this name, without using it."""
-        with self._state:
-            # One whose thread has ended after an error is loaded again.
-            self._held = [held for held in self._held if not held.engine.is_closed]
-            return next((held for held in self._held if name in held.aliases), None)
+        return next((held for held in self.held if name in held.aliases), None)
 
     def take(
         self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
@@ -230,8 +229,10 @@ class Host:
         return True
 
     def unload_unused(self, now: float) -> None:
-        """Free the models whose time is over. `now` is on the monotonic clock."""
-        for held in self.held:
+        """Free the models whose time is over, or that an error has ended. `now` is on the monotonic clock."""
+        with self._state:
+            loaded = list(self._held)
+        for held in loaded:
             if (left := held.left(now)) is not None and left <= 0.0:
                 self.unload(held)
 
@@ -253,6 +254,7 @@ class Host:
                 held.users += 1
                 return held
         files = self.engines.find(name, on_progress)
+        self.unload_unused(time.monotonic())  # one that an error has ended still has its memory
         engine = self._load(name, files, on_progress)
         try:
             requests = Requests(engine, think_cache=self.options.think_cache)

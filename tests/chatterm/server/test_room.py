@@ -152,6 +152,23 @@ def test_another_error_unloads_nothing() -> None:
     assert not memory.unloaded
 
 
+@pytest.mark.usefixtures("light")
+def test_one_that_an_error_has_ended_makes_room_for_itself() -> None:
+    memory = Memory(10, {"a": 6})
+    host = host_of(memory)
+    used(host, "a")
+    memory.loaded[0].is_closed = True
+    used(host, "a")
+    assert memory.unloaded == ["a"]
+    lost, memory.loaded[0].is_closed = host.take("a"), True
+    host.unload_unused(0.0)
+    assert memory.unloaded == ["a"], "somebody uses it"
+    assert not host.held
+    host.give_back(lost)
+    host.unload_unused(0.0)
+    assert memory.unloaded == ["a", "a"]
+
+
 def _raising(error: Exception) -> Any:
     def load(*arguments: Any) -> None:
         raise error
