@@ -189,8 +189,9 @@ class EngineProcess:
             now = time.monotonic()
             await asyncio.to_thread(self.host.unload_unused, now)
             if self._freezes and models != (held := self.host.held):
-                (leave_out if all(one in held for one in models) else search_all)()
-                models = held
+                has_lost = any(one not in held for one in models)
+                models = held  # or the search would find what is gone in use
+                (search_all if has_lost else leave_out)()
             if now >= tidied + _TIDY:
                 await asyncio.to_thread(give_back)
                 tidied = now

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -71,6 +72,25 @@ async def test_garbage_is_looked_for_everywhere_when_a_model_is_gone(monkeypatch
     await running
     calls.workers.shutdown()
     assert done == ["leave_out", "leave_out", "search_all", "search_all"]
+
+
+async def test_the_search_does_not_find_what_is_gone_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it finds in use is left out of later searches."""
+    seen: list[object] = []
+    models = Models([Models()])  # type: ignore[list-item]
+    gone = weakref.ref(models.held[0])
+    monkeypatch.setattr(engine_process, "_LOOK", 0.001)
+    monkeypatch.setattr(engine_process, "leave_out", lambda: None)
+    monkeypatch.setattr(engine_process, "search_all", lambda: seen.append(gone()))
+    calls = engine_process.EngineProcess(cast(Host, models), freezes=True)
+    running = asyncio.create_task(calls.run())
+    await models.look()
+    models.held = []
+    await models.look()
+    calls.ended.set()
+    await running
+    calls.workers.shutdown()
+    assert seen == [None]
 
 
 def test_what_is_left_out_is_garbage_all_the_same_when_everything_is_searched() -> None:
