@@ -347,7 +347,8 @@ class Answering:
             except RuntimeError:  # the process ends
                 self._host.parted(held)
         if self._problem is not None:
-            self._out.failed(request_error(self._problem, self._has_begun))
+            has_ended = self._held is not None and self._held.engine.is_closed
+            self._out.failed(request_error(self._problem, self._has_begun, has_ended))
             self._problem = None  # its frames refer to this
         else:
             self._out.done()
@@ -400,8 +401,8 @@ def _token(tokenizer: "Tokenizer", id: int, logprob: float) -> TokenLogprob:
     return TokenLogprob(id, raw.decode("utf-8", "replace"), raw, logprob)
 
 
-def request_error(error: Exception, has_begun: bool = False) -> RequestError:
-    """An error as the web API knows it."""
+def request_error(error: Exception, has_begun: bool = False, has_ended: bool = False) -> RequestError:
+    """An error as the web API knows it. `has_begun`: the answer; `has_ended`: the engine, which nobody asked for."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, ContextFullError):
@@ -410,6 +411,9 @@ def request_error(error: Exception, has_begun: bool = False) -> RequestError:
         )
     if isinstance(error, NoRoomError):
         return RequestError(503, "server_error", str(error), param="model")
+    if has_ended and isinstance(error, EngineError) and not isinstance(error, ConstraintError):
+        message = f"{error} Send the request again: the model is loaded for it."
+        return RequestError(503, "server_error", message, code="engine_ended", retry_after_s=1.0)
     if isinstance(error, ConstraintError) or (isinstance(error, EngineError | ModelError) and not has_begun):
         return RequestError(400, "invalid_request_error", str(error))
     if isinstance(error, EngineError | ModelError):

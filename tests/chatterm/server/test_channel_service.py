@@ -367,6 +367,21 @@ def test_a_model_that_nobody_uses_is_unloaded(
         assert served.engine.is_closed
 
 
+async def test_an_engine_that_ends_under_a_request_is_no_fault_of_the_request(
+    service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the answer has begun, too."""
+    host = served.calls.host
+    held = host.take("tiny")
+    served.engine._loop.fail(EngineError("A part is lost."))
+    await until(lambda: served.engine.is_closed)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "take_loaded", lambda name: held)  # it was there a moment ago
+        with pytest.raises(RequestError, match=r"A part is lost. Send the request again") as caught:
+            await answers_of(service, asks())
+    assert (caught.value.status, caught.value.code) == (503, "engine_ended")
+
+
 async def test_the_first_model_is_known_once_the_server_is_ready(served: Served) -> None:
     supervisor = Supervisor(ProcessOptions(ChatOptions()), None, lambda: hold(served), lambda line: None)
     await supervisor._begin()
