@@ -1,6 +1,5 @@
 """The other ranks of a model, seen from rank 0: it starts their processes, sends them each step, and ends them."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -97,7 +96,10 @@ class Ranks:
         """
         self.count = count
         self._lost = lost
-        self._folder = TemporaryDirectory(prefix="chatterm-ranks-", ignore_cleanup_errors=True)
+        try:
+            self._folder = TemporaryDirectory(prefix="chatterm-ranks-", ignore_cleanup_errors=True)
+        except OSError as error:
+            raise _no_start(error) from None
         self._meeting = Path(self._folder.name) / "meeting"
         self._lock = Lock()
         self._closed = False
@@ -109,7 +111,7 @@ class Ranks:
                 self._ranks.append(_start(number, self.count, order, self._meeting))
         except OSError as error:
             self.close()
-            raise EngineError(f"The processes of the model cannot be started ({error}).") from None
+            raise _no_start(error) from None
         except BaseException:
             self.close()
             raise
@@ -259,10 +261,17 @@ def _how_lost(rank: _Rank) -> str:
     )
 
 
+def _no_start(error: OSError) -> EngineError:
+    why = error.strerror or error
+    return EngineError(
+        f"The processes of the model cannot be started ({why}). Choose a smaller --tensor-parallel, or 1."
+    )
+
+
 def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
     ours, theirs = socket.socketpair()
-    memory = open_file()
-    with theirs:
+    with theirs, open_file() as memory:
+        ring = Ring(memory)
         process = subprocess.Popen(
             [sys.executable, "-P", _START, str(theirs.fileno()), str(memory)],
             pass_fds=(theirs.fileno(), memory),
@@ -273,6 +282,4 @@ def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
         )
     ours.settimeout(_SILENCE_S)
     tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})
-    ring = Ring(memory)
-    os.close(memory)
     return _Rank(number, process, ours, ring)

@@ -9,7 +9,8 @@ the beginning. A reader that finds nothing for a while sets `sleeps`; the writer
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from time import monotonic, sleep
 
@@ -25,15 +26,19 @@ _SPINS_S = 0.002
 """How long a reader polls before it sleeps, in seconds: about a step of a small model."""
 
 
-def open_file() -> int:
-    """Return a file descriptor of new memory for a ring; the memory is freed when no process has it open."""
+@contextmanager
+def open_file() -> Iterator[int]:
+    """Yield a file descriptor of new memory for a ring; the memory is freed when no process has it open."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ring")
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, _HEAD + ROOM)
-    return fd
+    try:
+        os.ftruncate(fd, _HEAD + ROOM)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class Ring:

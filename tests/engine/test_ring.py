@@ -1,6 +1,5 @@
 """Messages through memory that two processes map."""
 
-import os
 from collections.abc import Iterator
 from random import Random
 from threading import Semaphore, Thread
@@ -14,11 +13,8 @@ from engine.parallel.ring import LARGEST, ROOM, Ring, open_file
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Ring, Ring]]:
-    fd = open_file()
-    try:
+    with open_file() as fd:
         yield Ring(fd), Ring(fd)
-    finally:
-        os.close(fd)
 
 
 def never() -> None:

@@ -1,5 +1,7 @@
 """Several processes that compute one model: the same text as one, and one line when one of them is lost."""
 
+import errno
+import gc
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from engine.parallel.messages import follow, of_copy, of_host, of_step
 from engine.params import SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
-from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, loaded, text, write_model
+from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, load, loaded, text, write_model
 from tests.models.families import tiny_qwen3_moe
 
 
@@ -145,6 +147,24 @@ def test_a_rank_that_cannot_load_says_why(
     with pytest.raises(EngineError, match="none") as failure:
         Engine.load(str(broken), device="cpu", dtype="float32", tensor_parallel=2)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("what", ["TemporaryDirectory", "Ring"])
+def test_ranks_that_cannot_be_started_leave_no_open_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Where there is no room for a file, or no memory."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(ranks, what, fails)
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(EngineError, match=r"cannot be started \(No space left\). Choose a smaller"):
+        load(folder, 3)
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
