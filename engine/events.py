@@ -151,7 +151,12 @@ class TurnStats:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "TurnStats":
         """Return the figures that `to_dict` wrote. Missing figures are 0."""
-        numbers = {item.name: values.get(item.name, 0) for item in fields(cls) if item.name not in _PARTINGS}
+        # A count may come from another process, or a file, as a number that is not whole.
+        numbers: dict[str, Any] = {
+            item.name: (int if isinstance(item.default, int) else float)(values.get(item.name, 0))
+            for item in fields(cls)
+            if item.name not in _PARTINGS
+        }
         parting, draft_parting = (Parting.of(values, f"{name}_") for name in _PARTINGS)
         return cls(**numbers, parting=parting, draft_parting=draft_parting)
 

@@ -316,3 +316,4 @@ def test_strange_numbers_are_no_parting() -> None:
     for name, value in (("parting_cause", 99), ("parting_row", "x"), ("parting_wanted", None)):
         assert TurnStats.of({**known, name: value}).parting is None
     assert TurnStats.of({}) == TurnStats()
+    assert repr(TurnStats.of({"prompt_tokens": 7.0, "ttft_s": 1})) == repr(TurnStats(7, ttft_s=1.0))

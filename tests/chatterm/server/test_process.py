@@ -126,6 +126,9 @@ STEPS: dict[str, Step] = {
     "path": lambda backend: backend.load_path(
         [Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")]
     ),
+    "its figures": lambda backend: backend.load_path(
+        [Exchange(1, None, "hi", "ho", model="m", finish_reason="length", stats={"prompt_tokens": 7})]
+    ),
     "know": lambda backend: backend.know([Exchange(1, None, "hi", "ho", model="m", token_ids=[1, 2])]),
     "after": lambda backend: list(backend.send("And now?")),
     "empty": lambda backend: refused(lambda: list(backend.send(" "))),
