@@ -101,7 +101,7 @@ def serve(
 
     def load() -> None:
         if model is not None:
-            load_first(model, stays)
+            load_first(model)
         leave_out()
         where = " and programs" if make_web is not None else ""
         _tell(f"Ready for terminals{where}; Ctrl+C or chatterm stop ends it.")
@@ -147,7 +147,7 @@ def _web(
     return make
 
 
-def load_first(model: str, stays: float | None) -> None:
+def load_first(model: str) -> None:
     """Have the server load a model, and show how far it is. Raises ModelError and EngineError."""
     from chatterm.backends.attach import greeted
     from chatterm.backends.wire import Hold, Loading
@@ -162,7 +162,7 @@ def load_first(model: str, stays: float | None) -> None:
     link, _ = found
     try:
         with progress_on(sys.stderr) as on_progress:
-            answers = link.call("hold", Hold(model, str(Path.cwd()), stays if stays is not None else -1.0))
+            answers = link.call("hold", Hold(model, str(Path.cwd()), None))
             while (body := answers.next()) is not None:
                 said = unpacked(body, Loading)
                 on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]

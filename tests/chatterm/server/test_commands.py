@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from chatterm.cli.main import call
+from chatterm.cli.serve import load_first
 from chatterm.settings.durations import duration_text, seconds_of
 from engine.errors import EngineError
-from tests.chatterm.server.conftest import ROOT, Served
+from tests.chatterm.server.conftest import ROOT, Served, serving
 
 RUN = ["run", "tiny", "-p", "Name a river.", "--max-tokens", "4", "--seed", "3", "--json"]
 _PROGRAM = """
@@ -143,6 +144,12 @@ def test_an_engine_process_that_crashes_is_started_again_once(
     assert sum("another one starts" in line for line in said) == 1
     assert "ended unexpectedly again" in said[-2]  # the last line is what was imported
     process.stderr.close()
+
+
+def test_a_model_that_stays_for_no_time_is_loaded_all_the_same(runtime: Path, checkpoint: Path) -> None:
+    with serving(checkpoint, keep_alive_s=0.0) as served:
+        load_first("tiny")
+        assert served.tinies.made
 
 
 @pytest.mark.parametrize(
