@@ -106,6 +106,7 @@ class Ranks:
         self._problem: EngineError | None = None
         self._group: Group | None = None
         self._ranks: list[_Rank] = []
+        self._listeners: list[Thread] = []
         try:
             for number in range(1, count):
                 self._ranks.append(_start(number, self.count, order, self._meeting))
@@ -116,7 +117,9 @@ class Ranks:
             self.close()
             raise
         for rank in self._ranks:
-            Thread(target=self._listen, args=(rank,), name=f"rank {rank.number}", daemon=True).start()
+            listener = Thread(target=self._listen, args=(rank,), name=f"rank {rank.number}", daemon=True)
+            self._listeners.append(listener)
+            listener.start()
 
     def meet(self, device: torch.device) -> Group:
         """Wait until all ranks have loaded, then join them in a group. Raises EngineError when a rank fails."""
@@ -169,6 +172,8 @@ class Ranks:
                 return
             self._closed = True
         self._end(_GRACE_S)
+        for listener in self._listeners:  # until they end, they hold all that is freed now
+            listener.join(_GRACE_S)
         for release in self._group.shared if self._group is not None else ():
             with suppress(RuntimeError):  # a GPU that failed has nothing to give back
                 release()

@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from threading import enumerate as enumerate_threads
 
 import pytest
 import torch
@@ -165,6 +167,20 @@ def test_ranks_that_cannot_be_started_leave_no_open_file(
         load(folder, 3)
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_nothing_holds_a_closed_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds it when the server then searches for garbage is left out of later searches."""
+    how_lost = ranks._how_lost
+
+    def slow(rank: ranks._Rank) -> str:
+        Event().wait(0.3)
+        return how_lost(rank)
+
+    monkeypatch.setattr(ranks, "_how_lost", slow)
+    with loaded(folder, 2):
+        pass
+    assert not [thread.name for thread in enumerate_threads() if thread.name.startswith("rank ")]
 
 
 def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
