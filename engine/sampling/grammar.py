@@ -208,7 +208,9 @@ def _grammar(constraint: Constraint) -> str:
     """Return a constraint in the library's format. Raises EngineError."""
     _check_multiples(constraint)
     if constraint.kind == "regex":
-        if (len(constraint.text) - len(constraint.text.rstrip("\\"))) % 2:  # the library takes it for other things
+        if (
+            len(constraint.text) - len(constraint.text.rstrip("\\"))
+        ) % 2:  # the library takes it for other things
             raise _refused(NAMES["regex"], "it ends in a backslash that escapes nothing")
         return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
     if constraint.kind == "lark":
