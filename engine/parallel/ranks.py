@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from time import monotonic
 
 import torch
@@ -173,7 +173,8 @@ class Ranks:
             self._closed = True
         self._end(_GRACE_S)
         for listener in self._listeners:  # until they end, they hold all that is freed now
-            listener.join(_GRACE_S)
+            if listener is not current_thread():
+                listener.join(_GRACE_S)
         for release in self._group.shared if self._group is not None else ():
             with suppress(RuntimeError):  # a GPU that failed has nothing to give back
                 release()

@@ -208,9 +208,8 @@ def _grammar(constraint: Constraint) -> str:
     """Return a constraint in the library's format. Raises EngineError."""
     _check_multiples(constraint)
     if constraint.kind == "regex":
-        if (
-            len(constraint.text) - len(constraint.text.rstrip("\\"))
-        ) % 2:  # the library takes it for other things
+        backslashes = len(constraint.text) - len(constraint.text.rstrip("\\"))
+        if backslashes % 2:  # the library would let it escape what it writes next
             raise _refused(NAMES["regex"], "it ends in a backslash that escapes nothing")
         return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
     if constraint.kind == "lark":
