@@ -177,6 +177,9 @@ def _existing(text: str) -> Path | None:
 
 def _unknown(text: str) -> str:
     """Return one line for an unknown name, with names close to it."""
+    ways = "a Hub id such as Qwen/Qwen3-0.6B, a folder, or a .gguf file"
+    if "://" in text:
+        return f"{text} is an address, not a model on this machine or the Hub. Use a catalogue name, {ways}."
     known = {name.lower(): name for name in [*catalogue.names(), *catalogue.HUB_NAMES.values()]}
     known |= {entry.name.lower(): entry.name for entry in local_models()}
     close = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.6)
@@ -184,10 +187,10 @@ def _unknown(text: str) -> str:
         close = [name for name in known if re.sub(r"\W", "", text.lower()) in re.sub(r"\W", "", name)][:3]
     if close:
         return f"Unknown model {text}. Did you mean {' or '.join(known[name] for name in close)}?"
-    return (
-        f"Unknown model {text}. Use a catalogue name ({', '.join(catalogue.names())}), a Hub id "
-        "such as Qwen/Qwen3-0.6B, a folder, or a .gguf file."
-    )
+    families = dict[str, str]()
+    for name in catalogue.names():
+        families.setdefault(name.partition(":")[0], name)
+    return f"Unknown model {text}. Use a catalogue name ({', '.join(families.values())}, ...), {ways}."
 
 
 def _gguf(path: Path) -> ModelFiles:

@@ -108,6 +108,7 @@ def test_a_file_that_is_no_model(tmp_path: Path, name: str, content: bytes, mess
         ("SmolLM2-135M", "Did you mean smollm2"),
         ("qwen3:0.5b", "Did you mean qwen3:0.6b"),
         ("qwen3-0.6b", "Did you mean .*qwen3:0.6b"),
+        ("openai://localhost:8000/m", "is an address, not a model on this machine"),
         ("xyzzy", r"Unknown model xyzzy. Use a catalogue name \(smollm2, .* a folder, or a .gguf file"),
         ("./nowhere", "There is no file or folder ./nowhere"),
         ("/nowhere/at/all", "There is no file or folder /nowhere/at/all"),
