@@ -255,7 +255,8 @@ class _Link:
         async with contextlib.AsyncExitStack() as stack:
             log = stack.enter_context(_log(server.name)) if server.command else None
             transport = process_of(server, log, self._note_death) if log is not None else web_of(server)
-            client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S))
+            # Our own limits come first: they also end a server that hangs.
+            client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S + 10))
             ready.set_result(client)
             await self._over.wait()
 
