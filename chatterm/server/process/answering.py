@@ -402,7 +402,7 @@ def _token(tokenizer: "Tokenizer", id: int, logprob: float) -> TokenLogprob:
 
 
 def request_error(error: Exception, has_begun: bool = False, has_ended: bool = False) -> RequestError:
-    """An error as the web API knows it. `has_begun`: the answer; `has_ended`: the engine, which nobody asked for."""
+    """An error as the web API knows it. `has_begun`: part of the answer is sent. `has_ended`: the engine failed."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, ContextFullError):

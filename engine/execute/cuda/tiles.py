@@ -16,7 +16,7 @@ FUSED = 16
 FUSED_MOST = 8 << 20
 """The most weights in a layer's largest product of a small network; in larger ones only FEW rows are fused."""
 WIDE_MOST, WIDE_LINES = 128 << 20, 1 << 15
-"""The largest products of more rows, in weights and in lines of them, that our kernel may be faster at."""
+"""The largest products, in weights and in lines of them, in which our kernel can be faster than the library's."""
 MOST_CHUNKS = 80
 """The most partial results per sequence that the attention leaves; combining them stays cheap."""
 SMALLEST = 640
@@ -134,7 +134,7 @@ def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: b
     """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and inputs.
 
     With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all rows, so the
-    more rows there are, the fewer weights a product may have; and sums that stay unreduced may not be many.
+    more rows there are, the fewer weights a product may have; sums that stay unreduced have to be few beside them.
     """
     lines = outputs * (2 if gated else 1)
     weights = lines * inputs
