@@ -88,8 +88,8 @@ class AttentionInput:
     told: dict[str, Any] = field(default_factory=dict)
     """The arguments for quantised rows: see `KVCache.told`."""
 
-    def arguments(self, spec: Attention) -> tuple[Any, ...]:
-        """Return the leading arguments of every attention kernel."""
+    def arguments(self, spec: Attention, out: Tensor | None = None) -> tuple[Any, ...]:
+        """Return the leading arguments of every attention kernel. It writes to `out` if given, not to `partial`."""
         return (
             self.heads,
             self.norm_weight if self.norm_weight is not None else self.heads,
@@ -99,7 +99,7 @@ class AttentionInput:
             self.active,
             self.tables,
             self.counters,
-            self.partial,
+            self.partial if out is None else out,
             self.lse,
             spec.softmax_scale * math.log2(math.e),
             self.tables.shape[1],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, padded_parts, rotation
 from engine.execute.cuda.sharing import Sharing
-from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, Split, most_chunks
+from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, SMALLEST, Split, most_chunks
 from engine.kernels.triton.attention_mma import parts_kernel
 from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
@@ -100,6 +100,10 @@ def choose_own_cut(
     if rows >= 64 and shape.dim == 128 and itemsize > 1:
         # Four programs fit on a multiprocessor, not three.
         tile, stages, least = 32, 3, 1024
+    if rows >= 32 and itemsize > 1 and shape.dim in (64, 128):
+        # Whole sequences, whose output needs no combination, if that leaves about two programs for each multiprocessor.
+        if limit <= SMALLEST or (limit <= 2 * SMALLEST and shape.spec.kv_heads * rows >= OWN_PROGRAMS):
+            least, stages = limit, 3 if tile == 32 else 2
     if split is not None:
         least = split.rows
     most, usual = -(-limit // least), 0
@@ -111,7 +115,7 @@ def choose_own_cut(
             most = min(most, max(own // 2, -(-limit // usual)))
     else:
         own = min(most, most_chunks(rows) // 2)
-    return PartsCut(1, own, least, usual, min(own, most), tile, stages, 4, 1)
+    return PartsCut(0, own, least, usual, min(own, most), tile, stages, 4, 1)
 
 
 def _told(given: AttentionInput) -> dict[str, Any]:
@@ -143,10 +147,13 @@ def attend_mma(
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     together = sharing or Sharing(max(16 // shape.group, 1), 1)
     count = min(cut.parts + cut.own, chunks) if sharing is not None else cut.programs
+    is_whole = out is not None and sharing is None and cut.own == 1
+    if is_whole:  # nothing to combine
+        chunks = 1
     assert spec.window is None
     assert given.sinks is None
-    assert together.tiles <= cut.parts
-    assert cut.own < chunks
+    assert sharing is None or sharing.tiles <= cut.parts
+    assert is_whole or cut.own < chunks
     assert together.members * shape.group >= 16 * cut.halves
     counts = together.tiles, chunks, cut.parts, cut.own, cut.least, cut.usual
     constants: dict[str, Any] = {
@@ -158,7 +165,7 @@ def attend_mma(
     }
     is_limited = given.told and sharing is None and dim == 128 and shape.group <= 16
     kernel = parts_kernel[(spec.kv_heads, cut.parts + cut.programs * rows)](
-        *given.arguments(spec),
+        *given.arguments(spec, out if is_whole else None),
         shared,
         members,
         rows,
@@ -180,7 +187,7 @@ def attend_mma(
         **({"maxnreg": FEW_REGISTERS} if is_limited else {}),
     )
     split_alike(kernel)
-    if out is None:
+    if out is None or is_whole:
         return
     kernel = combine_parts_kernel[(spec.heads, rows)](
         given.partial,

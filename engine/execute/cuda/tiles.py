@@ -156,8 +156,8 @@ def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: b
     if rows == 64 and not gated:
         if weights <= 8 << 20 and not (apart and lines > 2048):
             return WideTile(32, 128, 4, 4 if apart else 1, 2, 4)
-        if 8 << 20 < weights <= 64 << 20 and apart and inputs >= 3 * lines:
-            return WideTile(64, 128, 3, 4, 2, 4)
+        if 8 << 20 < weights <= 64 << 20 and apart and inputs >= 3 * lines and lines % 2048 == 0:
+            return WideTile(64, 128, 3, 4, 2, 4)  # as many programs as multiprocessors, or twice as many
     return None
 
 

@@ -308,7 +308,8 @@ def _own_part(
     if ROW > 0:
         leave(partial, at, inside, l, even, odd, D, DIM, OWN_MMA)
     else:
-        gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside & (own_columns < DIM))
+        mixed = (acc / gl.expand_dims(l, 1)).to(partial.dtype.element_ty)
+        gl.store(partial + at + own_columns, mixed, mask=inside & (own_columns < DIM))
 
 
 # A different longest context, or more unshared rows, must not recompile the kernel.

@@ -234,6 +234,38 @@ def test_few_sequences_get_the_bits_that_they_get_alone(heads: tuple[int, int]) 
         assert torch.equal(run(given, 1, 640 if row < 640 else 1280)[0], together[index])
 
 
+@pytest.mark.parametrize("kind", ["auto", "fp8", "int8"])
+def test_whole_sequences_need_no_combination(kind: str) -> None:
+    """The kernel writes the output in its dtype, and nothing for a row without a sequence."""
+    usual = case([(0, [130, 0, 300, 637])], (4, 1), norm=True)
+    made = usual if kind == "auto" else usual.quantised(kind)
+    made.given.active[1] = -1
+    nothing, nobody = (torch.full((16,), number, dtype=torch.int32, device=DEVICE) for number in (0, -1))
+    out = torch.full((4, 4 * DIM), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    made.given.partial.fill_(torch.nan)
+    attend_mma(made.shape, made.given, out, 4, None, PartsCut(0, 1, 640, 0, 1, 32, 3, 4, 1), nothing, nobody)
+    there = [0, 2, 3]
+    torch.testing.assert_close(out[there].float(), made.plain()[there], rtol=2**-7, atol=1e-3)
+    assert bool(out[1].isnan().all())
+    assert bool(made.given.partial.isnan().all())
+
+
+def test_when_sequences_stay_whole() -> None:
+    """Where there are many short ones, and enough programs."""
+
+    def is_whole(rows: int, limit: int, heads: int = 8, itemsize: int = 2) -> bool:
+        shape = AttentionShape(Attention(4 * heads, heads, 128), 256, True, 132, 228 << 10)
+        return choose_own_cut(shape, rows, limit, itemsize).own == 1
+
+    assert is_whole(32, 640)
+    assert is_whole(64, 1280)
+    assert is_whole(32, 640, heads=4)
+    assert not is_whole(32, 1280, heads=4)
+    assert not is_whole(16, 640)
+    assert not is_whole(64, 2560)
+    assert not is_whole(64, 640, itemsize=1)
+
+
 @settings(max_examples=300)
 @given(
     st.integers(0, 200_000),
