@@ -104,7 +104,7 @@ def step(
             if sharing is not None and common is not None and members is not None:
                 chosen = cut or choose_shared_cut(shape, rows, sharing, context_limit(own))
                 attend_mma(shape, layer, out, rows, sharing, chosen, common, members)
-            elif by_tensor_cores(shape, layer):
+            elif by_tensor_cores(shape, layer, rows, limit):
                 attend_mma(shape, layer, out, rows, None, own_cut, nothing, nobody)
             else:
                 attend(shape, layer, out, rows, cuts)

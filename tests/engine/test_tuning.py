@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.execute.tuning import store
-from engine.execute.tuning.search import MARGIN, Choice, Measure, Numbers, search
+from engine.execute.tuning.search import MARGIN, WORTH, Choice, Measure, Numbers, search
 from engine.execute.tuning.store import Tuning, all_kept, keep, kept
 
 IDENTITY = {"gpu": "NVIDIA H200", "driver": "580.65.06", "triton": "3.6.0", "kernels": "abc", "model": "def"}
@@ -65,7 +65,7 @@ def test_what_is_chosen_is_faster_and_what_is_much_faster_is_chosen(made: dict[s
         truly += time
     assert truly <= firsts
     # What is left was not worth its name: of each thing no more than the margin, and the noise of a decision.
-    assert truly <= best + (len(costs) + 1) * (MARGIN + 0.003) * firsts
+    assert truly <= best + ((len(costs) + 1) * (MARGIN + 0.003) + WORTH) * firsts
     assert found.after <= found.before
     assert bool(found.chosen) == (found.after < found.before)
 
@@ -75,6 +75,12 @@ def test_what_is_chosen_is_faster_and_what_is_much_faster_is_chosen(made: dict[s
 def test_noise_chooses_nothing(seed: int, things: int, count: int) -> None:
     costs: Costs = {str(thing): [1.0] * count for thing in range(things)}
     assert search(candidates(costs), steps(costs, 0.004, seed)).chosen == {}
+
+
+def test_a_gain_too_small_to_be_seen_in_use_changes_nothing() -> None:
+    for gain, is_kept in ((WORTH - 0.005, False), (WORTH + 0.005, True)):
+        costs: Costs = {"a": [1.0, 1.0 - gain]}
+        assert bool(search(candidates(costs), steps(costs, 0.0)).chosen) is is_kept
 
 
 def test_what_slows_two_or_eight_rows_down_is_given_up_and_the_rest_stays() -> None:

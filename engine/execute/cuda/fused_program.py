@@ -457,7 +457,7 @@ class FusedDecoder:
             cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
             attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
             return None
-        usual = by_tensor_cores(shape, step)
+        usual = by_tensor_cores(shape, step, rows, limit)
         split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
         by_tensor = usual if split is None else split.tensor_cores
 

@@ -253,8 +253,8 @@ def test_whole_sequences_need_no_combination(kind: str) -> None:
 def test_when_sequences_stay_whole() -> None:
     """Where there are many short ones, and enough programs."""
 
-    def is_whole(rows: int, limit: int, heads: int = 8, itemsize: int = 2) -> bool:
-        shape = AttentionShape(Attention(4 * heads, heads, 128), 256, True, 132, 228 << 10)
+    def is_whole(rows: int, limit: int, heads: int = 8, itemsize: int = 2, group: int = 4) -> bool:
+        shape = AttentionShape(Attention(group * heads, heads, 128), 256, True, 132, 228 << 10)
         return choose_own_cut(shape, rows, limit, itemsize).own == 1
 
     assert is_whole(32, 640)
@@ -264,6 +264,9 @@ def test_when_sequences_stay_whole() -> None:
     assert not is_whole(16, 640)
     assert not is_whole(64, 2560)
     assert not is_whole(64, 640, itemsize=1)
+    assert is_whole(64, 640, group=2)
+    assert not is_whole(64, 1280, group=2)
+    assert is_whole(128, 1280, group=2)
 
 
 @settings(max_examples=300)
