@@ -64,7 +64,8 @@ class Group:
             return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)
         except RuntimeError as error:
             raise EngineError(
-                f"The processes of the model could not connect to each other ({_line(error)})."
+                f"The processes of the model could not connect to each other ({_line(error)}). "
+                "If it happens again, load it with --tensor-parallel 1."
             ) from None
 
     def sum(self, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from engine.cache.rows import Rows
 from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.execute.group import Group
 from engine.machine import room
 from engine.machine.room import Need, fewest_ranks
 from engine.parallel import ranks
@@ -167,6 +168,17 @@ def test_ranks_that_cannot_be_started_leave_no_open_file(
         load(folder, 3)
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_ranks_that_do_not_meet_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("No space left on device")
+
+    monkeypatch.setattr("torch.distributed.FileStore", fails)
+    with pytest.raises(
+        EngineError, match=r"to each other \(No space left on device\)\. If .* --tensor-parallel 1\.$"
+    ):
+        Group.join(tmp_path / "meeting", 0, 2, torch.device("cpu"))
 
 
 def test_nothing_holds_a_closed_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
