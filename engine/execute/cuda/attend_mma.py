@@ -27,6 +27,12 @@ OWN_PROGRAMS_OF_BYTES = 384
 """Programs where rows are quantised: more computation per byte, so three programs at once hide each other's waiting."""
 FEW_REGISTERS = 168
 """Registers per thread with which three of those programs fit on a multiprocessor, with heads of 128."""
+WHOLE_ROWS, WHOLE_LIMIT = 32, 2 * SMALLEST
+"""The fewest sequences in a step, and the largest context limit, with which sequences may be attended to whole."""
+WHOLE_PROGRAMS, WHOLE_PROGRAMS_OF_FEW_HEADS = 256, 1024
+"""How many programs there must be at that limit, in proportion at smaller ones; the second number if fewer than GROUP
+query heads share a KV head. On an H200 this saves 3 to 6 us per layer of Qwen3-8B with 32 and 64 sequences, and 6 with
+128; on an H100, 1 to 2 us per layer of 0.6B with 64, and 3 to 9 with 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +58,6 @@ class PartsCut:
     """Groups of warps that divide the query heads of a tile."""
 
 
-WHOLE_ROWS, WHOLE_LIMIT = 32, 2 * SMALLEST
-"""From how many sequences on, and up to which limit, they may be attended to whole."""
-WHOLE_PROGRAMS, WHOLE_PROGRAMS_OF_FEW_HEADS = 256, 1024
-"""How many programs that must leave at the largest limit, in proportion at smaller ones; the second if fewer than GROUP
-query heads share a KV head. Steps of six layers of Qwen3-8B take 3 to 6 us less per layer with 32 and 64 sequences, and
-6 with 128; those of 0.6B (H100) 1 to 2 with 64, and 3 to 9 with 128."""
 
 
 def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int, limit: int) -> bool:
