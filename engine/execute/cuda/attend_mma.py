@@ -58,8 +58,6 @@ class PartsCut:
     """Groups of warps that divide the query heads of a tile."""
 
 
-
-
 def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int, limit: int) -> bool:
     """Return whether tensor cores attend to `rows` sequences of up to `limit` rows that share nothing."""
     if not can_use_tensor_cores(shape, given):
