@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -73,6 +74,20 @@ def check_parallel(ranks: int, device: torch.device) -> None:
     if device.type == "cuda" and ranks > (there := torch.cuda.device_count()):
         gpus = "1 GPU" if there == 1 else f"{there} GPUs"
         raise EngineError(f"--tensor-parallel {ranks} needs as many GPUs, and this machine has {gpus}.")
+
+
+def check_tunable() -> None:
+    """Raise EngineError unless a GPU of this machine runs the fused kernels: only these can be tuned or profiled."""
+    what, remedy = "", ""
+    if (problem := cuda_problem()) is not None:
+        what, remedy = problem.what, problem.remedy
+    elif (capability := torch.cuda.get_device_capability()) < FULL_SPEED:
+        what = f"{torch.cuda.get_device_name()} ({sm(capability)}) is older than {sm(FULL_SPEED)}"
+    elif find_spec("triton") is None:
+        what, remedy = "triton is not installed", "Install it: pip install triton"
+    if what:
+        remedy = remedy or f"Use a machine with an NVIDIA GPU of {sm(FULL_SPEED)} or newer."
+        raise EngineError(f"Only the fused kernels of a GPU can be tuned or profiled, and {what}. {remedy}")
 
 
 def cuda_problem() -> CudaProblem | None:

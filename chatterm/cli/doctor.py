@@ -56,6 +56,9 @@ def tune(model: str) -> None:
     Raises ModelError and EngineError.
     """
     from chatterm.cli.progress import progress_on
+    from engine.device import check_tunable
+
+    check_tunable()  # before a model is downloaded and loaded for nothing
     from engine.engine import Engine
     from engine.execute.cuda.cuts import told
 

@@ -20,6 +20,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 def profile(model: str, trace: Path) -> None:
     """Print where the time of a token of `model` goes, and write `trace`. Raises ModelError and EngineError."""
+    from engine.device import check_tunable
+
+    check_tunable()  # before a model is downloaded and loaded for nothing
     from engine.engine import Engine
 
     with progress_on(sys.stderr) as report:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from chatterm.cli import doctor
 from chatterm.cli.main import call
+from engine.device import CudaProblem
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning
@@ -189,6 +190,7 @@ def test_tuning_now_tells_what_was_chosen(
         return engine
 
     monkeypatch.setattr(Engine, "load", load)
+    monkeypatch.setattr("engine.device.check_tunable", lambda: None)
     assert call(["doctor", "--tune", "tiny"]) == 0
     assert engine.closed
     assert (asked["model"], asked["tuned"]) == ("tiny", False)
@@ -207,6 +209,20 @@ def test_tuning_without_a_gpu_is_a_line(capsys: pytest.CaptureFixture[str], tmp_
         engine.tuner()
     assert call(["doctor", "--tune", "tiny", "--json"]) == 2
     assert "leave out --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--tune", "--profile"])
+def test_without_a_gpu_no_model_is_loaded_to_be_tuned(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engine.device.cuda_problem", lambda: CudaProblem("there is none"))
+    monkeypatch.setattr(Engine, "load", lambda *arguments, **options: pytest.fail("a model was loaded"))
+    assert call(["doctor", option, "tiny"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "chatterm: Only the fused kernels of a GPU can be tuned or profiled, and there is none."
+    )
+    assert said.count("\n") == 1
 
 
 def test_a_cpu_tells_as_much(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from engine import device
-from engine.device import DeviceChoice, cuda_problem, driver_cuda, pick_device, pick_dtype, runs_on
+from engine.device import (
+    DeviceChoice,
+    check_tunable,
+    cuda_problem,
+    driver_cuda,
+    pick_device,
+    pick_dtype,
+    runs_on,
+)
 from engine.errors import EngineError
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -213,3 +221,26 @@ def test_an_nvidia_driver_is_found_by_its_tool(monkeypatch: pytest.MonkeyPatch, 
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     assert device.has_nvidia_driver()
+
+
+def test_what_cannot_be_tuned_is_told_with_what_to_do(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untunable() -> str:
+        with pytest.raises(EngineError, match=r"^Only the fused kernels of a GPU can be tuned") as caught:
+            check_tunable()
+        return str(caught.value)
+
+    machine.broken(RuntimeError("Found no NVIDIA driver on your system."))
+    assert untunable().endswith(
+        "no usable NVIDIA GPU was found. Use a machine with an NVIDIA GPU of sm_80 or newer."
+    )
+    machine.broken(RuntimeError(TOO_OLD))
+    assert "Update the driver" in untunable()
+    machine.gpu((7, 5), "NVIDIA T4")
+    assert "NVIDIA T4 (sm_75) is older than sm_80. Use a machine" in untunable()
+    machine.gpu((9, 0))
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    assert untunable().endswith("triton is not installed. Install it: pip install triton")
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    check_tunable()
