@@ -1,6 +1,8 @@
 """A transport that writes what one turn of the event loop has for it at once: headers, events, the end of a stream."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -9,6 +11,9 @@ class GatheringTransport:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self.lingers: Callable[[], bool] | None = None
+        """Asked when it is to be closed: whether the other side is first to send what it has."""
+        self._has_said_all = False
         self._loop = asyncio.get_running_loop()
         self._gathered: list[bytes] = []
 
@@ -19,13 +24,22 @@ class GatheringTransport:
         self._gathered.append(data)
 
     def close(self) -> None:
-        """Write what there is, then part."""
+        """Write what there is, then part; where it lingers, only once the other side does, or this is called again."""
         self._flush()
-        self._transport.close()
+        if not self.is_closing() and self.lingers is not None and self.lingers():
+            self._has_said_all = True
+            with suppress(OSError):  # the other side is gone, which is seen elsewhere
+                self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._has_said_all or self._transport.is_closing()
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        if gathered and not self._transport.is_closing():
+        if gathered and not self.is_closing():
             self._transport.write(b"".join(gathered))
 
     def __getattr__(self, name: str) -> Any:

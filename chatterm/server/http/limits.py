@@ -28,6 +28,8 @@ class Limits:
     body_bytes: int = 16 * 2**20
     body_s: float = 30.0
     """How long a client may take to send a body."""
+    refused_bytes: int = 256 * 2**20
+    """How much a client may go on sending after its answer (for `body_s` at most), so that it gets to read that."""
     header_bytes: int = 32 * 2**10
     header_s: float = 10.0
     """The same for the headers."""

@@ -100,7 +100,10 @@ class _Server(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Ends connections whose headers do not come, and those that do not take what is sent to them."""
+    """Ends connections whose headers do not come, and those that do not take what is sent to them.
+
+    Where a request has its answer before it has come whole, the rest is read and thrown away, within bounds.
+    """
 
     bounds = Limits()
 
@@ -108,18 +111,27 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        self._lingers: asyncio.TimerHandle | None = None
         self._answers: Any = None
         """The request that is being answered; `cycle` is the latest, which waits for it where both came at once."""
         self._in_head = False
         self._fed = 0
-        """Bytes that have come since the headers of the latest request began, with them."""
+        """Bytes that have come since the headers of the latest request began, with them; 0 once it is complete."""
+        self._left = self.bounds.refused_bytes
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(GatheringTransport(transport))  # type: ignore[arg-type]
+        self._gathering = GatheringTransport(transport)
+        self._gathering.lingers = self._linger
+        super().connection_made(self._gathering)  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # what follows a request that was none
+        if (
+            self.transport.is_closing()
+        ):  # the rest of a request that has its answer, or what follows one that was none
+            self._left -= len(data)
+            if self._left < 0:
+                self.transport.abort()
             return
         self._fed += len(data)
         super().data_received(data)
@@ -144,10 +156,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._fed = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._late, self._stuck):
+        for timer in (self._late, self._stuck, self._lingers):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._gathering.lingers = None  # they would refer to each other
         if self._answers is not None and not self._answers.response_complete:
             self._answers.disconnected = True
             self._answers.message_event.set()
@@ -165,6 +178,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+
+    def _linger(self) -> bool:
+        """Whether the client still sends its request: to close now would reset the connection under its answer."""
+        if not self._fed:
+            return False
+        self.flow.resume_reading()
+        self._lingers = self.loop.call_later(self.bounds.body_s, self.transport.abort)
+        return True
 
     def _watch(self) -> None:
         """A request's headers may take so long from their first byte (or the connection) on; drips do not extend it."""

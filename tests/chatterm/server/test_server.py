@@ -138,14 +138,62 @@ def test_a_client_that_reads_nothing_keeps_nobody_waiting_once_the_engine_has_fi
 def test_sizes_are_bounded(running, service):
     assert httpx.post(running.url + CHAT, content=b"x" * 1_000_001).status_code == 413
     chunks = (b"x" * 100_000 for _ in range(20))
-    with suppress(httpx.WriteError, httpx.ReadError):  # the server has hung up in the middle
-        assert httpx.post(running.url + CHAT, content=chunks).status_code == 413
+    assert httpx.post(running.url + CHAT, content=chunks).status_code == 413
     assert (
         received(raw(running, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000))[9:12]
         == b"400"
     )
     assert httpx.post(running.url + CHAT, content=b"[" * 100_000).status_code == 400
     assert service.asked == []
+
+
+def in_chunks(body):
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("path", "status"), [(CHAT, 413), ("/v1/embeddings", 404)])
+def test_who_sends_all_of_a_refused_request_before_reading_gets_to_read_why(
+    running, is_chunked, path, status
+):
+    part = b"x" * 2**20
+    length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {16 * len(part)}"
+    start = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode()
+    with closing(raw(running, start)) as connection:
+        for _ in range(16):  # more than the buffers of both sockets hold
+            connection.sendall(in_chunks(part) if is_chunked else part)
+        connection.sendall(b"0\r\n\r\n" if is_chunked else b"")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer[9:12] == b"%d" % status
+    assert b"connection: close" in answer
+    assert b'"error"' in answer
+
+
+def test_who_never_stops_sending_is_cut_off_by_size_and_by_time():
+    def sent(connection, part, pause_s):
+        """How much could be sent, until there is no connection."""
+        size = 0
+        with suppress(OSError):
+            while size < 10**9:
+                connection.sendall(part)
+                size += len(part)
+                time.sleep(pause_s)
+        connection.close()
+        return size
+
+    with serving(FakeService(), Limits(body_bytes=1000, refused_bytes=10**7)) as running:
+        assert 10**7 < sent(raw(running, head(length=10**12)), b"x" * 2**20, 0.0) < 10**9
+    with serving(FakeService(), Limits(body_bytes=1000, body_s=0.2)) as running:
+        connection = raw(running, head(length=10**12))
+        assert b"413" in connection.recv(65536)
+        assert 0 < sent(connection, b"x", 0.01) < 10**9
+
+
+def test_who_still_sends_a_refused_request_does_not_hold_up_the_end():
+    with serving(FakeService(), Limits(body_bytes=1000, body_s=3600, shutdown_s=3600)) as running:
+        connection = raw(running, head(length=10**12))
+        assert b"413" in connection.recv(65536)
+    connection.close()
 
 
 def test_paths_that_do_not_exist_and_methods_that_do_not_fit(running):
