@@ -103,11 +103,15 @@ def serve(
         if model is not None:
             load_first(model)
         leave_out()
-        where = " and programs" if make_web is not None else ""
+
+    def ready(address: str) -> None:
+        if address:
+            _tell(f"The HTTP API is at {address}/v1")
+        where = " and programs" if address else ""
         _tell(f"Ready for terminals{where}; Ctrl+C or chatterm stop ends it.")
 
     async def run() -> None:
-        await Supervisor(ProcessOptions(chosen, stays), make_web, load, _tell).run()
+        await Supervisor(ProcessOptions(chosen, stays), make_web, load, ready, _tell).run()
 
     asyncio.run(run())
 
@@ -140,9 +144,7 @@ def _web(
         made = app.make_app(service, limits.Limits(running=running, context=context), key)
         socket = web.listen(made, host, port)
         name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{socket.getsockname()[1]}"
-        _tell(f"The HTTP API is at {address}/v1")
-        return Web(address, web.make_server(made), socket)
+        return Web(f"http://{name}:{socket.getsockname()[1]}", web.make_server(made), socket)
 
     return make
 

@@ -35,12 +35,17 @@ class Supervisor:
         process: ProcessOptions,
         make_web: Callable[[Service], Web] | None,
         load: Callable[[], None],
+        ready: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
-        """`load` has the first model loaded, and blocks; `tell` says a line to the person."""
+        """`load` has the first model loaded, and blocks; `tell` says a line to the person.
+
+        `ready` is called with the address of the web API ("" without one) each time that requests can be answered.
+        """
         self._process = process
         self._make_web = make_web
         self._load = load
+        self._ready = ready
         self._tell = tell
         self._stop = asyncio.Event()
         self._service = ChannelService()
@@ -82,6 +87,7 @@ class Supervisor:
             if loading.done():
                 loading.result()
                 self._serve()
+                self._ready(self._address)
                 waits = {ended, stopped} if self._serving is None else {ended, stopped, self._serving}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -98,9 +104,13 @@ class Supervisor:
             with suppress(EngineError, ModelError, RequestError):
                 await loading
 
+    @property
+    def _address(self) -> str:
+        return self._web.address if self._web is not None else ""
+
     async def _begin(self) -> None:
         try:
-            await self._service.connect(self._web.address if self._web is not None else "")
+            await self._service.connect(self._address)
         except RequestError as error:
             raise EngineError(error.message) from None
         await asyncio.to_thread(self._load)

@@ -383,7 +383,7 @@ async def test_an_engine_that_ends_under_a_request_is_no_fault_of_the_request(
 
 
 async def test_the_first_model_is_known_once_the_server_is_ready(served: Served) -> None:
-    supervisor = Supervisor(ProcessOptions(ChatOptions()), None, lambda: hold(served), lambda line: None)
+    supervisor = Supervisor(ProcessOptions(ChatOptions()), None, lambda: hold(served), print, print)
     await supervisor._begin()
     assert [model.name for model in supervisor._service.models() if model.loaded] == ["tiny"]
     await supervisor._service.close()

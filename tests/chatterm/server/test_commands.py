@@ -112,11 +112,16 @@ def test_serve_is_a_process_that_ends_with_its_parent(runtime: Path) -> None:
     command = [sys.executable, "-c", _PROGRAM, "serve", "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    said = []
     for line in process.stderr:
+        said.append(line)
         if line.startswith("Ready"):
             break
+    assert said[-2].startswith("The HTTP API is at http://127.0.0.1:")
     assert call(["ps"]) == 0
-    assert run("serve").returncode == 1  # there is one already
+    second = run("serve", "--port", "0")  # there is one already
+    assert second.returncode == 1
+    assert "HTTP API" not in second.stderr
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
     assert process.wait() == 0, rest
@@ -124,6 +129,15 @@ def test_serve_is_a_process_that_ends_with_its_parent(runtime: Path) -> None:
     assert "torch" not in rest.splitlines()[-1].split()
     assert call(["ps"]) == 1
     process.stderr.close()
+
+
+def test_a_start_that_fails_promises_nothing(runtime: Path, tmp_path: Path) -> None:
+    done = run("serve", str(tmp_path), "--port", "0")  # a folder without a model
+    assert done.returncode == 1
+    *said, modules = done.stderr.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("chatterm: ")
+    assert "chatterm.server.supervisor" in modules.split()
 
 
 def test_an_engine_process_that_crashes_is_started_again_once(
