@@ -398,6 +398,10 @@ class Backend(Protocol):
     def models(self) -> list[str]:
         """Return the names that `switch` takes without a download."""
 
+    def has_loaded(self, model: str) -> bool:
+        """Return whether `switch` takes this name because the server of this backend has loaded such a model. From any
+        thread."""
+
     def catalogue(self) -> list[ModelChoice]:
         """Return the models that can be chosen: those on this machine, then the catalogue. Raises ModelError."""
 

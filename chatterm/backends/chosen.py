@@ -112,6 +112,10 @@ class Chosen:
 
         return [model.name for model in local_models()]
 
+    def has_loaded(self, model: str) -> bool:
+        """Return False: there is no server that may know more names than anybody else."""
+        return False
+
 
 def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `sampling`. Raises EngineError if it has an unknown field or a value out of range."""

@@ -29,7 +29,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.chosen import Chosen, checked, no_model
-from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
+from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Status, Tokens, Wanted
 from chatterm.channel.link import Answers, Link, ServerGoneError, error_of
 from chatterm.channel.messages import Done, Failed, Item, unpacked
 
@@ -40,6 +40,8 @@ _AGAIN = 0.03
 """Seconds between two requests for figures."""
 _SOON = 0.5
 """Time limit in seconds of a call that a screen waits for."""
+_PATIENCE = 5.0
+"""The same of one that no screen waits for."""
 
 T = TypeVar("T")
 
@@ -263,6 +265,13 @@ class ProcessBackend(Chosen):
         if not self._is_open:
             return []
         return self._value("catalogue", None, list[ModelChoice])
+
+    def has_loaded(self, model: str) -> bool:
+        try:
+            status = self._link.ask("status", None, Status, _PATIENCE)
+        except EngineError:  # the server is gone or hangs
+            return False
+        return any(one.name == model for one in status.models)
 
     def close(self) -> None:
         self._is_open, self._info = False, None

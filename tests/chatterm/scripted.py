@@ -91,6 +91,8 @@ class ScriptedBackend:
     closed: bool = False
     on_switch: Callable[[str], None] | None = None
     known_models: list[str] = field(default_factory=lambda: ["scripted", "other"])
+    loaded_elsewhere: tuple[str, ...] = ()
+    """What its server has loaded."""
     choices: list[ModelChoice] = field(
         default_factory=lambda: [
             ModelChoice("scripted", 98_362_432, True, True),
@@ -448,6 +450,9 @@ class ScriptedBackend:
 
     def models(self) -> list[str]:
         return self.known_models
+
+    def has_loaded(self, model: str) -> bool:
+        return model in self.loaded_elsewhere
 
     def catalogue(self) -> list[ModelChoice]:
         self.calls.append(("catalogue", None))

@@ -418,6 +418,19 @@ async def test_a_mistyped_model_does_not_stop_the_answer() -> None:
         assert driver.answers[1] == "Anot"
 
 
+async def test_a_name_that_only_the_server_knows_is_taken_during_an_answer_too() -> None:
+    backend = ScriptedBackend(
+        [Script("A whole answer.", gate=threading.Event(), gate_after=1)], loaded_elsewhere=("theirs",)
+    )
+    async with driven(backend) as driver:
+        driver.app.chat.check_model = partial(check_model, {})
+        await driver.send("q", wait=False)
+        await driver.until(lambda: driver.answers == ["A wh"])
+        await driver.send("/model theirs")
+        await driver.shows("Now chatting with theirs")
+        assert driver.errors == []
+
+
 async def test_the_model_that_is_loaded_is_not_loaded_again_unless_something_failed() -> None:
     failing = Script(error=EngineError("Load the model again."))
     backend = ScriptedBackend([Script(), failing, Script()])

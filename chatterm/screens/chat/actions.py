@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chatterm.backends import worker
-from chatterm.backends.backend import EngineError, ModelChoice
+from chatterm.backends.backend import EngineError, ModelChoice, ModelError
 from chatterm.commands.reports import help_lines
 from chatterm.screens.chat.code_actions import CodeActions
 from chatterm.screens.chat.command_part import LOADING
@@ -78,9 +78,17 @@ class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Comp
         elif works and name == screen.backend.model:
             screen.hint(f"{screen.model_name} is loaded already.", 3.0)
         elif self.conversation.is_busy:  # a mistyped name must not stop the answer
-            screen.in_thread(partial(screen.check_model, name), lambda _: self._switch(name))
+            screen.in_thread(partial(self._check_model, name), lambda _: self._switch(name))
         else:
             self._switch(name)
+
+    def _check_model(self, name: str) -> None:
+        """Raises what a switch to `name` would raise. In a thread of its own."""
+        try:
+            self.screen.check_model(name)
+        except ModelError:
+            if not self.screen.backend.has_loaded(name):  # a name that only the server knows, or none
+                raise
 
     def _switch(self, name: str) -> None:
         if self.screen.is_loading:

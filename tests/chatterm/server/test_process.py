@@ -224,6 +224,21 @@ def test_two_terminals_share_an_engine_and_its_cache(served: Served) -> None:
     two.close()
 
 
+def test_the_server_tells_during_an_answer_what_it_has_loaded(served: Served) -> None:
+    backend, _ = attached("tiny", LONG)
+    assert backend is not None
+    backend.open()
+    gate = Gate(served.engine)
+    events = backend.send("Name a river.")
+    next(events)
+    assert backend.has_loaded("tiny")
+    assert not backend.has_loaded("tiny-2")
+    gate.open()
+    events.close()
+    backend.close()
+    assert not backend.has_loaded("tiny")
+
+
 def test_a_server_that_computes_otherwise_is_not_used(served: Served) -> None:
     backend, why = attached("tiny", replace(OPTIONS, context=512))
     assert backend is None
