@@ -234,14 +234,17 @@ def test_few_sequences_get_the_bits_that_they_get_alone(heads: tuple[int, int]) 
         assert torch.equal(run(given, 1, 640 if row < 640 else 1280)[0], together[index])
 
 
-@pytest.mark.parametrize("kind", ["auto", "fp8", "int8"])
-def test_whole_sequences_need_no_combination(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kind"),
+    [((4, 1), "auto"), ((4, 2), "auto"), ((6, 2), "auto"), ((4, 1), "fp8"), ((4, 1), "int8")],
+)
+def test_whole_sequences_need_no_combination(heads: tuple[int, int], kind: str) -> None:
     """The kernel writes the output in its dtype, and nothing for a row without a sequence."""
-    usual = case([(0, [130, 0, 300, 637])], (4, 1), norm=True)
+    usual = case([(0, [130, 0, 300, 637])], heads, norm=True)
     made = usual if kind == "auto" else usual.quantised(kind)
     made.given.active[1] = -1
     nothing, nobody = (torch.full((16,), number, dtype=torch.int32, device=DEVICE) for number in (0, -1))
-    out = torch.full((4, 4 * DIM), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.full((4, heads[0] * DIM), torch.nan, dtype=torch.bfloat16, device=DEVICE)
     made.given.partial.fill_(torch.nan)
     attend_mma(made.shape, made.given, out, 4, None, PartsCut(0, 1, 640, 0, 1, 32, 3, 4, 1), nothing, nobody)
     there = [0, 2, 3]
