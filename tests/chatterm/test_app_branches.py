@@ -99,6 +99,18 @@ async def test_an_edit_can_be_given_up() -> None:
         assert driver.questions == ["first"]
 
 
+async def test_a_new_conversation_ends_an_edit() -> None:
+    async with driven(answering("one", "two")) as driver:
+        await driver.send("first")
+        driver.composer.put("a draft")
+        await press(driver, "alt+e", "!", "ctrl+n")
+        assert driver.composer.text == "a draft"
+        assert "Esc leaves the message unchanged" not in driver.text()
+        await press(driver, "enter")
+        await driver.idle()
+        assert (driver.questions, driver.answers) == (["a draft"], ["two"])
+
+
 async def test_a_key_that_wants_an_argument_keeps_the_draft() -> None:
     async with driven(answering("one")) as driver:
         driver.composer.put("a draft")

@@ -38,6 +38,7 @@ class SessionActions(LibraryActions):
         self.screen.tell("A new conversation." + kept + self.kept())
 
     def begin_anew(self) -> None:
+        self.writing.end_edit()  # the message is not in the new tree
         self.screen.back_to_composer()
         self.tooling.leave()
         self.conversation.clear()
