@@ -93,7 +93,7 @@ class CandidatesScreen(ModalScreen[None]):
         self._view.scroll_at(event.x, event.y, -3)
 
     def _keep(self, turn: Turn) -> None:
-        if self._conversation.choice:
+        if any(turn is other for other in self._conversation.choice):  # it may be gone since it was drawn
             self._conversation.keep(turn)
         self._look()
 

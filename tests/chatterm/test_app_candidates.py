@@ -155,6 +155,22 @@ async def test_an_error_of_one_is_not_that_of_the_others() -> None:
         assert "no more room" in " ".join(driver.errors)
 
 
+async def test_one_that_is_gone_since_it_was_drawn_cannot_be_kept() -> None:
+    bad = Script(error=EngineError("no room"), gate=(gate := threading.Event()), gate_after=0)
+    async with driven(ScriptedBackend([Script("first"), Script("good"), bad])) as driver:
+        await driver.send("q")
+        view = await draws(driver, 2, wait=False)
+        gone = view.numbered("2")
+        assert gone is not None
+        gate.set()
+        await driver.until(lambda: gone not in driver.app.chat.conversation.choice)
+        assert isinstance(driver.app.screen, CandidatesScreen)
+        driver.app.screen._keep(gone)  # as by its key before the next frame
+        await driver.pilot.press("1")
+        await driver.idle()
+        assert (driver.answers, texts(driver)) == (["good"], ["first", "good"])
+
+
 async def test_one_that_fails_before_they_are_shown_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A screen is composed a little after it is asked for, on a busy machine much later."""
     bad = Script(error=EngineError("no room"))
