@@ -1,7 +1,6 @@
 """Presets: a model, a system prompt, tools and sampling under one name, each in a TOML file beside the settings."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ from chatterm.settings.file import write
 from chatterm.settings.paths import check_regular, config_path
 from chatterm.settings.reading import problem_with
 from chatterm.settings.settings import SamplingSettings, SettingsError
-from chatterm.settings.toml import not_toml, read_source, statement_lines, toml_value
+from chatterm.settings.toml import parsed, read_source, statement_lines, toml_value
 from chatterm.terminal.sanitize import one_line
 
 WORDS = ("save", "replace")
@@ -61,10 +60,7 @@ def load_preset(name: str) -> SavedPreset:
 
 def parse_preset(source: str, path: Path) -> SavedPreset:
     """What `source` states; `path` is named where it is wrong. Raises SettingsError."""
-    try:
-        tables = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
-        raise not_toml(path, source, error) from error
+    tables = parsed(path, source)
     sampling = tables.get("sampling", {})
     for keys, problem in _problems(tables, sampling):
         lines = statement_lines(source, keys) or (0, 0)

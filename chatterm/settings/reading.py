@@ -1,7 +1,6 @@
 """The settings are read from one TOML file and checked. Nothing in the file is ever executed."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from math import inf
@@ -14,8 +13,11 @@ from chatterm.backends.remote.address import Remote, is_name, wrong_url
 from chatterm.settings.durations import seconds_of
 from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
-from chatterm.settings.toml import not_toml, read_source, statement_lines
+from chatterm.settings.toml import parsed, read_source, statement_lines
 from chatterm.terminal.sanitize import one_line
+
+_MOST_BITS = 1000
+"""Bits of a whole number that can still be shown, and be a float."""
 
 
 def load_settings(path: Path) -> Settings:
@@ -25,10 +27,7 @@ def load_settings(path: Path) -> Settings:
 
 def parse_settings(source: str, path: Path) -> Settings:
     """The settings that `source` states; `path` is named where it is wrong. Raises SettingsError."""
-    try:
-        tables = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
-        raise not_toml(path, source, error) from error
+    tables = parsed(path, source)
     try:
         return settings_from(tables)
     except _Wrong as wrong:
@@ -130,6 +129,8 @@ def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mappin
 def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
     """`value` as the field wants it."""
     wanted = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise _Wrong(keys, f"{keys[-1]} has too many digits; it must be {expected(kind)}.")
     for part in wanted:
         if get_origin(part) is Literal and value in get_args(part) and isinstance(value, str):
             return value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatterm.settings.paths import check_regular, user_themes
 from chatterm.settings.settings import SettingsError
-from chatterm.settings.toml import not_toml, read_source, statement_lines
+from chatterm.settings.toml import parsed, read_source, statement_lines
 from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
     """The file as `dark`, `ansi`, `colors`, `variables`, all complete. Raises SettingsError."""
     check_regular(path)
     source = read_source(path)
-    try:
-        data = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
-        raise not_toml(path, source, error) from error
+    data = parsed(path, source)
     if path.parent == FOLDER:
         return data
     base = data.get("base", DEFAULT_THEME)

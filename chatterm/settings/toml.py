@@ -30,7 +30,19 @@ def read_source(path: Path) -> str:
         ) from error
 
 
-def not_toml(path: Path, source: str, error: Exception) -> SettingsError:
+def parsed(path: Path, source: str) -> dict[str, Any]:
+    """What `source` states; `path` is named where it is no TOML. Raises SettingsError."""
+    try:
+        return tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise _not_toml(path, source, error) from error
+    except (ValueError, RecursionError):  # what Python itself refuses
+        raise SettingsError(
+            f"{path}: a number has thousands of digits, or lists are nested too deeply; correct it."
+        ) from None
+
+
+def _not_toml(path: Path, source: str, error: Exception) -> SettingsError:
     """What to say about a file that tomllib does not accept."""
     text, _, place = one_line(str(error)).rstrip(")").partition(" (at ")
     line = place.split(",")[0] if place.startswith("line ") else f"line {source.rstrip().count(chr(10)) + 1}"

@@ -71,6 +71,14 @@ def test_a_file_states_what_differs() -> None:
         ("[sampling]\nstop = [\n  1,\n]", "line 2: stop is [1]; it must be a list of strings"),
         ("[screen]\ntheme = graphite", "line 2: this is not TOML: "),
         ('[model]\nname = "', "line 2: this is not TOML: "),
+        (
+            "[sampling]\ntemperature = 1" + "0" * 400,
+            "line 2: temperature has too many digits; it must be a number.",
+        ),
+        (
+            "[sampling]\nseed = 0x" + "F" * 5000,
+            "line 2: seed has too many digits; it must be a whole number.",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(source: str, message: str) -> None:
@@ -78,6 +86,14 @@ def test_what_is_wrong_is_said_with_its_line(source: str, message: str) -> None:
         parse(source)
     assert str(error.value).startswith(f"config.toml, {message}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("source", ["a = " + "[" * 5000, "[sampling]\nseed = " + "9" * 5000])
+def test_what_python_itself_refuses_is_one_line_too(source: str) -> None:
+    with pytest.raises(
+        SettingsError, match=r"config.toml: a number has thousands of digits, or lists are nested"
+    ):
+        parse(source)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
