@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.actions import Actions
+from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
     from chatterm.settings.prompts import PromptFile
@@ -428,7 +429,7 @@ def parse(text: str) -> tuple[Command, str]:
     command = find(name)
     if command is None:
         raise EngineError(
-            f"Unknown command /{name}; /help lists them all. To send it as text, start with a space."
+            f"Unknown command /{one_line(name, 40)}; /help lists them all. To send it as text, start with a space."
         )
     argument = ((match[2] if match else "") or "").strip()
     if argument and not command.arguments:
@@ -436,7 +437,9 @@ def parse(text: str) -> tuple[Command, str]:
     if not argument and command.arguments and not command.arguments.startswith("["):
         raise EngineError(f"/{name} needs {command.arguments}.")
     if argument and command.choices and not command.is_free and argument not in command.choices:
-        raise EngineError(f"/{name} takes one of: {', '.join(command.choices)}; not {argument!r}.")
+        raise EngineError(
+            f"/{name} takes one of: {', '.join(command.choices)}; not {one_line(argument, 40)!r}."
+        )
     return command, argument
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from chatterm.backends.backend import Compaction, EngineError, Exchange, Message, Request
 from chatterm.conversation.attachments import files_of, without_files
 from chatterm.conversation.seen import seen, summarised, summary_exchange
+from chatterm.terminal.sanitize import one_line
 from models.units import counted
 
 Kind = Literal["summary", "files", "start", "again", "edit"]
@@ -185,7 +186,7 @@ def nth(path: Sequence[Exchange], number: str) -> Exchange:
         index = int(number)
     except ValueError:
         raise EngineError(
-            f"{number!r} is not a number; messages are numbered from 1, or from the end with -1."
+            f"{one_line(number, 40)!r} is not a number; messages are numbered from 1, or from the end with -1."
         ) from None
     if not path:
         raise EngineError("There is no message yet.")

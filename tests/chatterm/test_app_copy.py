@@ -95,6 +95,7 @@ async def test_a_selection_has_no_borders_and_no_padding() -> None:
     [
         ("/copy", "There is no answer yet."),
         ("/copy x", "'x' is not a number"),
+        ("/copy " + "x" * 600, "x…' is not a number; messages are numbered from 1, or from the end with -1."),
         ("/copy code", "There is no answer yet."),
         ("/copy all", "There is no answer yet."),
         ("/copy all x", "/copy all takes nothing more, not 'x'."),

@@ -113,6 +113,8 @@ def test_a_command_line_calls_its_action(text: str, called: tuple[str, ...]) -> 
         ("/reset now", "/reset takes no argument"),
         ("/rename", "/rename needs TITLE"),
         ("/think maybe", "one of: on, off, auto, show, hide"),
+        ("/think " + "x" * 600, "not 'x{39}…'"),
+        ("/" + "x" * 600, "x…; /help lists them all"),
     ],
 )
 def test_what_is_no_command_gets_one_clear_line(text: str, said: str) -> None:

@@ -22,7 +22,7 @@ def candidates_of(text: str) -> int:
     """How many answers are wanted. Raises EngineError for what is no number of them."""
     if not text:
         return 1
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= _MOST):
         raise EngineError(f"/retry takes a number from 1 to {_MOST}, or nothing; not {one_line(text, 40)!r}.")
     return int(text)
 
@@ -179,7 +179,9 @@ class MessageActions(CommandPart):
         try:
             index = int(number)
         except ValueError:
-            raise EngineError(f"{number!r} is not a number; code blocks are numbered from 1.") from None
+            raise EngineError(
+                f"{one_line(number, 40)!r} is not a number; code blocks are numbered from 1."
+            ) from None
         if entry is None and isinstance(self.selected, AnswerEntry):
             entry = self.selected
         answers = (
