@@ -135,6 +135,9 @@ def connect(path: Path | None) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None)
     try:
         _set_up(connection)
+    except UnicodeDecodeError as error:  # SQLite quotes the name of what is damaged
+        connection.close()
+        raise sqlite3.DatabaseError("malformed database schema") from error
     except BaseException:
         connection.close()
         raise
@@ -174,7 +177,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection | None:
             _check_version(connection)
             connection.execute("SELECT count(*) FROM (SELECT 1 FROM exchanges LIMIT 1)").fetchone()
             connection = _up_to_date(connection)
-        except (sqlite3.Error, SessionError):
+        except (sqlite3.Error, SessionError, UnicodeDecodeError):
             connection.close()
         else:
             return connection
@@ -240,7 +243,7 @@ def explain(error: Exception, path: Path) -> Trouble:
     if code == "SQLITE_FULL" or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
         what = f"There is no disk space left for the session database ({place})"
         return Trouble(what, "Free some space", passes=True, meanwhile=_RETRIED)
-    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in str(error):
         what = f"The session database is damaged ({place})"
         return Trouble(what, f"Move that file away to start a new one, or {elsewhere}", passes=False)
     if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")) or isinstance(

@@ -13,6 +13,7 @@ from threading import Event
 import pytest
 
 from chatterm.sessions import vault
+from chatterm.sessions.library import Library
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import VERSION, connect
 from chatterm.sessions.store import Store
@@ -251,6 +252,21 @@ def test_a_damaged_file_is_left_alone(path: Path, content: bytes) -> None:
     assert "damaged" in store.problem
     assert not store.close()
     assert path.read_bytes() == content
+
+
+def test_a_schema_that_is_no_text_any_more(store: Store) -> None:
+    """SQLite quotes it in its error, which Python cannot read then."""
+    assert store.close()
+    data = store.path.read_bytes()
+    broken = data.replace(b"tablesessionssessions", b"table\x9eessionssessions", 1)
+    assert broken != data
+    store.path.write_bytes(broken)
+    again = Store.open(store.path)
+    works_in_memory(again)
+    assert "damaged" in again.problem
+    assert not again.close()
+    with pytest.raises(SessionError, match="damaged"):
+        Library(store.path).entries()
 
 
 def test_damage_that_shows_later(store: Store) -> None:
