@@ -141,7 +141,7 @@ class _Box:
     @property
     def room(self) -> int:
         """Rows of its text."""
-        return self.height - 1 - self.gap
+        return max(self.height - 1 - self.gap, 0)
 
 
 class Candidates(Canvas):

@@ -283,6 +283,15 @@ async def test_every_candidate_can_be_seen_and_nothing_stands_over_another(
         await driver.until(lambda: driver.app.screen is driver.app.chat)
 
 
+async def test_a_window_without_a_row_for_them() -> None:
+    async with driven(backend("alpha", "beta"), size=(80, 3)) as driver:
+        await driver.send("q")
+        await draws(driver, 2)
+        await driver.pilot.press("pagedown", "2")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["beta"]
+
+
 async def test_the_rest_of_a_long_one_is_a_page_away() -> None:
     long = "\n\n".join(f"paragraph {number}" for number in range(60))
     async with driven(backend(long, "short"), size=(140, 30)) as driver:
