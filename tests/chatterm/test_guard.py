@@ -1,10 +1,11 @@
 """Errors that nobody foresaw, injected where they may come from: one line, nothing lost, and the chat goes on."""
 
 import asyncio
+import gc
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from textual import events
 
 from chatterm.screens.cache import CacheScreen
+from chatterm.screens.chat.garbage import collect_now
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.sessions import SessionPicker
 from chatterm.screens.tools import ToolsScreen
@@ -250,6 +252,7 @@ import sys
 sys.path.insert(0, {root!r})
 from chatterm.app import run_app
 from chatterm.widgets.transcript import Transcript
+from chatterm.screens.chat.garbage import collect_now
 from chatterm.screens.chat.screen import ChatScreen
 from tests.chatterm.scripted import Script, ScriptedBackend
 def unlucky(*_):
@@ -281,3 +284,36 @@ def test_a_real_terminal_is_left_with_one_line(owner: str, name: str) -> None:
     assert after.count(b"chatterm: ") == 1
     assert b"secret" not in child.before
     assert b"Traceback" not in child.before
+
+
+def test_a_search_for_garbage_ends_no_tuple_that_another_thread_is_making() -> None:
+    begun, counted, over = threading.Event(), threading.Event(), threading.Event()
+    made: list[tuple[int, ...]] = []
+
+    def waiting() -> Iterator[int]:
+        yield 1
+        begun.set()
+        counted.wait()
+
+    def make() -> None:
+        try:
+            made.append(tuple(waiting()))
+        finally:
+            over.set()
+
+    def go_on(_: object, event: str, called: object) -> None:
+        if event == "c_return" and called is gc.get_objects:  # another thread may run here
+            counted.set()
+            over.wait()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    begun.wait()
+    sys.setprofile(go_on)
+    try:
+        collect_now()
+    finally:
+        sys.setprofile(None)
+        counted.set()
+        thread.join()
+    assert made == [(1,)]
