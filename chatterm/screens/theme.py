@@ -37,22 +37,27 @@ class ThemePicker(Picker):
 
     def on_resize(self, event: events.Resize) -> None:
         event.prevent_default()  # what a picker does with it
-        low = event.size.height < 20
-        self.set_class(low, "-low")
-        height = event.size.height - 3 if low else event.size.height * 9 // 10 - 8
-        self.query_one(ThemeList).styles.max_height = max(height, 1)
+        self.set_class(event.size.height < 20, "-low")
+        self._fit(event.size.height)
+
+    def _fit(self, height: int) -> None:
+        """The list gets the room that the words below it leave."""
+        room = height - 3 if height < 20 else height * 9 // 10 - 8
+        foot = self.query_one("#theme-foot", ThemeFoot)
+        self.query_one(ThemeList).styles.max_height = max(room + 1 - foot.count, 1)
 
     def preview(self, name: str) -> None:
         """Show everything in this theme; where its file is wrong, say so."""
         app = self.app
         assert isinstance(app, LookApp)
+        foot = self.query_one("#theme-foot", ThemeFoot)
         try:
             said = app.use_theme(name)
         except SettingsError as error:
-            self.query_one("#theme-foot", ThemeFoot).show([(one_line(str(error)), "error")])
-            return
-        keys = "Enter selects · Esc goes back"
-        self.query_one("#theme-foot", ThemeFoot).show([(f"{said} {keys}".strip(), "muted")])
+            foot.show([(one_line(str(error)), "error")])
+        else:
+            foot.show([(f"{said} Enter selects · Esc goes back".strip(), "muted")])
+        self._fit(self.size.height)
 
     def action_move(self, step: int) -> None:
         super().action_move(step)
@@ -80,12 +85,17 @@ class ThemeFoot(Canvas):
         super().__init__(id=id)
         self._line = line
 
+    @property
+    def count(self) -> int:
+        """Lines that they need."""
+        return len(wrap(self._line, self.size.width)) if self.size.width else 1
+
     def show(self, line: Line) -> None:
         self._line = line
         self.on_resize()
 
     def on_resize(self) -> None:
-        self.styles.height = len(wrap(self._line, self.size.width))
+        self.styles.height = self.count
         self.refresh()
 
     def build(self, width: int) -> list[Line]:

@@ -52,6 +52,23 @@ async def test_a_theme_whose_file_is_wrong_is_said_and_cannot_be_taken(own_folde
         assert driver.app.theme == "dusk"
 
 
+@pytest.mark.parametrize("size", [(80, 24), (60, 14)])
+async def test_what_is_wrong_in_a_theme_is_said_to_its_end_below_a_long_list(
+    own_folders: Path, size: tuple[int, int]
+) -> None:
+    (own_folders / "themes").mkdir()
+    for number in range(12):
+        (own_folders / "themes" / f"a{number:02}.toml").write_text("colors = 3\n", encoding="utf-8")
+    async with driven(ScriptedBackend(), size, theme="dusk") as driver:
+        await driver.send("/theme")
+        await driver.pilot.press("up")
+        await driver.shows("colors must be a")
+        await driver.shows("it.")  # its last word
+        await driver.pilot.press(*["down"] * 3)
+        await driver.shows("Enter selects · Esc goes back")
+        assert "it." not in driver.text()
+
+
 async def opened(driver: Driver) -> SettingsList:
     await driver.pilot.press("f8")
     await driver.until(lambda: isinstance(driver.app.screen, SettingsScreen))
