@@ -150,6 +150,17 @@ async def test_undo_keeps_the_branch() -> None:
         assert driver.questions == ["a", "b"]
 
 
+async def test_undo_waits_for_the_end_of_an_edit() -> None:
+    async with driven(answering("one", "two")) as driver:
+        await driver.send("a")
+        await driver.send("b")
+        await press(driver, "alt+e", "!", "alt+u")
+        assert (driver.questions, driver.composer.text) == (["a", "b"], "b!")
+        assert driver.errors == ["A message is being edited; Enter sends it anew, Esc leaves it unchanged."]
+        await press(driver, "escape", "alt+u")
+        assert (driver.questions, driver.composer.text) == (["a"], "b")
+
+
 async def test_what_was_taken_back_comes_again_message_by_message() -> None:
     backend = answering("one", "two", "three")
     async with driven(backend) as driver:

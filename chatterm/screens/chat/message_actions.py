@@ -90,6 +90,8 @@ class MessageActions(CommandPart):
             self.screen.say("Nothing is running.")
 
     def undo(self) -> None:
+        if self.screen.editing is not None:  # the message would come into the text of that one
+            raise EngineError("A message is being edited; Enter sends it anew, Esc leaves it unchanged.")
         if not self.conversation.undo():
             self.screen.say("There is nothing to undo.")
 
