@@ -21,6 +21,8 @@ OFFLOAD_SHARE = 0.25
 """The share of the free host memory for blocks that a GPU evicts, unless the user sets a size."""
 MOST_OFFLOAD_SHARE = 0.75
 """The largest share that the user may set: pinned memory cannot be reclaimed by the system."""
+MOST_GB = 1e9
+"""The largest size that a user's number may mean, in GB."""
 OFFLOAD_CACHES = 4
 """By default, host memory for this many times the KV cache is enough."""
 GRAPH_BYTES = 256 * 1024**2
@@ -109,7 +111,12 @@ def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> 
     """Return the most of `available` bytes of host memory for evicted blocks; None: a modest share of them."""
     if requested_gb is None:
         return min(int(available * OFFLOAD_SHARE), OFFLOAD_CACHES * kv_bytes)
-    return min(int(requested_gb * 1e9), int(available * MOST_OFFLOAD_SHARE))
+    return min(bytes_of(requested_gb), int(available * MOST_OFFLOAD_SHARE))
+
+
+def bytes_of(gb: float) -> int:
+    """Return the bytes of `gb` GB, which may be any number from 0 on: more than there is anywhere is as good."""
+    return int(min(gb, MOST_GB) * 1e9)
 
 
 def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:

@@ -282,6 +282,7 @@ def test_how_much_memory_is_taken() -> None:
     assert offload_bytes(None, kv_bytes=10**9, available=100 * 10**9) == 4 * 10**9
     assert offload_bytes(None, kv_bytes=10**10, available=100 * 10**9) == 25 * 10**9
     assert offload_bytes(2.5, kv_bytes=10**9, available=100 * 10**9) == 2.5e9
+    assert offload_bytes(1e300, kv_bytes=10**9, available=100 * 10**9) == 75 * 10**9
     assert offload_bytes(500, kv_bytes=10**9, available=100 * 10**9) == 75 * 10**9
     assert offload_bytes(0, kv_bytes=10**9, available=100 * 10**9) == 0
 
