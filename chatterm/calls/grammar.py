@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from chatterm.calls.constraint import Constraint, ToolFormat
+from engine.sampling.json_form import json_form
 
 _MARK = re.compile("⟦([^⟦⟧]+)⟧")
 _LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")
@@ -26,8 +27,6 @@ _SEVERAL = {
 _ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '⟦[TOOL_CALLS]⟧ "[" call "]"'}
 _FINAL = {"harmony": '⟦<|channel|>⟧ "final" ⟦<|message|>⟧ '}
 """What an answer begins with that is no call."""
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line: a model cannot write blanks for ever."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """How a function is described that has no parameters."""
 
@@ -135,5 +134,5 @@ def _lenient(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _json(schema: Any) -> str:
     """A schema within a grammar. What people write in it is no mark."""
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _COMPACT}
+        schema = {**schema, "x-guidance": json_form(json.dumps(schema))}
     return f"%json {json.dumps(schema)}"

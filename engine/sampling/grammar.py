@@ -17,6 +17,7 @@ import llguidance
 
 from engine.errors import ConstraintError, EngineError
 from engine.params import NAMES, Constraint
+from engine.sampling.json_form import json_form
 from engine.sampling.sampler import Words
 from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer
@@ -36,14 +37,6 @@ MOST_REMAINDERS = 100_000
 the limits above do not count. These take 0.2 s and 25 MB."""
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
 _ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
-_JSON: Any = {
-    # One line, as json.dumps writes it: fixed text is forced, and a model cannot write blanks for ever.
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-    "coerce_one_of": False,
-}
 
 
 class Matcher:
@@ -216,9 +209,10 @@ def _grammar(constraint: Constraint) -> str:
         return llguidance.LLMatcher.grammar_from_lark(constraint.text)
     schema = '{"type": "object"}' if constraint.kind == "json_object" else constraint.text
     try:
-        if not isinstance(json.loads(schema), dict | bool):
+        if not isinstance(json.loads(schema), dict):
             raise ValueError("it is no JSON object")
-        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+        overrides: Any = {**json_form(schema), "lenient": False, "coerce_one_of": False}
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
     except (ValueError, RecursionError) as error:
         nested = isinstance(error, RecursionError) or "recursion limit" in str(error)
         why = "it is nested too deeply" if nested else reason(str(error))

@@ -67,6 +67,8 @@ def test_what_does_not_fit_is_not_allowed(format):
     assert not accepts(forced, written(format, [("run", "{}")]))
     assert not accepts(forced, written(format, [("go", '{"place": "Rome"}')]))
     assert not accepts(forced_calls(format, TOOLS[1:], True), written(format, [GO]))
+    escaped = r'{"place": {"name": "Rome"}, "pl\u0061ce": 1}'
+    assert not accepts(forced, written(format, [("go", escaped)]))
 
 
 NUMBER = {"type": "integer"}
