@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import Drawn, temperature_of
 
 
 class Draw(NamedTuple):
@@ -133,9 +133,7 @@ class DeviceSampler:
             kind = self._kernels.NARROW if 1 <= top_k <= self._most_ranked else self._kernels.WIDE
         edits = bool(params.logit_bias) or params.constraint is not None
         self._needs[slot] = Draw(kind is self._kernels.RACE, edits, params.logprobs is not None)
-        # 0 is greedy; a positive temperature must not become 0 or cause infinity in fp32.
-        temperature = max(params.temperature, 1e-30) if params.temperature else 0.0
-        settings = [temperature, params.top_p, params.min_p]
+        settings = [temperature_of(params), params.top_p, params.min_p]
         settings += [params.repetition_penalty, params.presence_penalty, kind.value, params.frequency_penalty]
         settings += [len(params.logit_bias), params.constraint is not None]
         settings += [-1 if params.logprobs is None else min(params.logprobs, self.vocab_size)]

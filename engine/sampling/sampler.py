@@ -20,8 +20,8 @@ from engine.params import SamplingParams
 
 Words = NDArray[np.int32]
 """int32 [(vocab + 31) / 32]: one bit per token, set if it may follow."""
-LEAST_TEMPERATURE = 1e-30
-"""A lower temperature has the same effect as this one."""
+_TEMPERATURES = 1e-30, 1e30
+"""Temperatures beyond these have the same effect; in fp32 they would be 0 and infinity."""
 
 
 class Drawn(NamedTuple):
@@ -80,7 +80,8 @@ class SamplerState:
             generated = torch.bincount(ids, minlength=vocab_size).to(device, torch.int32)
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=device)
-            biased = ids, torch.tensor(list(params.logit_bias.values()), device=device)
+            values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
+            biased = ids, values
         if device.type == "cpu" and native.problem() is None:
             room = torch.empty(2 * vocab_size)
             how = native.Sampling(
@@ -90,7 +91,7 @@ class SamplerState:
                 repetition=params.repetition_penalty,
                 presence=params.presence_penalty,
                 frequency=params.frequency_penalty,
-                temperature=params.temperature and max(params.temperature, LEAST_TEMPERATURE),
+                temperature=temperature_of(params),
                 top_p=params.top_p,
                 min_p=params.min_p,
                 top_k=min(params.top_k, vocab_size),
@@ -213,6 +214,12 @@ def penalise(logits: Tensor, state: SamplerState) -> Tensor:
     return logits
 
 
+def temperature_of(params: SamplingParams) -> float:
+    """Return a temperature that fp32 can hold; 0 is greedy."""
+    least, most = _TEMPERATURES
+    return params.temperature and min(max(params.temperature, least), most)
+
+
 def choices(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
     """Return the probabilities, not normalised, that temperature, top-k, top-p and min-p leave of logits [vocab], and
     their token ids, or None if there is one probability for every token."""
@@ -221,7 +228,7 @@ def choices(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | No
         # The top k are the same at any temperature, so everything below has k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
     # Relative to the likeliest, so that a tiny temperature gives 0 for that one and not infinity for several.
-    probabilities = (logits - logits.max()).div_(max(params.temperature, LEAST_TEMPERATURE)).softmax(-1)
+    probabilities = (logits - logits.max()).div_(temperature_of(params)).softmax(-1)
     if params.top_p < 1.0:
         probabilities = keep_top_p(probabilities, params.top_p, ordered=ids is not None)
     if params.min_p > 0.0:

@@ -166,6 +166,8 @@ def test_a_bias_is_added_before_everything_else() -> None:
     params = SamplingParams(temperature=0.0, logit_bias={3: 3.0, 0: -100.0}, repetition_penalty=2.0)
     assert sample(logits, SamplerState.create(params, [], 4, torch.device("cpu"))) == 3
     assert sample(logits, SamplerState.create(params, [3], 4, torch.device("cpu"))) == 3
+    params = SamplingParams(temperature=0.0, logit_bias={3: 3})  # whole numbers, as people write them
+    assert sample(logits, SamplerState.create(params, [], 4, torch.device("cpu"))) == 3
     params = SamplingParams(temperature=0.0, logit_bias={3: 1.4}, repetition_penalty=2.0)
     assert sample(logits, SamplerState.create(params, [3], 4, torch.device("cpu"))) == 0
 
@@ -190,7 +192,9 @@ def test_a_mask_leaves_what_it_allows(has_kernels: bool, monkeypatch: pytest.Mon
         monkeypatch.setattr(native, "problem", lambda: "there are none")
     mask = torch.tensor([-(2**31), 1], dtype=torch.int32)  # tokens 31 and 32
     assert allowed(mask, 40).nonzero().flatten().tolist() == [31, 32]
-    for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=5, top_p=0.9)):
+    huge = SamplingParams(temperature=1e300), SamplingParams(temperature=1e300, top_k=5)
+    cool = SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=5, top_p=0.9)
+    for params in (*cool, *huge):
         state = SamplerState.create(params, [], 40, torch.device("cpu"))
         logits = torch.arange(40.0)
         logits[31] = 31.5
