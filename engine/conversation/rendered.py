@@ -2,14 +2,14 @@
 
 The template is rendered once with a placeholder for each text in the messages, and once with the texts themselves,
 which shows how it writes them. What is between the texts is tokenised as the template's own, and the texts as text,
-whatever they spell. An answer whose sampled ids are known contributes these ids. The ids of an answer with calls stand
-for everything from the end of the generation prompt to the end of the turn, including the thinking if the template
-shows it.
+whatever they spell. So are texts of tools, names and ids, if they spell control tokens: anyone may have written them.
+An answer whose sampled ids are known contributes these ids. The ids of an answer with calls stand for everything
+from the end of the generation prompt to the end of the turn, including the thinking if the template shows it.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
@@ -27,6 +27,7 @@ _SLOT = re.compile("\ue000([0-9]+)\ue001")
 _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
 """Names that cannot spell a control token."""
 _THOUGHT = ("reasoning_content", "thinking")
+_TOOLS = -1
 _PROBE = {"role": "user", "content": "x"}
 
 
@@ -158,26 +159,37 @@ class Rendering:
                 made["content"] = ""
                 if not made["thinking"]:
                     del made["thinking"]
-        if "[TOOL_CALLS]" in self.tokenizer.template:  # Mistral's templates refuse ids of another length
-            if "tool_call_id" in made:
-                made["tool_call_id"] = _short(made["tool_call_id"])
-            if made.get("tool_calls"):
-                made["tool_calls"] = [{**call, "id": _short(call["id"])} for call in made["tool_calls"]]
+        if "tool_call_id" in made:
+            made["tool_call_id"] = self._id(made["tool_call_id"])
+        if made.get("tool_calls"):
+            made["tool_calls"] = [{**call, "id": self._id(call["id"])} for call in made["tool_calls"]]
         return made
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _id(self, id: str) -> str:
+        """Return a call's id as the template may write it; Mistral's templates refuse ids of another length."""
+        return _short(id) if "[TOOL_CALLS]" in self.tokenizer.template or self._is_hostile(id) else id
+
+    def _is_hostile(self, text: str) -> bool:
+        """Return whether a text, written as it is, would be taken for a control token or for a placeholder."""
+        return not _PLAIN.fullmatch(text) and ("\ue000" in text or self.tokenizer.spells_control(text))
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         return self.tokenizer.render(
             cast("Sequence[Message]", messages),
             add_generation_prompt=True,
             enable_thinking=self.think,
-            tools=self.tools,
+            tools=self.tools if tools is None else tools,
             more=self.names,
         )
 
     def _written(self, messages: Sequence[dict[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:
-        slots = _Slots()
+        slots = _Slots(self._is_hostile)
+        if self._is_hostile(json.dumps(self.tools, ensure_ascii=False)):
+            slots.tools = slots.guarded(_TOOLS, self.tools)
         slotted = [slots.slotted(index, message, index in answers) for index, message in enumerate(messages)]
-        split = _SLOT.split(self._render(slotted))
+        split = _SLOT.split(self._render(slotted, slots.tools))
         glue, shown = split[::2], [int(slot) for slot in split[1::2]]
         if not slots.wanted <= set(shown):
             raise EngineError("The model's chat template leaves out messages like these; send others.")
@@ -214,7 +226,7 @@ class Rendering:
         for index, turn in answers.items():
             answer = turn.answer
             first = next((at for at, slot in enumerate(shown) if slots.owners[slot] == index), None)
-            if first is None or (start := self._start(slotted, index, glue[first], tails)) is None:
+            if first is None or (start := self._start(slotted, slots, index, glue[first], tails)) is None:
                 continue
             before = glue[first]
             if slots.contents.get(index) == shown[first] and answer.content_ids:
@@ -251,7 +263,12 @@ class Rendering:
         return _Spoken(index, [*lead, *ids], unseen[: len(unseen) - len(lead)])
 
     def _start(
-        self, slotted: Sequence[Mapping[str, Any]], index: int, before: str, tails: dict[str, str]
+        self,
+        slotted: Sequence[Mapping[str, Any]],
+        slots: "_Slots",
+        index: int,
+        before: str,
+        tails: dict[str, str],
     ) -> int | None:
         """Return how much of `before`, the text before a message's first slot, the generation prompt wrote; or None."""
         role = slotted[index - 1]["role"]
@@ -290,9 +307,13 @@ class _Body:
 class _Slots:
     """The texts of the messages, with a placeholder (slot) for each."""
 
+    is_hostile: Callable[[str], bool]
+    """Whether a text that a template may compare or change needs a placeholder all the same."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The tools with placeholders; None: they need none."""
     texts: list[str] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
-    """The message index of each text."""
+    """The message index of each text; `_TOOLS` for those of tools."""
     wanted: set[int] = field(default_factory=set)
     """The slots that a template may not leave out."""
     thoughts: set[int] = field(default_factory=set)
@@ -314,6 +335,8 @@ class _Slots:
                 self.wanted.add(slot)
                 if is_known:
                     self.contents[index] = slot
+        if made.get("name"):
+            made["name"] = self.guarded(index, made["name"])
         if calls:
             made["tool_calls"] = [self._call(index, call, is_known or len(calls) > 1) for call in calls]
         return made
@@ -325,6 +348,16 @@ class _Slots:
             function["name"] = self._put(index, function["name"])
         function["arguments"] = self._within(index, function["arguments"])
         return {**call, "function": function}
+
+    def guarded(self, index: int, value: Any) -> Any:
+        """Return a JSON value with placeholders for the hostile texts in it."""
+        if isinstance(value, str):
+            return self._put(index, value) if self.is_hostile(value) else value
+        if isinstance(value, list | tuple):
+            return [self.guarded(index, item) for item in value]
+        if isinstance(value, dict):
+            return {self.guarded(index, key): self.guarded(index, item) for key, item in value.items()}
+        return value
 
     def _within(self, index: int, value: Any) -> Any:
         """Return a JSON value with placeholders for the texts in it."""

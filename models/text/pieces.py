@@ -98,6 +98,10 @@ class PieceEncoder:
             return self._as_ours(self._ids(self._break + text)[1:])
         return self._as_ours(self._after_text(text))
 
+    def spells_control(self, text: str) -> bool:
+        """Return whether there are control tokens in this text where a template writes it."""
+        return self._with_names(text) != text
+
     def _after_text(self, text: str) -> list[int]:
         return self._ids(_BEFORE + text)[self._before :]
 

@@ -123,6 +123,14 @@ class Tokenizer:
             _check(piece.text)
         return self._pieces.encode(pieces, after)
 
+    def spells_control(self, text: str) -> bool:
+        """Return whether control tokens would be recognised in `text` if it were not typed.
+
+        Raises ModelError for text that is not valid Unicode.
+        """
+        _check(text)
+        return self._pieces.spells_control(text)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, goes_on: bool = False) -> str:
         """Return the text of `ids`; invalid UTF-8 becomes U+FFFD. `goes_on`: other text precedes it."""
         hidden = self._hidden if skip_special else self._unused
