@@ -99,7 +99,7 @@ class ChannelGuide:
     def allows(self, token: int) -> bool:
         """As `Guide.allows`."""
         if self._thinks:
-            return token not in self.stop_ids
+            return token not in self._unthinkable
         if self._due:
             return token == self._due[0]
         if self._header is not None and token == self.thought[len(self._header)]:
@@ -109,7 +109,7 @@ class ChannelGuide:
     def fill(self, words: Words) -> None:
         """As `Guide.fill`."""
         if self._thinks:
-            return free(words, self.stop_ids)
+            return free(words, self._unthinkable)
         if self._due:
             return only(words, self._due[0])
         if self._matcher is not None:
@@ -125,6 +125,12 @@ class ChannelGuide:
         if self._thinks or self._matcher is None:
             return []
         return list(self._due) or ([] if self._header is not None else self._matcher.forced())
+
+    @property
+    def _unthinkable(self) -> tuple[int, ...]:
+        """The tokens that may not be in a message of thinking: only its end leads to a message of the grammar."""
+        known = self.channels
+        return (*self.stop_ids, known.start, known.channel, known.message)
 
     def _restart(self) -> None:
         self.count, self._due, self._thinks = 0, [], False

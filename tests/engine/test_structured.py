@@ -277,6 +277,22 @@ def test_a_grammar_that_writes_its_own_header(tmp_path: Path, thoughts: list[str
         assert answer.finish_reason is FinishReason.EOS
 
 
+@pytest.mark.parametrize("stray", ["<|message|>", "<|channel|>final<|message|>", "<|start|>"])
+def test_only_the_end_of_thinking_leads_to_a_grammar_that_writes_its_own_header(
+    tmp_path: Path, stray: str
+) -> None:
+    tokenizer = harmony_tokenizer()
+    channel, call = (tokenizer.token_id(f"<|{name}|>") for name in ("channel", "call"))
+    constraint = Constraint("lark", f'start: <[{channel}]> "commentary to=f" <[{call}]>')
+    with tiny_engine(tmp_path, CONFIG, tokenizer) as engine:
+        said = tokenizer.encode(
+            f"<|channel|>analysis<|message|>so{stray}no<|end|><|channel|>commentary<|call|>"
+        )
+        answer = scripted(engine, said, SamplingParams(temperature=0.0, constraint=constraint))
+        text = tokenizer.decode(answer.token_ids, skip_special=False)
+        assert text.endswith("no<|end|><|start|>assistant<|channel|>commentary to=f<|call|>")
+
+
 def test_a_thinking_that_is_cut_short_leads_to_an_answer_that_matches(tmp_path: Path) -> None:
     with tiny_engine(tmp_path, CONFIG) as engine:
         chat = engine.chat()
