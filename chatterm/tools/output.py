@@ -12,9 +12,14 @@ _HELD = 4 * MOST_CHARACTERS
 """Characters of running output that are kept at each end before they are cleaned."""
 
 
+def unhidden(text: str) -> str:
+    """`text` without letters that only a model would read."""
+    return _HIDDEN.sub("", text)
+
+
 def bounded(text: str, most: int = MOST_CHARACTERS) -> str:
     """`text` for a model and for a screen: cleaned, and with its middle left out where it is too long."""
-    text = _HIDDEN.sub("", cleaned(text))
+    text = unhidden(cleaned(text))
     if len(text) <= most:
         return text
     half = most // 2

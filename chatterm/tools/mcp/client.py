@@ -23,6 +23,7 @@ from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.offers import Offers
 from chatterm.tools.mcp.pipes import MOST_LOG, process_of
 from chatterm.tools.mcp.web import web_of
+from chatterm.tools.output import unhidden
 from chatterm.tools.tool import Running, ToolError
 
 if TYPE_CHECKING:
@@ -291,15 +292,14 @@ def _tool(tool: Any) -> ServerTool | None:
     """None for one that no model could be offered."""
     schema = tool.input_schema if isinstance(tool.input_schema, dict) else {}
     try:
-        size = len(json.dumps(schema))
+        written = json.dumps(schema)
+        schema = json.loads(unhidden(json.dumps(schema, ensure_ascii=False)))
     except (ValueError, TypeError, RecursionError):
         return None
-    name = str(tool.name)
-    if size > _MOST_SCHEMA or not name or len(name) > 128:
+    name, about = str(tool.name), unhidden(cleaned(str(tool.description or "")))[:1_000]
+    if len(written) > _MOST_SCHEMA or not name or len(name) > 128:
         return None
-    return ServerTool(
-        name, cleaned(str(tool.description or ""))[:1_000], {"type": "object", "properties": {}, **schema}
-    )
+    return ServerTool(name, about, {"type": "object", "properties": {}, **schema})
 
 
 def _is_gone(error: Exception) -> bool:

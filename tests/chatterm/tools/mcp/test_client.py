@@ -52,6 +52,7 @@ def test_tools_are_listed_and_called_and_what_they_say_is_harmless(servers: Serv
     }
     assert tools["test__add"].tool.parameters["required"] == ["a", "b"]
     assert "\x1b" not in tools["test__large"].tool.description
+    assert "\U000e0061" not in f"{tools['test__large'].tool.description}{tools['test__say'].tool.parameters}"
     plan = tools["test__add"].plan({"a": 2, "b": 3})
     assert (plan.effect, plan.subject) == ("server", '{"a": 2, "b": 3}')
     assert plan.run(Running()) == "5"
