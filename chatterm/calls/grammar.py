@@ -18,6 +18,10 @@ _LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")
 _IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
 _WRITTEN = {"/": "\\/", "\\\n": "\\n"}
 """What an expression between slashes cannot have as it is; what is escaped already can."""
+_REFUSED = "The grammar cannot be used: "
+"""How the engine begins when it refuses a grammar."""
+_AT_LINE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
+_FUNCTION = re.compile(r'"name": \{"const": "([\w.-]+)"\}|to=functions\.([\w.-]+) ')
 _SEVERAL = {
     "hermes": 'call ("\\n" call)*',
     "llama3": 'call ("; " call)*',
@@ -87,6 +91,18 @@ def spelled(grammar: str, token_id: Callable[[str], int | None]) -> str:
         return json.dumps(mark[1]) if id is None else f"<[{id}]>"
 
     return _MARK.sub(written, _LEAD.sub(lead, grammar))
+
+
+def refusal(error: str, grammar: str) -> str | None:
+    """The engine's refusal of one of these grammars in terms of what was asked; None for another error."""
+    if not error.startswith(_REFUSED):
+        return None
+    why = error.removeprefix(_REFUSED)
+    if (at := _AT_LINE.match(why)) is None:
+        return f"The format of the answer or the parameters of a function cannot be used: {why}"
+    function = _FUNCTION.search(grammar.split("\n")[int(at[1]) - 1])
+    what = f"parameters of {function[1] or function[2]}" if function is not None else "JSON schema"
+    return f"The {what} cannot be used: {why[at.end() :]}"
 
 
 def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:

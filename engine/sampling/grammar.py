@@ -214,9 +214,8 @@ def _grammar(constraint: Constraint) -> str:
         overrides: Any = {**json_form(schema), "lenient": False, "coerce_one_of": False}
         return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
     except (ValueError, RecursionError) as error:
-        nested = isinstance(error, RecursionError) or "recursion limit" in str(error)
-        why = "it is nested too deeply" if nested else reason(str(error))
-        raise _refused(NAMES[constraint.kind], why) from None
+        why = "recursion limit" if isinstance(error, RecursionError) else str(error)
+        raise _refused(NAMES[constraint.kind], reason(why)) from None
 
 
 def _check_multiples(constraint: Constraint) -> None:
@@ -255,6 +254,8 @@ def reason(text: str) -> str:
     """Return the library's description of an error as one short line."""
     if "NoExtension" in text:
         return "nothing matches it"
+    if "recursion limit" in text:
+        return "it is nested too deeply"
     if "ff_tokens" in text:
         return "whatever matches it is too long"
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -16,7 +16,7 @@ from chatterm.calls.format import said_by
 from chatterm.channel.frames import FrameError
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.pump import Pump
-from chatterm.server.process.requested import asked_of, bounded, params_of
+from chatterm.server.process.requested import about, asked_of, bounded, params_of
 from chatterm.server.service import (
     Delta,
     Ended,
@@ -327,7 +327,7 @@ class Answering:
     def fail(self, error: Exception) -> None:
         """It is over: this went wrong."""
         self.cancel()
-        self._problem = error
+        self._problem = about(self._request, error)
         self._close()
 
     def _close(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.calls.format import json_value, marks_of
-from chatterm.calls.grammar import spelled
+from chatterm.calls.grammar import refusal, spelled
 from chatterm.server.process.host import Held
 from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
 from engine.errors import ContextFullError
@@ -98,6 +98,14 @@ def message_of(message: ChatMessage) -> dict[str, Any]:
     if message.name is not None:
         made["name"] = message.name
     return made
+
+
+def about(request: Generation, error: Exception) -> Exception:
+    """An error in terms of what the client sent, which is not the grammar that was made of it."""
+    asked = request.constraint
+    if asked is None or asked.kind != "calls" or (said := refusal(str(error), asked.text)) is None:
+        return error
+    return _wrong("tools", said)
 
 
 def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> EngineConstraint:

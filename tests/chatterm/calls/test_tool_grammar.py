@@ -1,6 +1,7 @@
 """Grammars of calls: what they allow is found as calls, and nothing else is allowed."""
 
 import json
+from typing import get_args
 
 import llguidance
 import numpy as np
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.calls.grammar import calls_or, forced_calls, free_calls, spelled
+from chatterm.calls.grammar import calls_or, forced_calls, free_calls, refusal, spelled
 from chatterm.calls.parser import CallArguments, CallBegan, Parser
-from chatterm.server.service import Constraint
+from chatterm.server.service import Constraint, ToolFormat
+from engine.errors import EngineError
 from engine.params import Constraint as EngineConstraint
-from engine.sampling.grammar import Grammars
+from engine.sampling.grammar import Grammars, check
 from tests.engine.tiny import tiny_tokenizer
 
 NESTED = {
@@ -227,6 +229,30 @@ def test_a_choice_is_one_of_them(more):
         assert accepts(constraint, choice)
     for other in ("maybe", "", "ye", "yes,", "yesyes", "5", "c", "x", "é\\n", " ", "  y"):
         assert accepts(constraint, other) == (more > 0 and other == "5")
+
+
+@pytest.mark.parametrize("format", get_args(ToolFormat))
+def test_what_is_wrong_is_said_of_what_was_asked(format):
+    def said(constraint):
+        grammar = EngineConstraint("lark", spelled(constraint.text, {}.get))
+        with pytest.raises(EngineError) as caught:
+            check(grammar)
+        return refusal(str(caught.value), constraint.text)
+
+    bad = {"function": {"name": "wait", "parameters": {"properties": {"a": {"not": {}}}}}}
+    unknown = 'cannot be used: Unimplemented keys: ["not"].'
+    assert said(forced_calls(format, [*TOOLS, bad], True)) == f"The parameters of wait {unknown}"
+    assert said(free_calls(format, [bad, *TOOLS], {"wait"}, True)) == f"The parameters of wait {unknown}"
+    schema = Constraint("json_schema", '{"not": {}}')
+    assert said(calls_or(schema, format, TOOLS, True)) == f"The JSON schema {unknown}"
+    expression = calls_or(Constraint("regex", "(a"), format, TOOLS, True)
+    assert said(expression).endswith("the parameters of a function cannot be used: unclosed group.")
+    deep: dict = {}
+    for _ in range(300):
+        deep = {"items": deep}
+    nested = {"function": {"name": "wait", "parameters": deep}}
+    assert said(forced_calls(format, [nested], True)).endswith("it is nested too deeply.")
+    assert refusal("The model has ended.", schema.text) is None
 
 
 def test_marks_are_tokens_where_they_are_and_text_elsewhere():
