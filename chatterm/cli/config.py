@@ -61,11 +61,13 @@ def set_value(
     value: Annotated[list[str], typer.Argument(metavar="VALUE", help="The new value.", show_default=False)],
 ) -> None:
     """Set KEY to VALUE in the file; everything else in it is left unchanged."""
+    from chatterm.cli.options import check_utf8
     from chatterm.settings.file import store
     from chatterm.settings.paths import config_path
     from chatterm.settings.reading import check
     from chatterm.settings.text import find, parsed
 
+    check_utf8(" ".join(value))
     table, name = find(key)
     chosen = parsed(table, name, value)
     check(table, name, chosen)

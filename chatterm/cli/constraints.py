@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from chatterm.cli.options import check_utf8
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
@@ -24,6 +25,7 @@ def given(schema: str | None, json_object: bool, regex: str | None) -> Constrain
         if schema is not None:
             constraint = Constraint("json_schema", _content(schema))
         elif regex is not None:
+            check_utf8(regex)
             constraint = Constraint("regex", regex)
         elif json_object:
             constraint = Constraint("json_object")

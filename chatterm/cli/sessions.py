@@ -47,6 +47,9 @@ def search(
     ],
 ) -> None:
     """List sessions whose title or messages contain all WORDS."""
+    from chatterm.cli.options import check_utf8
+
+    check_utf8(" ".join(words))
     with _opened() as store:
         found = _found(store, " ".join(words))
         _print_sessions(found, nothing="No session contains all of these words.")
@@ -72,8 +75,10 @@ def rename(
     title: Annotated[str, typer.Argument(metavar="TITLE", help="The new title.", show_default=False)],
 ) -> None:
     """Give SESSION another title."""
+    from chatterm.cli.options import check_utf8
     from chatterm.sessions.titles import given_title
 
+    check_utf8(title)
     title = given_title(title)
     with _opened(writes=True) as store:
         store.rename(_picked(store, session).id, title)

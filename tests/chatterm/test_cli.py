@@ -22,6 +22,7 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
+from chatterm.cli import constraints
 from chatterm.cli.main import app, call
 from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage
@@ -282,6 +283,19 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
         checked_prompts([], io.BytesIO(b"\xc3\x28"))
     with pytest.raises(WrongUsage, match="not UTF-8"):
         checked_prompts(["\udcff"], io.BytesIO(b""))
+    with pytest.raises(WrongUsage, match="not UTF-8"):
+        constraints.given(None, False, "\udcff")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["sessions", "search"], ["sessions", "rename", "x"], ["config", "set", "model.name"]],
+)
+def test_words_that_are_no_utf8_are_refused_in_a_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([*words, "a\udcff"]) == 2
+    assert "The command line is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_the_screen_opens_on_a_terminal_only(
