@@ -100,7 +100,7 @@ class PromptFormat:
         Raises ModelError if the template fails, EngineError if it drops a message.
         """
         texts = [*users] if generate else [*users, ""]
-        apart = bool(system) and self._takes_system()
+        apart = bool(system) and self.takes_system()
         if system and not apart:
             texts[0] = f"{system}\n\n{texts[0]}"
         messages = [("system", system)] if system and apart else []
@@ -223,7 +223,7 @@ class PromptFormat:
 
     def with_system(self, system: str | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return `messages`, which begin with the prompt `system`, for this template, even if it takes none."""
-        if not system or self._takes_system():
+        if not system or self.takes_system():
             return list(messages)
         rest = list(messages[1:])
         if rest and rest[0]["role"] == "user":
@@ -257,7 +257,7 @@ class PromptFormat:
             messages, add_generation_prompt=generate, enable_thinking=think, more=self._names
         )
 
-    def _takes_system(self) -> bool:
+    def takes_system(self) -> bool:
         """Return whether the template writes a system prompt before all messages: some refuse it or move it."""
         if self._system_apart is None:
             try:

@@ -114,9 +114,10 @@ class Requests:
                 place.add_ids(found.answer.content_ids)
             else:
                 place.add(message)
-        if not tools and (dialogue := _dialogue(messages)) is not None:
+        dialogue, format = None if tools else _dialogue(messages), self._format_for(names)
+        # An empty system prompt is not the same as none: many templates then write one of their own.
+        if dialogue is not None and (dialogue[0] != "" or not format.takes_system()):
             system, said, text = dialogue
-            format = self._format_for(names)
             turns = self._turns(format, said, answers, 1 if system is None else 2, params, think)
             history = History(self._engine, format, system, self._think_cache)
             asked = Asked(
@@ -138,7 +139,7 @@ class Requests:
             Rows(),
             self._format.opens_think(rows.token_ids),
             place,
-            opening=self._format_for(names).openings[think],
+            opening=format.openings[think],
             think=think,
             shown=shown,
             rendering=rendering,

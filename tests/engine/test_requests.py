@@ -63,6 +63,25 @@ def test_other_conversations_are_what_the_template_renders(tmp_path: Path) -> No
         assert asked.rows.token_ids.count(end) == 3  # what the user wrote is no control token  # type: ignore[arg-type]
 
 
+def test_an_empty_system_prompt_is_one(tmp_path: Path) -> None:
+    default = (
+        "{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nDefault<|im_end|>' }}{%- endif %}"
+    )
+    with tiny_engine(tmp_path, tokenizer=tiny_tokenizer(default + TEMPLATE)) as engine:
+        requests, params, tokenizer = Requests(engine), engine.default_params(), engine.tokenizer
+        for messages in ([user("one")], [{"role": "system", "content": ""}, user("one")]):
+            text = tokenizer.decode(requests.asked(messages, params).rows.token_ids, skip_special=False)
+            assert text == tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
+            assert ("Default" in text) == (len(messages) == 1)
+    refusing = "{%- if messages[0].role == 'system' %}{{- raise_exception('no system prompt') }}{%- endif %}"
+    with tiny_engine(tmp_path / "other", tokenizer=tiny_tokenizer(refusing + TEMPLATE)) as engine:
+        requests, params = Requests(engine), engine.default_params()
+        assert (
+            requests.asked(messages, params).rows.token_ids
+            == requests.asked(messages[1:], params).rows.token_ids
+        )
+
+
 @pytest.mark.parametrize("before", [[user("one")], [user("one"), user("two")]], ids=["dialogue", "other"])
 def test_what_was_sampled_stands_for_what_is_sent_back(tmp_path: Path, before: list[dict[str, Any]]) -> None:
     with tiny_engine(tmp_path) as engine:
