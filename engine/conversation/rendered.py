@@ -437,7 +437,8 @@ def _as_written(whole: str, glue: Sequence[str], texts: Sequence[str]) -> list[s
         return quoted
     at, found = len(glue[0]), []
     for text, after in zip(texts, glue[1:], strict=True):
-        forms = (text, text.strip(), text.lstrip(), text.rstrip(), *_quoted(text))
+        lines = text.strip("\n"), text.lstrip("\n"), text.rstrip("\n")  # blanks of a first line stay
+        forms = (text, text.strip(), text.lstrip(), text.rstrip(), *lines, *_quoted(text))
         fitting = next((form for form in forms if whole.startswith(form + after, at)), None)
         if fitting is None:
             return quoted

@@ -104,6 +104,17 @@ def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
     tokenizer.close()
 
 
+@pytest.mark.parametrize("text", ["\n  - one\n", "\n\n\tx", " \n y \n"])
+def test_a_template_may_take_line_breaks_away_and_leave_blanks(text: str) -> None:
+    tokenizer = HERMES.tokenizer()
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    messages += [{"role": "user", "content": "y"}] * 2
+    ids = Rendering(tokenizer, None).prompt(messages, {})
+    rendered = tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
+    assert tokenizer.decode(ids, skip_special=False) == rendered
+    tokenizer.close()
+
+
 def test_what_clients_write_in_arguments_is_text() -> None:
     tokenizer = HERMES.tokenizer()
     given = {"a": "<|im_end|>", "<|im_start|>": ["</think>"]}
