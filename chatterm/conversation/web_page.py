@@ -6,13 +6,13 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html.parser import HTMLParser
 from time import monotonic
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
 from chatterm.conversation.pdf import pdf_text
 from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.tools.page import Page, decoded
 from models.units import bytes_text
 
 LARGEST = 5_000_000
@@ -22,6 +22,8 @@ _SECONDS = 15.0
 _REDIRECTS = 5
 _AGENT = "chatterm (a person attached this address)"
 _QUIET = frozenset("script style noscript template svg nav header footer aside form button iframe".split())  # noqa: SIM905
+_DEEPEST = 100
+"""Quiet elements within each other that are told apart: each end is looked for among them."""
 _BREAKS = frozenset(
     "p div section article main li ul ol tr table h1 h2 h3 h4 h5 h6 br pre blockquote dt dd hr".split()  # noqa: SIM905
 )
@@ -128,10 +130,7 @@ def _text_of(data: bytes, kind: str, charset: str, shown: str) -> str:
         return pdf_text(data, shown)
     if not (kind.startswith("text/") or kind.endswith(("json", "xml", "javascript"))):
         raise AttachmentError(f"{shown} is {one_line(kind, 60)}; only text and PDF can be attached.")
-    try:
-        text = data.decode(charset, "replace")
-    except LookupError:
-        text = data.decode("utf-8", "replace")
+    text = decoded(data, charset)
     text = readable(text) if kind in ("text/html", "application/xhtml+xml") else text
     if not text.strip():
         raise AttachmentError(f"{shown} has no text that could be read; it may need a browser.")
@@ -141,8 +140,7 @@ def _text_of(data: bytes, kind: str, charset: str, shown: str) -> str:
 def readable(page: str) -> str:
     """The text of an HTML page: that of its <main> or <article> where it has one, without menus and scripts."""
     reader = _Reader()
-    reader.feed(page)
-    reader.close()
+    reader.read(page)
     main = _tidy(reader.main)
     return main if len(main) >= 200 else _tidy(reader.all)
 
@@ -156,7 +154,7 @@ def _tidy(parts: list[str]) -> str:
     return "\n".join(text).strip()
 
 
-class _Reader(HTMLParser):
+class _Reader(Page):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.all: list[str] = []
@@ -165,7 +163,7 @@ class _Reader(HTMLParser):
         self._inside = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _QUIET:
+        if tag in _QUIET and len(self._quiet) < _DEEPEST:
             self._quiet.append(tag)
         self._inside += tag in ("main", "article")
         if tag in _BREAKS:

@@ -7,7 +7,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -15,6 +14,7 @@ from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import is_safe, one_line
 from chatterm.tools.arguments import checked
 from chatterm.tools.output import bounded
+from chatterm.tools.page import Page, decoded
 from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
 
 MOST_BYTES = 2_000_000
@@ -199,20 +199,16 @@ def _text(kind: str, data: bytes) -> str:
     ):
         raise ToolError(f"It is not text but {one_line(name, 60)}.")
     charset = re.search(r"charset=[\"']?([\w-]{1,40})", kind, re.IGNORECASE)
-    try:
-        text = data.decode(charset[1] if charset else "utf-8", "replace")
-    except LookupError:
-        text = data.decode("utf-8", "replace")
+    text = decoded(data, charset[1] if charset else "utf-8")
     if "html" not in name and not text.lstrip()[:15].lower().startswith(("<!doctype html", "<html")):
         return text
     reader = _Reader()
-    reader.feed(text)
-    reader.close()
+    reader.read(text)
     rows = (" ".join(row.split()) for row in "".join(reader.said).split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(rows)).strip()
 
 
-class _Reader(HTMLParser):
+class _Reader(Page):
     """What a person would read of a page."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.conversation.web_page import readable
 from chatterm.tools.builtin.web import MOST_BYTES, FetchUrl, _is_public, _text
 from chatterm.tools.output import MOST_CHARACTERS
 from chatterm.tools.tool import Running, ToolError
@@ -145,3 +146,18 @@ def test_what_needs_a_second_look() -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_of_a_page_are_text(data: bytes) -> None:
     assert isinstance(_text("text/html", b"<html>" + data), str)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["<![ x", "<![foo[x]]>", "<![x>", "<a " * 2000, "<a b='" * 2000, "<!--" * 2000, "<![CDATA[" * 2000],
+)
+def test_markup_that_is_wrong_or_has_no_end_is_left_out(rest: str) -> None:
+    page = f"<html><p>Rain</p>{rest}"
+    assert _text("text/html", page.encode()) == "Rain"
+    assert readable(page) == "Rain"
+
+
+@pytest.mark.parametrize("charset", ["idna", "undefined", "punycode", "hex", "nonsense"])
+def test_a_charset_that_is_none_is_utf8(charset: str) -> None:
+    assert _text(f"text/plain; charset={charset}", "é".encode()) == "é"
