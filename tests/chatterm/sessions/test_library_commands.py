@@ -73,7 +73,7 @@ def test_on_a_terminal_the_list_is_a_table(
         ("docs/three.bin", "not a text file"),
         ("empty.txt", "is empty"),
         ("hollow", "no text files"),
-        ("http://127.0.0.1:1/page", "cannot be fetched"),
+        ("http://127.0.0.1:1/page", "cannot be fetched: Connection refused."),
         ("http://[", "address"),
         ("picture.png", "is a picture"),
         ("x" * 5000, "no file or folder"),
