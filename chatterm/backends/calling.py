@@ -1,7 +1,8 @@
 """Tool calls of a local model: the tools it is offered, and the calls found in its answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,31 +45,50 @@ class Calling:
     def constraint(self, engine: "Engine", given: Constraint | None) -> Constraint | None:
         """Return a constraint under which no call is malformed; `given` constrains answers that call nothing.
 
-        Arguments match their schemas if a grammar can express those. Raises EngineError if `given` cannot be enforced
-        along with calls.
+        Arguments match their schemas, except of tools whose schema no grammar can express. Raises EngineError if
+        `given` cannot be enforced along with calls.
         """
         if not self.tools:
             return given
-        functions = _functions(self.tools)
         names = [tool.name for tool in self.tools]
-        for strict in (names, []):
-            known = functions if strict else [_lenient(function) for function in functions]
-            if given is not None:
-                asked = Asked(given.kind, given.text)
-                made: Asked | None = calls_or(asked, self.format, known, True)
-            else:
-                made = free_calls(self.format, known, strict, True)
-            if made is None:
+        with suppress(EngineError):
+            return self._strict(engine, given, names)
+        try:
+            loosest = self._strict(engine, given, [])
+        except EngineError:
+            if given is None:
                 return None
-            try:
-                constraint = Constraint("lark", spelled(made.text, self.tokenizer.token_id))
-                engine.output(engine.default_params(constraint=constraint))
-            except EngineError:
-                continue
-            return constraint
+            raise EngineError(
+                "Answers in this format and tools cannot be combined; switch one of them off."
+            ) from None
+        fine = []
+        for name in names:
+            with suppress(EngineError):
+                self._strict(engine, given, [name])
+                fine.append(name)
+        with suppress(EngineError):  # they may be too large together
+            return self._strict(engine, given, fine)
+        return loosest
+
+    def _strict(
+        self, engine: "Engine", given: Constraint | None, strict: Collection[str]
+    ) -> Constraint | None:
+        """Return the constraint if it can be enforced, with arguments that fit for the tools named in `strict`.
+
+        None if there is nothing to enforce. Raises EngineError.
+        """
+        tools = _functions(self.tools)
+        known = [tool if tool["function"]["name"] in strict else _lenient(tool) for tool in tools]
+        made: Asked | None
         if given is not None:
-            raise EngineError("Answers in this format and tools cannot be combined; switch one of them off.")
-        return None
+            made = calls_or(Asked(given.kind, given.text), self.format, known, True)
+        else:
+            made = free_calls(self.format, known, strict, True)
+        if made is None:
+            return None
+        constraint = Constraint("lark", spelled(made.text, self.tokenizer.token_id))
+        engine.output(engine.default_params(constraint=constraint))
+        return constraint
 
     def _read(self, text: str) -> tuple[str, list[tuple[str, Any]]]:
         prose, calls = said_by(text, self.format, _functions(self.tools) or [_lenient_any()])

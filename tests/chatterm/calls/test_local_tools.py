@@ -13,6 +13,7 @@ from chatterm.backends.documents import with_documents
 from chatterm.backends.local import LocalBackend
 from engine.cache.offload import common_prefix
 from engine.conversation.prompt import PromptFormat
+from engine.params import Constraint
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.conftest import Tinies
 from tests.counting import until
@@ -120,6 +121,22 @@ def test_after_a_result_only_the_result_is_computed(opened: Callable[..., Talk],
     again = talk.ask("And tomorrow?", format.answered("It snows."))
     assert again.text.strip() == "It snows."
     talk.engine.check()
+
+
+def test_only_a_tool_whose_schema_no_grammar_can_express_takes_anything(
+    opened: Callable[..., Talk], format: Format
+) -> None:
+    odd = Tool(
+        "odd", "Takes what is no text.", {"type": "object", "properties": {"x": {"not": {"type": "string"}}}}
+    )
+    engine = opened(format.tokenizer(), tools=(WEATHER, odd)).engine
+    for given in (None, Constraint("regex", "yes|no")):
+        offered = calling.Calling.of(engine.tokenizer, (WEATHER, odd))
+        assert offered is not None
+        found = offered.constraint(engine, given)
+        assert found is not None
+        assert '"days"' in found.text
+        assert '"not"' not in found.text
 
 
 @pytest.mark.usefixtures("free")
