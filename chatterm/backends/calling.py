@@ -52,9 +52,9 @@ class Calling:
             return given
         names = [tool.name for tool in self.tools]
         with suppress(EngineError):
-            return self._strict(engine, given, names)
+            return self._enforced(engine, given, names)
         try:
-            loosest = self._strict(engine, given, [])
+            loosest = self._enforced(engine, given, [])
         except EngineError:
             if given is None:
                 return None
@@ -64,13 +64,13 @@ class Calling:
         fine = []
         for name in names:
             with suppress(EngineError):
-                self._strict(engine, given, [name])
+                self._enforced(engine, given, [name])
                 fine.append(name)
         with suppress(EngineError):  # they may be too large together
-            return self._strict(engine, given, fine)
+            return self._enforced(engine, given, fine)
         return loosest
 
-    def _strict(
+    def _enforced(
         self, engine: "Engine", given: Constraint | None, strict: Collection[str]
     ) -> Constraint | None:
         """Return the constraint if it can be enforced, with arguments that fit for the tools named in `strict`.
@@ -78,12 +78,11 @@ class Calling:
         None if there is nothing to enforce. Raises EngineError.
         """
         tools = _functions(self.tools)
-        known = [tool if tool["function"]["name"] in strict else _lenient(tool) for tool in tools]
         made: Asked | None
         if given is not None:
-            made = calls_or(Asked(given.kind, given.text), self.format, known, True)
+            made = calls_or(Asked(given.kind, given.text), self.format, tools, True, strict)
         else:
-            made = free_calls(self.format, known, strict, True)
+            made = free_calls(self.format, tools, strict, True)
         if made is None:
             return None
         constraint = Constraint("lark", spelled(made.text, self.tokenizer.token_id))
@@ -155,11 +154,6 @@ def _functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
-
-
-def _lenient(function: dict[str, Any]) -> dict[str, Any]:
-    made = {**function["function"], "parameters": {"type": "object"}}
-    return {"type": "function", "function": made}
 
 
 def _lenient_any() -> dict[str, Any]:

@@ -41,16 +41,24 @@ def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], paralle
 
 
 def calls_or(
-    constraint: Constraint, format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool
+    constraint: Constraint,
+    format: ToolFormat,
+    tools: Sequence[Mapping[str, Any]],
+    parallel: bool,
+    strict: Collection[str] | None = None,
 ) -> Constraint:
-    """The answer is what `constraint` (no grammar) says, or it is calls."""
+    """The answer is what `constraint` (no grammar) says, or it is calls.
+
+    Arguments fit, or only those for the tools named in `strict`.
+    """
     if constraint.kind == "regex":
         expression = _IN_SLASHES.sub(lambda found: _WRITTEN.get(found[0], found[0]), constraint.text)
         expression = expression.replace("⟦", "\\x{27e6}")
         answer = f"answer: /{expression}/"
     else:
         answer = f"answer: {_json(json.loads(constraint.text) if constraint.text else {'type': 'object'})}"
-    rules = f"{answer}\n{_calls(format, tools, parallel)}"
+    known = tools if strict is None else _known(tools, strict)
+    rules = f"{answer}\n{_calls(format, known, parallel)}"
     return Constraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
 
 
@@ -63,8 +71,7 @@ def free_calls(
     """
     if format == "harmony" and not strict:
         return None
-    known = [tool if tool["function"]["name"] in strict else _lenient(tool) for tool in tools]
-    rules = _calls(format, known, parallel)
+    rules = _calls(format, _known(tools, strict), parallel)
     if format == "harmony":
         return Constraint("calls", f"start: {_FINAL[format]}TEXT? | calls\nTEXT: /(.|\\n)+/\n{rules}")
     if format == "llama3":
@@ -141,6 +148,10 @@ def _id_of(schema: Mapping[str, Any]) -> str:
     """What references may call the schema."""
     given = schema.get("$id")
     return (given.partition("#")[0] if isinstance(given, str) else "") or "chatterm-parameters"
+
+
+def _known(tools: Sequence[Mapping[str, Any]], strict: Collection[str]) -> list[Mapping[str, Any]]:
+    return [tool if tool["function"]["name"] in strict else _lenient(tool) for tool in tools]
 
 
 def _lenient(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,10 +61,8 @@ def page_text(address: str, *, may_be_private: bool = False) -> str:
                 charset = answer.headers.get_content_charset() or "utf-8"
                 return _text_of(_body(answer, deadline, shown), kind, charset, shown)
         except (OSError, http.client.HTTPException) as error:
-            said = error.strerror if isinstance(error, OSError) else None  # without its number
-            why = (
-                "it takes too long" if isinstance(error, TimeoutError) else one_line(said or str(error), 120)
-            )
+            said = getattr(error, "strerror", None) or str(error)  # without the system's number
+            why = "it takes too long" if isinstance(error, TimeoutError) else one_line(said, 120)
             raise AttachmentError(f"{shown} cannot be fetched: {why or type(error).__name__}.") from error
     raise AttachmentError(f"{shown} redirects more than {_REDIRECTS} times.")
 

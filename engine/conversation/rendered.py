@@ -226,7 +226,10 @@ class Rendering:
         for index, turn in answers.items():
             answer = turn.answer
             first = next((at for at, slot in enumerate(shown) if slots.owners[slot] == index), None)
-            if first is None or (start := self._start(slotted, slots, index, glue[first], tails)) is None:
+            if (
+                first is None
+                or (start := self._start(slotted, slots.tools, index, glue[first], tails)) is None
+            ):
                 continue
             before = glue[first]
             if slots.contents.get(index) == shown[first] and answer.content_ids:
@@ -265,7 +268,7 @@ class Rendering:
     def _start(
         self,
         slotted: Sequence[Mapping[str, Any]],
-        slots: "_Slots",
+        tools: Sequence[Mapping[str, Any]] | None,
         index: int,
         before: str,
         tails: dict[str, str],
@@ -277,7 +280,7 @@ class Rendering:
             fresh = role not in tails
             if fresh:
                 try:
-                    tails[role] = _SLOT.split(self._render(slotted[:index]))[-1]
+                    tails[role] = _SLOT.split(self._render(slotted[:index], tools))[-1]
                 except ModelError:
                     return None
             tail = tails[role]

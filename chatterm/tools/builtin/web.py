@@ -123,8 +123,9 @@ class FetchUrl:
                 data += piece
             return answer.status, where, answer.getheader("Content-Type") or "", data[:MOST_BYTES]
         except (OSError, http.client.HTTPException, ValueError) as error:
+            said = getattr(error, "strerror", None) or str(error)  # without the system's number
             raise ToolError(
-                f"{one_line(host, 100)}: {one_line(str(error), 200) or type(error).__name__}."
+                f"{one_line(host, 100)}: {one_line(said, 200) or type(error).__name__}."
             ) from None
         finally:
             connection.close()

@@ -42,7 +42,7 @@ class PartsCut:
     parts: int
     """Programs per KV head for shared rows."""
     own: int
-    """The most parts for the rows that a sequence has alone."""
+    """The most parts for the rows that a sequence has alone. With 1, where none are shared, sequences stay whole."""
     least: int
     """The fewest rows of such a part."""
     usual: int
@@ -123,7 +123,9 @@ def choose_own_cut(
         # Four programs fit on a multiprocessor, not three.
         tile, stages, least = 32, 3, 1024
     if _stay_whole(shape, rows, limit, itemsize):
-        least, stages = limit, 3 if tile == 32 else 2
+        least = limit
+        if tile == 64:
+            stages = 2
     if split is not None:
         least = split.rows
     most, usual = -(-limit // least), 0

@@ -1,11 +1,12 @@
 """Attention of a decode step on tensor cores: all parts of it in one launch. `combine.py` combines them.
 
-It serves sequences that share a prefix, and models with many query heads per KV head. The plain twin is attention
-without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch whose block tables begin alike.
-Its query heads form one matrix for the tensor cores, so the shared rows are read once for all of them. The rows that a
-sequence has alone are read for its own query heads. Both kinds are cut into parts of about the same size, as many as
-run at once. A program copies the first tiles of its part into shared memory before it waits for the previous kernel,
-and the others while it computes. "Hydragen: High-Throughput LLM Inference with Shared Prefixes" (Juravsky et al. 2024).
+It serves sequences that share a prefix, models with many query heads per KV head, and many short sequences. The plain
+twin is attention without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch whose block
+tables begin alike. Its query heads form one matrix for the tensor cores, so the shared rows are read once for all of
+them. The rows that a sequence has alone are read for its own query heads. Both kinds are cut into parts of about the
+same size, as many as run at once. A program copies the first tiles of its part into shared memory before it waits for
+the previous kernel, and the others while it computes. "Hydragen: High-Throughput LLM Inference with Shared Prefixes"
+(Juravsky et al. 2024).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
@@ -376,6 +377,7 @@ def parts_kernel(
     each sequence's unshared rows; the last part has the new row. `own_part` cuts these into up to `own` parts; n is
     smaller if no sequence is long enough. The output goes to partial fp32 [rows, chunks, HQ, DIM] and
     lse fp32 [rows, chunks, HQ], unshared parts first, shared ones from `own` on; `combine_parts_kernel` combines them.
+    Where `own` and `chunks` are 1 and nothing is shared, partial may be the step's output, in its dtype.
     A part is read TILE rows at a time, with STAGES tiles in flight. HALVES is the number of groups of warps that divide
     the lanes of a tile; the warps of a group divide its rows. k_pairs and v_pairs: the bytes of quantised rows, two per
     int16. START is "at once" or "looked up", as in `attention_kernel`.
