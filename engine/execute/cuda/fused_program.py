@@ -67,7 +67,7 @@ from engine.execute.cuda.tiles import (
 )
 from engine.execute.cuda.wide import WideProducts
 from engine.kernels.triton.embedding import embedding_kernel
-from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.launch import has_warpgroups, split_alike
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.kernels.triton.unpack import packed_embedding_kernel
@@ -130,7 +130,7 @@ class FusedDecoder:
         self._deterministic = deterministic
         self._on_host = on_host
         self._exchange = exchange
-        self._wide = WideProducts(pdl)
+        self._wide = WideProducts(pdl, has_warpgroups(network.device))
         self.cuts = cuts or table_cuts(network.device)
         self._machine = (1, 0)
         if network.device.type == "cuda":

@@ -13,14 +13,24 @@ from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from models.weights.dequantize import IQ4
 
 __all__ = [
     "async_copy",
     "constexpr_function",
+    "described",
     "eighth_halves",
     "fence",
+    "fence_async_shared",
     "gl",
     "halves",
     "input_layout",
@@ -30,6 +40,7 @@ __all__ = [
     "layout_of",
     "looked_up",
     "masked",
+    "mbarrier",
     "mma_v2",
     "multiply",
     "own_layout",
@@ -37,10 +48,23 @@ __all__ = [
     "row_layout",
     "signed_halves",
     "small_halves",
+    "tma",
     "unpaired",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
 ]
 jit = gluon.jit
 constexpr_function = gluon.constexpr_function
+
+
+def described(tensor, rows, columns):
+    """Return the argument of a kernel that copies blocks [rows, columns] of `tensor` [n, m] with `tma`.
+
+    Numbers outside are zeros. The tensor's address and the distance between its rows are multiples of 16 bytes.
+    """
+    dtype = getattr(gl, str(tensor.dtype).removeprefix("torch."))
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+    return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 
 
 @constexpr_function
@@ -282,12 +306,24 @@ if knobs.runtime.interpret:
     def _copy(place, at, mask=None):
         place.store(tl.load(at) if mask is None else tl.load(at, mask=mask, other=0.0))
 
-    def _nothing(*_):
+    def _nothing(*_, **__):
         pass
+
+    def _copy_block(source, at, barrier, place, pred=True):
+        if pred:
+            place.store(source.load(at))
+
+    def _multiply_blocks(left, right, sums, is_async=False):
+        return mma_v2(left.load(None), right.load(None), sums)
 
     async_copy = SimpleNamespace(
         async_copy_global_to_shared=_copy, commit_group=_nothing, wait_group=_nothing
     )
+    tma = SimpleNamespace(async_copy_global_to_shared=_copy_block)
+    mbarrier = SimpleNamespace(
+        MBarrierLayout=_nothing, init=_nothing, expect=_nothing, wait=_nothing, invalidate=_nothing
+    )
+    fence_async_shared, warpgroup_mma = _nothing, _multiply_blocks
     _same = (
         *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum", "minimum"),
         *("program_id", "num_programs"),
@@ -372,6 +408,14 @@ if knobs.runtime.interpret:
     def mma_v2(left, right, sums):
         """Return left @ right + sums."""
         return tl.dot(left.to(tl.float32), right.to(tl.float32), sums, input_precision="ieee")
+
+    def warpgroup_mma_wait(num_outstanding, deps):
+        """Return the sums, which are there."""
+        return deps[0] if len(deps) == 1 else deps
+
+    def described(tensor, rows, columns):
+        """See above."""
+        return triton.tools.tensor_descriptor.TensorDescriptor.from_tensor(tensor, [rows, columns])
 
     def multiply(left, right):
         """Multiply in fp32, because the interpreter multiplies nothing narrower."""

@@ -58,6 +58,12 @@ def shared_bytes(device: torch.device) -> int:
 
 
 @cache
+def has_warpgroups(device: torch.device) -> bool:
+    """Return whether tensor cores multiply for groups of four warps and read shared memory themselves (sm_90)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
 def _driver() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL("libcuda.so.1")

@@ -167,7 +167,7 @@ def patch_attr(thing: Any, name: str, member: Any, builder: Any, scope: Any) -> 
         named["_semantic"] = meaning
         return member(*args, **named)
 
-    quick = QUICK.get(name) if thing is not tensor else None
+    quick = None if isinstance(thing, type) else QUICK.get(name)
     scope.set_attr(thing, name, ours if quick is None else quick(ours))
 
 

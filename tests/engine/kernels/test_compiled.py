@@ -257,6 +257,34 @@ for rows, outputs, inputs, gated, apart in (
 print(json.dumps(found))
 """
 
+WARPGROUPS = """
+import triton.experimental.gluon.language as gl
+from engine.execute.cuda.tiles import choose_warpgroup_tile
+from engine.kernels.triton.warpgroup_linear import LINES, warpgroup_linear_kernel
+
+def described(rows, columns):
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    return f"tensordesc<bf16[{rows}, {columns}],{layout!r}>"
+
+found = []
+for rows, outputs, inputs, gated, apart in (
+    (16, 4096, 12288, False, True), (32, 3072, 4096, False, False), (64, 4096, 2000, False, True),
+    (64, 6144, 4096, True, False), (64, 12288, 4096, True, False), (128, 2560, 9728, False, True),
+):
+    tile = choose_warpgroup_tile(rows, outputs, inputs, gated, apart)
+    TYPES.update(x=described(rows, tile.columns), weight=described(LINES.value, tile.columns))
+    TYPES["out"] = "*fp32" if tile.split > 1 else "*bf16"
+    constants = dict(COUNT=rows, ROWS=rows, N=outputs, K=inputs, BIAS=False, GATED=gated, COLUMNS=tile.columns)
+    constants |= dict(STAGES=tile.stages, SPLIT=tile.split, PDL=True)
+    text, shared = ptx(warpgroup_linear_kernel, 4, constants)
+    before = text[: text.index("griddepcontrol.wait;")]
+    pair = 2 if gated else 1
+    found.append({"early": before.count("cp.async.bulk.tensor"), "held": tile.stages * pair, "shared": shared,
+                  "most": 104 * 1024 if outputs == 12288 else 201 * 1024, "spilled": ".local" in text,
+                  "products": text.count("wgmma.mma_async.sync"), "needed": pair * tile.columns // 16})
+print(json.dumps(found))
+"""
+
 EXCHANGE = """
 from engine.kernels.triton.exchange import begin_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.sum_norm import sum_norm_kernel
@@ -333,6 +361,14 @@ def test_products_of_many_rows_begin_with_their_weights() -> None:
         assert found["products"] == found["needed"]
         assert found["ldmatrix"] > 0, "warps share what they read"
         assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"
+        assert not found["spilled"]
+
+
+def test_products_of_a_group_of_warps_load_all_weights_early_that_fit() -> None:
+    for found in made(WARPGROUPS):
+        assert found["early"] == found["held"]
+        assert found["products"] == found["needed"]
+        assert found["shared"] <= found["most"]
         assert not found["spilled"]
 
 

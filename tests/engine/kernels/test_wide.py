@@ -1,5 +1,7 @@
 """Products of decode steps of many rows against plain ones, in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,8 +10,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm, add_norm
-from engine.execute.cuda.tiles import WideTile
-from engine.execute.cuda.wide import wide_product
+from engine.execute.cuda.tiles import WarpgroupTile, WideTile
+from engine.execute.cuda.wide import warpgroup_product, wide_product
 from models.network import Linear, NormWeights, Weight
 from models.spec import FeedForward, Norm
 
@@ -40,6 +42,31 @@ def test_a_product_is_the_plain_one(rows: int, outputs: int, inputs: int, tile: 
     gate = FeedForward(outputs)
     wanted = F.silu(plain[:, :outputs]) * plain[:, outputs:]
     torch.testing.assert_close(wide_product(linear, x, gate, tile, False), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "tile"),
+    [
+        (17, 80, 256, WarpgroupTile(64, 3, 1)),
+        (64, 64, 200, WarpgroupTile(128, 4, 1)),  # fewer spans than stages, and no whole ones
+        (9, 72, 300, WarpgroupTile(64, 2, 1)),
+    ],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_of_a_group_of_warps_is_the_plain_one(
+    rows: int, outputs: int, inputs: int, tile: WarpgroupTile, bias: bool
+) -> None:
+    x, weight = random(rows, inputs, seed=1), random(2 * outputs, inputs, seed=2)
+    b = random(2 * outputs, seed=3) if bias else None
+    linear, gate = Linear((Weight.plain(weight),), b), FeedForward(outputs)
+    plain = F.linear(x, weight, b)
+    torch.testing.assert_close(warpgroup_product(linear, x, None, tile, False), plain, rtol=1e-4, atol=1e-4)
+    wanted = F.silu(plain[:, :outputs]) * plain[:, outputs:]
+    torch.testing.assert_close(warpgroup_product(linear, x, gate, tile, False), wanted, rtol=1e-4, atol=1e-4)
+    if not bias:
+        parts = warpgroup_product(linear, x, None, replace(tile, split=3), False)
+        assert parts.shape == (3, rows, 2 * outputs)
+        torch.testing.assert_close(parts.sum(0), plain, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("inputs", "split"), [(512, 4), (600, 3)])
