@@ -29,8 +29,8 @@ PDL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 def test_the_tiles_of_larger_networks(
     rows: int, outputs: int, inputs: int, gated: bool, apart: bool, groups: bool
 ) -> None:
-    from engine.execute.cuda.tiles import choose_warpgroup_tile, choose_wide_tile
-    from engine.execute.cuda.wide import rounded, warpgroup_product, wide_product
+    from engine.execute.cuda.tiles import choose_warpgroup_tile, choose_wide_tile, rounded
+    from engine.execute.cuda.wide import warpgroup_product, wide_product
     from engine.kernels.triton.launch import has_warpgroups
     from models.network import Linear, Weight
     from models.spec import FeedForward
@@ -42,10 +42,7 @@ def test_the_tiles_of_larger_networks(
     weight = torch.randn(outputs * (2 if gated else 1), inputs, device="cuda", generator=generator).bfloat16()
     weight *= inputs**-0.5
     if groups:
-        tile, multiply = (
-            choose_warpgroup_tile(rounded(rows), outputs, inputs, gated, apart),
-            warpgroup_product,
-        )
+        tile, multiply = choose_warpgroup_tile(rows, outputs, inputs, gated, apart), warpgroup_product
     else:
         tile, multiply = choose_wide_tile(rounded(rows), outputs, inputs, gated, apart), wide_product
     assert tile is not None

@@ -130,6 +130,11 @@ class WideTile:
     warps: int
 
 
+def rounded(rows: int) -> int:
+    """Return the number of rows that a kernel multiplies for `rows`: a power of two."""
+    return max(1 << (rows - 1).bit_length(), 16)
+
+
 def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
     """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and inputs.
 
@@ -177,31 +182,35 @@ _ONE_EACH, _TWO_EACH = 200 << 10, 104 << 10
 
 
 def choose_warpgroup_tile(
-    rows: int, outputs: int, inputs: int, gated: bool, apart: bool
+    count: int, outputs: int, inputs: int, gated: bool, apart: bool
 ) -> WarpgroupTile | None:
-    """Return the fastest tile on an H200, as `choose_wide_tile` does; None means that nothing is faster than its choice.
+    """Return the fastest tile on an H200 for `count` rows; None means that what `choose_wide_tile` returns is as fast.
 
-    Measured in steps of Qwen3-0.6B to 8B, Llama-3.2-1B, and halves of Qwen3-8B and 32B.
+    Other arguments are as for `choose_wide_tile`. The gain in whole steps is in docs/decode-speed.md.
     """
-    lines = outputs * (2 if gated else 1)
+    rows, lines = rounded(count), outputs * (2 if gated else 1)
     weights = lines * inputs
-    if not 16 <= rows <= 128 or lines > 2 * WIDE_LINES or inputs % 8:
+    if rows > 128 or 64 < count <= 96 or lines > 2 * WIDE_LINES or inputs % 8:
         return None
     programs, spans = _parts(outputs, 64), _parts(inputs, 128)
     held = 2 * (rows + (128 if gated else 64))  # bytes per column
     one = WarpgroupTile(128, _ONE_EACH // (128 * held), 1)
+    two = WarpgroupTile(64, _TWO_EACH // (64 * held), 1)
     if gated:
         if rows == 128:
             return None
-        if rows == 64 and programs > _MULTIPROCESSORS or weights > 112 << 20:
-            return WarpgroupTile(64, _TWO_EACH // (64 * held), 1)
-        return one if (rows == 64) == (inputs > 2048) and programs <= _MULTIPROCESSORS else None
+        if programs > _MULTIPROCESSORS:
+            large = weights > 112 << 20 if rows == 32 else rows == 64 and inputs <= 4096
+            return two if large and programs <= 2 * _MULTIPROCESSORS else None
+        return one if (inputs > 2048) == (rows == 64) else None
     if not apart:
-        return None if rows == 32 and outputs > 5120 and weights >= 24 << 20 else one
-    split = max(1, min(_MULTIPROCESSORS // programs, spans // 6))
-    if (rows == 16 and spans < 12 * split) or (rows == 32 and spans > 64 * split):
-        return None
-    if rows == 64 and inputs >= 3 * outputs and weights <= 20 << 20:
+        split = 1
+        slow = rows == 32 and outputs > 5120 and weights >= 24 << 20
+    else:
+        split = max(1, min(_MULTIPROCESSORS // programs, spans // 6))
+        small = rows == 64 and inputs >= 3 * outputs and weights <= 20 << 20
+        slow = small or (rows == 16 and spans < 12 * split) or (rows == 32 and spans > 64 * split)
+    if slow or (rows == 128 and programs * split < 96 and spans > 24 * split):
         return None
     return replace(one, split=split)
 

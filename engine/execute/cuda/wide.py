@@ -6,7 +6,13 @@ from torch import Tensor
 
 from engine.execute.cuda.experts import activation
 from engine.execute.cuda.prefill import LIBRARY, apply_gate
-from engine.execute.cuda.tiles import WarpgroupTile, WideTile, choose_warpgroup_tile, choose_wide_tile
+from engine.execute.cuda.tiles import (
+    WarpgroupTile,
+    WideTile,
+    choose_warpgroup_tile,
+    choose_wide_tile,
+    rounded,
+)
 from engine.kernels.triton.gluon import described
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.warpgroup_linear import LINES, warpgroup_linear_kernel
@@ -38,20 +44,15 @@ class WideProducts:
     def _product(self, linear: Linear, x: Tensor, gate: FeedForward | None, apart: bool) -> Tensor:
         if linear.is_plain:
             outputs, inputs = linear.weight.shape
-            cut = rounded(x.shape[0]), outputs // (1 if gate is None else 2), inputs, gate is not None, apart
-            group = choose_warpgroup_tile(*cut) if self._warpgroups else None
+            cut = outputs // (1 if gate is None else 2), inputs, gate is not None, apart
+            group = choose_warpgroup_tile(x.shape[0], *cut) if self._warpgroups else None
             if group is not None:
                 return warpgroup_product(linear, x, gate, group, self.pdl)
-            tile = choose_wide_tile(*cut)
+            tile = choose_wide_tile(rounded(x.shape[0]), *cut)
             if tile is not None:
                 return wide_product(linear, x, gate, tile, self.pdl)
         product = LIBRARY.product(linear, x)
         return product if gate is None else apply_gate(product, gate, self.pdl)
-
-
-def rounded(rows: int) -> int:
-    """Return the number of rows that a kernel multiplies for `rows`."""
-    return max(triton.next_power_of_2(rows), 16)
 
 
 def wide_product(linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile, pdl: bool) -> Tensor:
