@@ -178,7 +178,7 @@ class WarpgroupTile:
 
 _MULTIPROCESSORS = 132
 _ONE_EACH, _TWO_EACH = 200 << 10, 104 << 10
-"""Bytes of shared memory of a program of which a multiprocessor runs one, or two. Norms and sums find room beside it."""
+"""Bytes of shared memory of a program of which a multiprocessor runs one, or two. Norms find room beside it."""
 
 
 def choose_warpgroup_tile(
@@ -191,6 +191,8 @@ def choose_warpgroup_tile(
     rows, lines = rounded(count), outputs * (2 if gated else 1)
     weights = lines * inputs
     if rows > 128 or 64 < count <= 96 or lines > 2 * WIDE_LINES or inputs % 8:
+        return None
+    if rows == 16 and inputs < 2048:
         return None
     programs, spans = _parts(outputs, 64), _parts(inputs, 128)
     held = 2 * (rows + (128 if gated else 64))  # bytes per column

@@ -45,7 +45,8 @@ class WideProducts:
         if linear.is_plain:
             outputs, inputs = linear.weight.shape
             cut = outputs // (1 if gate is None else 2), inputs, gate is not None, apart
-            group = choose_warpgroup_tile(x.shape[0], *cut) if self._warpgroups else None
+            aligned = linear.weight.data_ptr() % 16 == 0
+            group = choose_warpgroup_tile(x.shape[0], *cut) if self._warpgroups and aligned else None
             if group is not None:
                 return warpgroup_product(linear, x, gate, group, self.pdl)
             tile = choose_wide_tile(rounded(x.shape[0]), *cut)

@@ -6,6 +6,7 @@ Triton's interpreter does not know Gluon. There, plain Triton computes the same,
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,no-redef,untyped-decorator,misc"
 import struct
 from types import SimpleNamespace
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -57,7 +58,7 @@ jit = gluon.jit
 constexpr_function = gluon.constexpr_function
 
 
-def described(tensor, rows, columns):
+def described(tensor: Any, rows: int, columns: int) -> Any:
     """Return the argument of a kernel that copies blocks [rows, columns] of `tensor` [n, m] with `tma`.
 
     Numbers outside are zeros. The tensor's address and the distance between its rows are multiples of 16 bytes.
@@ -413,7 +414,7 @@ if knobs.runtime.interpret:
         """Return the sums, which are there."""
         return deps[0] if len(deps) == 1 else deps
 
-    def described(tensor, rows, columns):
+    def described(tensor: Any, rows: int, columns: int) -> Any:
         """See above."""
         return triton.tools.tensor_descriptor.TensorDescriptor.from_tensor(tensor, [rows, columns])
 

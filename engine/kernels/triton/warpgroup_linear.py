@@ -31,9 +31,8 @@ def _wait(sums, OUTSTANDING: tl.constexpr):
     """Return the sums once all but the last OUTSTANDING products have ended."""
     found = warpgroup_mma_wait(num_outstanding=OUTSTANDING, deps=sums)
     if len(sums) == 1:
-        return (found,)
-    else:
-        return found
+        found = (found,)
+    return found
 
 
 @jit

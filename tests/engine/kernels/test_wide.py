@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm, add_norm
-from engine.execute.cuda.tiles import WarpgroupTile, WideTile
+from engine.execute.cuda.tiles import WarpgroupTile, WideTile, choose_warpgroup_tile, rounded
 from engine.execute.cuda.wide import warpgroup_product, wide_product
 from models.network import Linear, NormWeights, Weight
 from models.spec import FeedForward, Norm
@@ -87,3 +89,24 @@ def test_sums_that_stay_apart_are_added_by_the_norm(inputs: int, split: int) -> 
         torch.testing.assert_close(
             out, F.rms_norm(wanted, (48,), norm[1].weight, Norm().eps), rtol=1e-4, atol=1e-4
         )
+
+
+@given(
+    count=st.integers(9, 300),
+    outputs=st.integers(1, 1 << 17),
+    inputs=st.integers(1, 1 << 15),
+    gated=st.booleans(),
+    apart=st.booleans(),
+)
+@example(64, 4096, 12_288, False, True)
+@example(64, 6144, 4096, True, False)
+def test_tiles_of_groups_of_warps_fit_into_a_multiprocessor(
+    count: int, outputs: int, inputs: int, gated: bool, apart: bool
+) -> None:
+    tile = choose_warpgroup_tile(count, outputs, inputs, gated, apart)
+    if tile is not None:
+        held = 2 * tile.columns * (rounded(count) + (128 if gated else 64))
+        assert held * tile.stages <= 200 * 1024
+        assert tile.stages >= 2
+        assert inputs % 8 == 0, "what is copied begins at a multiple of 16 bytes"
+        assert tile.split == 1 or (apart and 6 * tile.split * 128 <= inputs + 127)
