@@ -110,11 +110,11 @@ class _Reader:
         return value
 
     def number(self, name: str) -> float:
-        return float(self.take(name, 0.0, _is_number, "a number"))
+        return float(self.take(name, 0.0, is_number, "a number"))
 
     def moment(self, name: str) -> float:
         what = "seconds since 1970"
-        return float(self.take(name, 0.0, lambda v: _is_number(v) and 0 <= v <= LATEST, what))
+        return float(self.take(name, 0.0, lambda v: is_number(v) and 0 <= v <= LATEST, what))
 
     def ids(self, name: str) -> list[int]:
         def valid(value: object) -> bool:
@@ -131,7 +131,7 @@ def _session(reader: _Reader) -> SessionInfo:
         system=reader.take("system", None, lambda v: v is None or isinstance(v, str), "text or null"),
         think=_choice(reader, "think", get_args(ThinkMode)),
         think_cache=_choice(reader, "think_cache", get_args(ThinkCache)),
-        sampling=_sampling(reader.take("sampling", {}, lambda v: isinstance(v, dict), "an object")),
+        sampling=checked_sampling(reader.take("sampling", {}, lambda v: isinstance(v, dict), "an object")),
         created=reader.moment("created"),
         updated=reader.moment("updated"),
         documents=_documents(reader),
@@ -148,7 +148,8 @@ def _choice(reader: _Reader, name: str, choices: tuple[str, ...]) -> Any:
     return reader.take(name, choices[0], lambda v: v in choices, f"one of {', '.join(choices)}")
 
 
-def _sampling(values: dict[str, Any]) -> dict[str, Any]:
+def checked_sampling(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a conversation keeps, as a file has them. Raises SessionError for what is none."""
     from engine.params import SamplingParams
 
     if "stop" in values:
@@ -161,9 +162,9 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
     if not set(values) <= set(known):
         raise SessionError(f"sampling contains an unknown setting; choose one of: {', '.join(known)}.")
     for name, value in values.items():
-        if name == "stop" or (value is None and name in ("seed", "max_tokens")):
+        if name in ("stop", "speculation") or (value is None and name in ("seed", "max_tokens")):
             continue
-        if not (_is_int(value) if name in whole else _is_number(value)):
+        if not (_is_int(value) if name in whole else is_number(value)):
             raise SessionError(f"sampling: {one_line(name, 40)} is {_shown(value)}; it must be a number.")
     try:
         SamplingParams(**values)
@@ -184,10 +185,7 @@ def _exchange(reader: _Reader) -> Exchange:
         return bool(0 <= value[0] <= value[1] <= len(token_ids))
 
     def valid_stats(value: object) -> bool:
-        return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-    def valid_whole(value: object) -> bool:
-        return value is None or (_is_int(value) and 0 <= value < 2**63)
+        return isinstance(value, dict) and all(map(is_number, value.values()))
 
     reasons = tuple(reason.value for reason in FinishReason)
     calls, results = checked_called(reader.data, reader.where)
@@ -211,8 +209,8 @@ def _exchange(reader: _Reader) -> Exchange:
         model=one_line(reader.text("model")),
         created=reader.moment("created"),
         thinking_s=reader.number("thinking_s"),
-        seed=reader.take("seed", None, valid_whole, "a whole number or null"),
-        ends_at=reader.take("ends_at", None, valid_whole, "a whole number or null"),
+        seed=reader.take("seed", None, is_count, "a whole number or null"),
+        ends_at=reader.take("ends_at", None, is_count, "a whole number or null"),
         calls=calls,
         results=results,
         is_pinned=reader.take("is_pinned", False, lambda v: isinstance(v, bool), "true or false"),
@@ -274,6 +272,12 @@ def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether it is None or a whole number that is not negative and that the database can hold."""
+    return value is None or (_is_int(value) and 0 <= value < 2**63)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number that figures can be made of."""
     # not isfinite: JSON may hold whole numbers that no float can
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+from chatterm.sessions.rows import rows
 from chatterm.sessions.schema import database_path
 from engine.store.folder import chunk_owner_of, default_folder, forget, is_chunk, owners
 
@@ -18,8 +19,9 @@ def tidy(connection: sqlite3.Connection, path: Path) -> None:
     folder = default_folder()
     with suppress(sqlite3.Error, OSError):
         found = owners(folder)
-        known = {id for (id,) in connection.execute("SELECT id FROM sessions")} if found else set()
-        known |= {chunk_owner_of(sha256) for (sha256,) in connection.execute("SELECT sha256 FROM texts")}
+        known = {id for (id,) in rows(connection, "SELECT id FROM sessions", (), str)} if found else set()
+        texts = rows(connection, "SELECT sha256 FROM texts", (), str)
+        known |= {chunk_owner_of(sha256) for (sha256,) in texts}
         for owner in found - known:
             if is_chunk(owner) or _SESSION.fullmatch(owner):
                 forget(folder, owner)

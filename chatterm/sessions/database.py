@@ -5,16 +5,19 @@ import sqlite3
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from time import time
 from typing import Any, get_args
 
 from chatterm.backends.backend import Compaction, Exchange, ThinkCache, ThinkMode
 from chatterm.backends.exchange import NO_TOKEN
+from chatterm.sessions.as_json import checked_sampling, is_count, is_number
 from chatterm.sessions.begun_on import begin_on, begun_on, drop_texts, storable
 from chatterm.sessions.called import called_of, called_text
 from chatterm.sessions.journal import Piece, Running
-from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
+from chatterm.sessions.rows import Kind, malformed, row, rows
 from chatterm.sessions.tree import extent
 from chatterm.terminal.sanitize import one_line
 
@@ -27,6 +30,11 @@ _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
     "opening, user, text, reasoning, token_ids, seed, ends_at, called, is_pinned, compaction"
 )
+_KINDS: tuple[Kind, ...] = (
+    *(str, int, int | None, float, str, str | None, float, int, int, int, str),
+    *(bytes, str, str, str, bytes, int | None, int | None, str, int, str | None),
+)
+"""What these columns hold."""
 _PUT = (
     f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 21)}) ON CONFLICT (session, id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
@@ -38,6 +46,7 @@ _INFO = (
     "(SELECT coalesce(sum(length(j.ids)), 0) / 4 FROM journal j WHERE j.session = s.id) "
     "FROM sessions s LEFT JOIN exchanges e ON e.session = s.id"
 )
+_INFO_KINDS: tuple[Kind, ...] = (str, str, str, str | None, str, str, str, float, float, int, int)
 
 
 Renumbered = dict[tuple[str, int], int]
@@ -45,7 +54,7 @@ Renumbered = dict[tuple[str, int], int]
 
 
 class Database:
-    """Raises sqlite3.Error where the disk fails."""
+    """Raises sqlite3.Error where the disk fails or the file is damaged."""
 
     def __init__(self, connection: sqlite3.Connection, renumbered: Renumbered | None = None) -> None:
         self.connection = connection
@@ -58,7 +67,7 @@ class Database:
 
     def version(self) -> int:
         """A number that changes when another program has written."""
-        return int(self._execute("PRAGMA data_version").fetchone()[0])
+        return int(row(self.connection, "PRAGMA data_version", (), int)[0])
 
     # --- sessions ---
 
@@ -95,10 +104,12 @@ class Database:
         drop_texts(self.connection)
 
     def info(self, session: str) -> SessionInfo | None:
-        row = self._execute(f"{_INFO} WHERE s.id = ? GROUP BY s.id", (session,)).fetchone()
-        if not row:
+        found = next(self._rows(f"{_INFO} WHERE s.id = ? GROUP BY s.id", (session,), *_INFO_KINDS), None)
+        if found is None:
             return None
-        (info,) = self._counted([_info(row)])
+        if found[0] != session:  # the index says something else than the table
+            raise malformed()
+        (info,) = self._counted([_info(found)])
         info.documents = begun_on(self.connection, session)
         return info
 
@@ -112,16 +123,18 @@ class Database:
             said = f"EXISTS (SELECT 1 FROM exchanges m WHERE m.session = s.id AND ({user} OR {answer}))"
             where += f" {'AND' if where else 'WHERE'} ({title} OR {said})"
             values += [value] * 3
-        rows = self._execute(f"{_INFO}{where} GROUP BY s.id ORDER BY s.updated DESC, s.rowid DESC", values)
-        return self._counted([_info(row) for row in rows.fetchall()])
+        query = f"{_INFO}{where} GROUP BY s.id ORDER BY s.updated DESC, s.rowid DESC"
+        return self._counted([_info(found) for found in self._rows(query, values, *_INFO_KINDS)])
 
     def _counted(self, infos: list[SessionInfo]) -> list[SessionInfo]:
         """`infos` with what there is to count of their trees."""
         ids = json.dumps([info.id for info in infos])
-        heads = dict(self._execute("SELECT id, head FROM sessions").fetchall())
+        heads = dict(self._rows("SELECT id, head FROM sessions", (), str, int | None))
         parents: dict[str, dict[int, int | None]] = {info.id: {} for info in infos}
         query = "SELECT session, id, parent FROM exchanges WHERE session IN (SELECT value FROM json_each(?))"
-        for session, id, parent in self._execute(query, (ids,)):
+        for session, id, parent in self._rows(query, (ids,), str, int, int | None):
+            if session not in parents:  # the index says something else than the table
+                raise malformed()
             parents[session][id] = parent
         for info in infos:
             info.messages, info.branches = extent(parents[info.id], heads.get(info.id))
@@ -129,9 +142,8 @@ class Database:
 
     def said(self, session: str) -> Iterator[str]:
         """Every message and answer of a session, the latest first."""
-        for user, text in self._execute(
-            "SELECT user, text FROM exchanges WHERE session = ? ORDER BY id DESC", (session,)
-        ):
+        query = "SELECT user, text FROM exchanges WHERE session = ? ORDER BY id DESC"
+        for user, text in self._rows(query, (session,), str, str):
             yield text
             yield user
 
@@ -147,7 +159,7 @@ class Database:
         is_taken = number <= (self.number(session, exchange.parent) or 0)  # a child's is larger
         if is_taken or not self._put(session, number, exchange):
             query = "SELECT max(id) FROM exchanges WHERE session = ?"
-            number = 1 + int(self._execute(query, (session,)).fetchone()[0])
+            number = 1 + int(row(self.connection, query, (session,), int)[0])
             self._renumbered[session, exchange.id] = number
             self._put(session, number, exchange)
         self._execute("DELETE FROM journal WHERE session = ? AND exchange = ?", (session, number))
@@ -157,7 +169,7 @@ class Database:
     def made(self, session: str) -> dict[int, float]:
         """When each exchange of a session was made, by its number."""
         query = "SELECT id, created FROM exchanges WHERE session = ?"
-        return dict(self._execute(query, (session,)).fetchall())
+        return dict(self._rows(query, (session,), int, float))
 
     def _put(self, session: str, number: int, exchange: Exchange) -> bool:
         """False when another process has given this number to an exchange of its own."""
@@ -187,18 +199,14 @@ class Database:
         """What has come of a running answer since the last record, as one record; nothing is written twice."""
         exchange = running.exchange
         where = (session, self.number(session, exchange.id))
-        row = self._execute(
-            "SELECT tokens FROM exchanges WHERE session = ? AND id = ? AND created = ?",
-            (*where, exchange.created),
-        ).fetchone()
-        if row is None or row[0] < len(exchange.token_ids):  # it was not there when the answer began
+        query = "SELECT tokens FROM exchanges WHERE session = ? AND id = ? AND created = ?"
+        saved = next(self._rows(query, (*where, exchange.created), int), None)
+        if saved is None or saved[0] < len(exchange.token_ids):  # it was not there when the answer began
             self.put(session, exchange)
-            where, row = (session, self.number(session, exchange.id)), (len(exchange.token_ids),)
-        last = self._execute(
-            "SELECT at + length(ids) / 4 FROM journal WHERE session = ? AND exchange = ? ORDER BY at DESC LIMIT 1",
-            where,
-        ).fetchone()
-        at = (last or row)[0]
+            where, saved = (session, self.number(session, exchange.id)), (len(exchange.token_ids),)
+        query = "SELECT at + length(ids) / 4 FROM journal WHERE session = ? AND exchange = ? ORDER BY at DESC LIMIT 1"
+        last = next(self._rows(query, where, int), None)
+        at = (last or saved)[0]
         if piece := running.since(at):
             values = (
                 json.dumps(piece.state),
@@ -213,7 +221,7 @@ class Database:
 
         One that another process is at goes on: it finds its tokens there.
         """
-        for (session,) in self._execute("SELECT DISTINCT session FROM journal").fetchall():
+        for (session,) in list(self._rows("SELECT DISTINCT session FROM journal", (), str)):
             for exchange in self.exchanges(session):
                 self._execute(
                     "UPDATE exchanges SET token_ids = ?, tokens = ?, text = ?, reasoning = ?, stats = ?, "
@@ -246,17 +254,19 @@ class Database:
     def exchanges(self, session: str) -> list[Exchange]:
         """In the order of their ids."""
         query = f"SELECT {_COLUMNS} FROM exchanges WHERE session = ? ORDER BY id"
-        found = {row[1]: _exchange(row) for row in self._execute(query, (session,)).fetchall()}
+        found = {values[1]: _exchange(values) for values in self._rows(query, (session,), *_KINDS)}
         pieces = "SELECT exchange, at, state, ids, text, reasoning FROM journal WHERE session = ? ORDER BY exchange, at"
-        for id, at, state, ids, text, why in self._execute(pieces, (session,)).fetchall():
-            Piece(_unpacked(ids), text, why, _decoded(state)).add_to(found[id], at)
+        for id, at, state, ids, text, why in self._rows(pieces, (session,), int, int, str, bytes, str, str):
+            if id not in found:
+                raise malformed()
+            Piece(_unpacked(ids), text, why, _state(state)).add_to(found[id], at)
         for exchange in found.values():  # they only count the pieces of the journal
             exchange.token_ids = [id for id in exchange.token_ids if id != NO_TOKEN]
         return list(found.values())
 
     def head(self, session: str) -> int | None:
-        row = self._execute("SELECT head FROM sessions WHERE id = ?", (session,)).fetchone()
-        return row[0] if row else None
+        found = next(self._rows("SELECT head FROM sessions WHERE id = ?", (session,), int | None), None)
+        return found[0] if found else None
 
     # --- drafts and prompts ---
 
@@ -265,12 +275,12 @@ class Database:
 
     def drafts(self) -> dict[str, str]:
         """By session."""
-        return dict(self._execute("SELECT session, text FROM drafts").fetchall())
+        return dict(self._rows("SELECT session, text FROM drafts", (), str, str))
 
     def draft(self, session: str) -> str | None:
         """None when none was ever written."""
-        row = self._execute("SELECT text FROM drafts WHERE session = ?", (session,)).fetchone()
-        return row[0] if row else None
+        found = next(self._rows("SELECT text FROM drafts WHERE session = ?", (session,), str), None)
+        return found[0] if found else None
 
     def add_prompt(self, text: str) -> None:
         """The same prompt again moves to the end."""
@@ -284,8 +294,11 @@ class Database:
 
     def prompts(self, limit: int) -> list[str]:
         """The latest, newest last."""
-        rows = self._execute("SELECT text FROM prompts ORDER BY id DESC LIMIT ?", (limit,))
-        return [text for (text,) in rows.fetchall()][::-1]
+        query = "SELECT text FROM prompts ORDER BY id DESC LIMIT ?"
+        return [text for (text,) in self._rows(query, (limit,), str)][::-1]
+
+    def _rows(self, query: str, values: Sequence[Any], *kinds: Kind) -> Iterator[tuple[Any, ...]]:
+        return rows(self.connection, query, values, *kinds)
 
 
 def _fields(info: SessionInfo) -> list[Any]:
@@ -305,10 +318,10 @@ def _info(row: Sequence[Any]) -> SessionInfo:
         info.think = "auto"
     if info.think_cache not in get_args(ThinkCache):
         info.think_cache = "exact"
-    sampling = _decoded(row[6])
-    if "stop" in sampling:
-        sampling["stop"] = tuple(sampling["stop"])  # JSON knows lists only
-    info.sampling = sampling
+    info.sampling = {}
+    for name, value in _decoded(row[6]).items():
+        with suppress(SessionError):  # what is no setting is left out
+            info.sampling |= checked_sampling({name: value})
     return info
 
 
@@ -347,12 +360,12 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         shown=(start, end),
         opening=_unpacked(opening),
         finish_reason=reason,
-        stats=_decoded(stats),
+        stats=_numbers(_decoded(stats)),
         model=model,
         created=created,
         thinking_s=thinking_s,
-        seed=seed,
-        ends_at=ends_at,
+        seed=seed if is_count(seed) else None,
+        ends_at=ends_at if is_count(ends_at) else None,
         calls=calls,
         results=results,
         is_pinned=bool(is_pinned),
@@ -369,10 +382,24 @@ def _compaction(text: str | None) -> Compaction | None:
     return Compaction(summary if isinstance(summary, str) else None, without is True)
 
 
+def _state(text: str) -> dict[str, Any]:
+    """The state of a running answer (`journal.Piece`); what is none is left out."""
+    found = _decoded(text)
+    fits = {"stats": lambda v: isinstance(v, dict), "thinking_s": is_number, "ends_at": is_count}
+    state = {name: found[name] for name, fit in fits.items() if name in found and fit(found[name])}
+    if "stats" in state:
+        state["stats"] = _numbers(state["stats"])
+    return state
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if is_number(value)}
+
+
 def _decoded(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {}
 

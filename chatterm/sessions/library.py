@@ -12,6 +12,7 @@ from time import time
 from chatterm.backends.backend import Document
 from chatterm.sessions.begun_on import drop_texts, keep_texts
 from chatterm.sessions.records import SessionError
+from chatterm.sessions.rows import row, rows
 from chatterm.sessions.schema import connect, connect_read_only, database_path, explain, transaction
 from chatterm.terminal.sanitize import one_line
 from engine.store.folder import chunk_owner_of, default_folder, forget
@@ -79,9 +80,7 @@ class Library:
             entries = _entries(connection)
             found = [_known(entries, name) for name in wanted.values()]
             text = "SELECT text FROM texts WHERE sha256 = ?"
-            return tuple(
-                Document(one.name, connection.execute(text, (one.sha256,)).fetchone()[0]) for one in found
-            )
+            return tuple(Document(one.name, *row(connection, text, (one.sha256,), str)) for one in found)
 
     def remove(self, name: str) -> Entry:
         """Forget a document, and what was computed of it. Sessions that were begun on it keep its text."""
@@ -114,9 +113,7 @@ class Library:
         if connection is None:
             return []
         try:
-            return [
-                name for (name,) in connection.execute("SELECT name FROM library ORDER BY name").fetchall()
-            ]
+            return [name for (name,) in rows(connection, "SELECT name FROM library ORDER BY name", (), str)]
         except sqlite3.Error:
             return []
         finally:
@@ -181,15 +178,16 @@ def name_for(source: str) -> str:
 
 def _entries(connection: sqlite3.Connection) -> list[Entry]:
     counts: dict[str, dict[str, int]] = {}
-    for sha256, model, tokens in connection.execute("SELECT sha256, model, tokens FROM counts").fetchall():
+    query = "SELECT sha256, model, tokens FROM counts"
+    for sha256, model, tokens in rows(connection, query, (), str, str, int):
         counts.setdefault(sha256, {})[model] = tokens
-    rows = connection.execute(
+    query = (
         "SELECT l.name, l.source, l.sha256, l.added, length(t.text) "
         "FROM library l JOIN texts t USING (sha256) ORDER BY l.name"
     )
     return [
         Entry(name, source, sha256, added, length, counts.get(sha256, {}))
-        for name, source, sha256, added, length in rows.fetchall()
+        for name, source, sha256, added, length in rows(connection, query, (), str, str, str, float, int)
     ]
 
 

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from chatterm.sessions.records import SessionError
+from chatterm.sessions.rows import row
 from chatterm.terminal.sanitize import one_line
 
 VERSION = 5
@@ -77,6 +79,8 @@ class NewerVersionError(SessionError):
     """The database has a format that this program does not know."""
 
 
+_DAMAGE = ("malformed", "Could not decode to UTF-8")
+"""What the messages of Python and of `rows` for damage contain, which have no code."""
 _RETRIED = "; saving is retried every few seconds"
 
 
@@ -107,6 +111,14 @@ class Trouble:
         return f"{self.what}: the last messages are not saved. {self.todo}."
 
 
+class _Connection(sqlite3.Connection):
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        try:
+            return super().execute(sql, parameters)
+        except UnicodeDecodeError as error:  # SQLite quotes the name of what is damaged
+            raise sqlite3.DatabaseError("malformed database schema") from error
+
+
 def data_folder() -> Path:
     """Where sessions are kept: CHATTERM_DATA, or the platform's folder for an application's data."""
     if chosen := os.environ.get("CHATTERM_DATA"):
@@ -127,17 +139,14 @@ def connect(path: Path | None) -> sqlite3.Connection:
     Raises sqlite3.Error, OSError and NewerVersionError; `explain` says what they mean.
     """
     if path is None:
-        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection = sqlite3.connect(":memory:", isolation_level=None, factory=_Connection)
     else:
         if not path.exists():  # conversations are nobody else's business
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None)
+        connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None, factory=_Connection)
     try:
         _set_up(connection)
-    except UnicodeDecodeError as error:  # SQLite quotes the name of what is damaged
-        connection.close()
-        raise sqlite3.DatabaseError("malformed database schema") from error
     except BaseException:
         connection.close()
         raise
@@ -170,14 +179,16 @@ def connect_read_only(path: Path) -> sqlite3.Connection | None:
     options = ("",) if wal.exists() else ("", "&immutable=1")
     for option in options:
         try:
-            connection = sqlite3.connect(address + option, uri=True, timeout=LOCK_WAIT, isolation_level=None)
+            connection: sqlite3.Connection = sqlite3.connect(
+                address + option, uri=True, timeout=LOCK_WAIT, isolation_level=None, factory=_Connection
+            )
         except sqlite3.Error:
             continue
         try:
             _check_version(connection)
             connection.execute("SELECT count(*) FROM (SELECT 1 FROM exchanges LIMIT 1)").fetchone()
             connection = _up_to_date(connection)
-        except (sqlite3.Error, SessionError, UnicodeDecodeError):
+        except (sqlite3.Error, SessionError):
             connection.close()
         else:
             return connection
@@ -188,7 +199,7 @@ def _up_to_date(connection: sqlite3.Connection) -> sqlite3.Connection:
     """A database that can only be read, or where it has an earlier format a copy of it in memory that has not."""
     if _version(connection) == VERSION:
         return connection
-    copy = sqlite3.connect(":memory:", isolation_level=None)
+    copy = sqlite3.connect(":memory:", isolation_level=None, factory=_Connection)
     connection.backup(copy)
     connection.close()
     _migrate(copy)
@@ -196,7 +207,7 @@ def _up_to_date(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    return int(row(connection, "PRAGMA user_version", (), int)[0])
 
 
 def _check_version(connection: sqlite3.Connection) -> None:
@@ -243,7 +254,7 @@ def explain(error: Exception, path: Path) -> Trouble:
     if code == "SQLITE_FULL" or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
         what = f"There is no disk space left for the session database ({place})"
         return Trouble(what, "Free some space", passes=True, meanwhile=_RETRIED)
-    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in str(error):
+    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or any(part in str(error) for part in _DAMAGE):
         what = f"The session database is damaged ({place})"
         return Trouble(what, f"Move that file away to start a new one, or {elsewhere}", passes=False)
     if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")) or isinstance(
