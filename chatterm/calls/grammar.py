@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from chatterm.calls.constraint import Constraint, ToolFormat
+from engine.sampling.expression import check_end
 from engine.sampling.json_form import json_form
 
 _MARK = re.compile("⟦([^⟦⟧]+)⟧")
@@ -49,9 +50,11 @@ def calls_or(
 ) -> Constraint:
     """The answer is what `constraint` (no grammar) says, or it is calls.
 
-    Arguments fit, or only those for the tools named in `strict`.
+    Arguments fit, or only those for the tools named in `strict`. Raises EngineError for a regular expression that
+    would not end where it ends.
     """
     if constraint.kind == "regex":
+        check_end(constraint.text)
         expression = _IN_SLASHES.sub(lambda found: _WRITTEN.get(found[0], found[0]), constraint.text)
         expression = expression.replace("⟦", "\\x{27e6}")
         answer = f"answer: /{expression}/"

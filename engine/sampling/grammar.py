@@ -17,6 +17,7 @@ import llguidance
 
 from engine.errors import ConstraintError, EngineError
 from engine.params import NAMES, Constraint
+from engine.sampling.expression import check_end
 from engine.sampling.json_form import json_form
 from engine.sampling.sampler import Words
 from models.text.pieces import Piece
@@ -201,9 +202,7 @@ def _grammar(constraint: Constraint) -> str:
     """Return a constraint in the library's format. Raises EngineError."""
     _check_multiples(constraint)
     if constraint.kind == "regex":
-        backslashes = len(constraint.text) - len(constraint.text.rstrip("\\"))
-        if backslashes % 2:  # the library would let it escape what it writes next
-            raise _refused(NAMES["regex"], "it ends in a backslash that escapes nothing")
+        check_end(constraint.text)
         return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
     if constraint.kind == "lark":
         return llguidance.LLMatcher.grammar_from_lark(constraint.text)

@@ -178,6 +178,17 @@ def test_an_expression_means_the_same_besides_calls(expression, text):
     assert not accepts(both, f"{text}/")
 
 
+@pytest.mark.parametrize("format", get_args(ToolFormat))
+@pytest.mark.parametrize("expression", ["\\", "ab\\", "a\\\\\\", "\\n\\"])
+def test_an_expression_without_an_end_is_refused_as_it_is_without_tools(format, expression):
+    with pytest.raises(EngineError) as alone:
+        check(EngineConstraint("regex", expression))
+    with pytest.raises(EngineError) as besides:
+        calls_or(Constraint("regex", expression), format, TOOLS, True)
+    assert str(alone.value) == str(besides.value)
+    assert "regular expression cannot be used: it ends in a backslash" in str(alone.value)
+
+
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
 def test_calls_after_any_text(format):
     free = free_calls(format, TOOLS, {"go"}, True)

@@ -211,6 +211,15 @@ def test_outputs_that_are_structured_otherwise(client, running):
         ask(regex="a" * 200_001)
 
 
+def test_an_expression_beside_tools_that_ends_in_a_backslash(client):
+    extra = {"structured_outputs": {"regex": "ab\\"}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, extra_body=extra)
+    assert caught.value.param == "structured_outputs.regex"
+    message = "The regular expression cannot be used: it ends in a backslash that escapes nothing."
+    assert caught.value.body["message"] == message
+
+
 def test_seeds_of_any_sign(client, running):
     client.chat.completions.create(model="tiny", messages=HELLO, seed=-5)
     assert running.service.asked[-1].sampling["seed"] == 2**63 - 5

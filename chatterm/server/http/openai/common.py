@@ -21,6 +21,7 @@ from chatterm.server.service import (
     Think,
     ToolCall,
 )
+from engine.errors import EngineError
 from models.units import counted
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -259,7 +260,7 @@ def with_tools(
     """The constraint where the model has these tools: calls that are required, calls besides a format, or calls with
     arguments that fit (of the tools named in `strict`).
 
-    Raises RequestError 400 where the model cannot call tools.
+    Raises RequestError 400 where the model cannot call tools, and for a regular expression that cannot be used.
     """
     if not tools:
         return constraint
@@ -271,7 +272,10 @@ def with_tools(
     if constraint is not None and constraint.kind == "lark":
         raise wrong("tools", "A grammar or a choice leaves no room for tool calls; leave out one of the two.")
     if constraint is not None:
-        return calls_or(constraint, model.tool_format, tools, parallel)
+        try:
+            return calls_or(constraint, model.tool_format, tools, parallel)
+        except EngineError as error:
+            raise wrong("structured_outputs.regex", str(error)) from None
     return free_calls(model.tool_format, tools, strict, parallel) if strict or not parallel else None
 
 
