@@ -101,8 +101,10 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def __post_init__(self) -> None:
+        # "or more" alone would allow infinity, and a nan is neither more nor less.
+        heat = "0 (greedy) or more" if self.temperature < inf else "a finite number, 0 (greedy) or more"
         rules = (
-            (0.0 <= self.temperature < inf, "temperature", self.temperature, "0 (greedy) or more"),
+            (0.0 <= self.temperature < inf, "temperature", self.temperature, heat),
             (0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or more, below 2^31"),
             (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1"),
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1"),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from typing import Any, BinaryIO, Literal, cast, get_args, get_type_hints
 
 from chatterm.backends.backend import EngineError, Message, Outcome, Request, ThinkMode
@@ -85,7 +86,9 @@ def asked_of(line: InputLine) -> Asked:
     try:
         fields = _fields(line.data)
         id = fields.get("id")
-        if not (id is None or (isinstance(id, str | int | float) and not isinstance(id, bool))):
+        if not (id is None or (isinstance(id, str | int | float) and not isinstance(id, bool))) or (
+            isinstance(id, float) and not isfinite(id)  # no JSON could give it back
+        ):
             id = None
             raise LineError("id must be a string or a number.")
         return Asked(_request(fields), id)

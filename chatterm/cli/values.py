@@ -11,7 +11,7 @@ from models.errors import ModelError
 def disk_of(given: float | None) -> float | None:
     """What `--disk-gb` says. Raises WrongUsage."""
     if given is not None and not isfinite(given):
-        raise WrongUsage(f"--disk-gb is {given}; it must be a number of GB, 0 or more.")
+        raise WrongUsage(f"--disk-gb is {given}; it must be a finite number of GB, 0 or more.")
     return given
 
 

@@ -189,7 +189,8 @@ def _check_ranges(settings: Settings) -> None:
     for table, name in (("model", "offload_gb"), ("cache", "disk_gb")):
         size = getattr(getattr(settings, table), name)
         if size is not None and not 0 <= size < inf:
-            raise _Wrong((table, name), f"{name} is {size}; it must be 0 or more.")
+            allowed = "0 or more" if size < inf else "a finite number, 0 or more"
+            raise _Wrong((table, name), f"{name} is {size}; it must be {allowed}.")
     if settings.model.keep_alive is not None:
         try:
             seconds_of(settings.model.keep_alive, "keep_alive")

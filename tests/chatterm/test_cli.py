@@ -201,6 +201,12 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
     [
         ("run -p x --temperature -1", "temperature is -1.0"),
         ("run -p x --temperature nan", "temperature is nan"),
+        ("run -p x --temperature inf", "temperature is inf; it must be a finite number"),
+        ("run -p x --temperature=-inf", "temperature is -inf; it must be 0 (greedy) or more"),
+        ("run -p x --temperature 1e400", "temperature is inf; it must be a finite number"),
+        ("batch smollm2 x.jsonl --temperature inf", "temperature is inf; it must be a finite number"),
+        ("run -p x --presence-penalty nan", "presence_penalty is nan; it must be from -2 to 2"),
+        ("run -p x --repetition-penalty inf", "repetition_penalty is inf; it must be from 0.01 to 100"),
         ("run -p x --temperature warm", "--temperature"),
         ("run -p x --top-p 0", "top_p is 0.0"),
         ("run -p x --max-tokens 0", "max_tokens is 0"),

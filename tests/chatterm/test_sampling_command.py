@@ -58,6 +58,10 @@ def test_default_takes_it_back() -> None:
         ("xyzzy 1", "Unknown sampling setting xyzzy; choose one of: temperature, "),
         ("temperature hot", "temperature is 'hot'; it must be a number."),
         ("temperature -1", "temperature is -1.0; it must be 0 (greedy) or more."),
+        ("temperature inf", "temperature is inf; it must be a finite number, 0 (greedy) or more."),
+        ("temperature 1e400", "temperature is inf; it must be a finite number, 0 (greedy) or more."),
+        ("temperature nan", "temperature is nan; it must be a finite number, 0 (greedy) or more."),
+        ("temperature -inf", "temperature is -inf; it must be 0 (greedy) or more."),
         ("top_k 0.5", "top_k is '0.5'; it must be a whole number."),
         ("top_p 0", "top_p is 0.0; it must be above 0 and at most 1."),
         ("stop 'a", "A quotation mark is not closed"),
@@ -68,6 +72,15 @@ def test_what_cannot_be_gets_one_line(text: str, said: str) -> None:
         with_choice({}, text)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400", "-1e400", "Infinity"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("stop", "speculation")])
+def test_no_setting_is_infinite(name: str, value: str) -> None:
+    chosen = {"top_k": 3}
+    with pytest.raises(EngineError, match=f"^{name} is .*; it must be .*[.]$"):
+        answer_to(f"{name} {value}", chosen, NONE, INFO)
+    assert chosen == {"top_k": 3}
 
 
 @settings(max_examples=100, deadline=None)

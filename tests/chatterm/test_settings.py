@@ -60,6 +60,11 @@ def test_a_file_states_what_differs() -> None:
         ("[model]\ncontext = 0", "line 2: context is 0; it must be 1 or more."),
         ("[model]\ntensor_parallel = -1", "line 2: tensor_parallel is -1; it must be a number of GPUs"),
         ("[model]\noffload_gb = -1", "line 2: offload_gb is -1.0; it must be 0 or more."),
+        ("[model]\noffload_gb = inf", "line 2: offload_gb is inf; it must be a finite number, 0 or more."),
+        (
+            "[sampling]\ntemperature = nan",
+            "line 2: temperature is nan; it must be a finite number, 0 (greedy)",
+        ),
         ("[model]\nthreads = 0", "line 2: threads is 0; it must be 1 or more."),
         ('[sampling]\ntop_k = 4\ntemperature = "hot"', "line 3: temperature is 'hot'; it must be a number."),
         ("[sampling]\ntemperature = -1", "line 2: temperature is -1.0; it must be 0 (greedy) or more."),

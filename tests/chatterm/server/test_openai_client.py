@@ -7,7 +7,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from chatterm.server.service import Constraint
+from chatterm.server.http.openai.chat import TABLE
+from chatterm.server.service import Constraint, RequestError
 from tests.chatterm.server.fake import FakeService, echo, serving
 
 TOOLS = [
@@ -218,6 +219,16 @@ def test_an_expression_beside_tools_that_ends_in_a_backslash(client):
     assert caught.value.param == "structured_outputs.regex"
     message = "The regular expression cannot be used: it ends in a backslash that escapes nothing."
     assert caught.value.body["message"] == message
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e400", "1" + "0" * 400])
+@pytest.mark.parametrize("field", ['"temperature": {}', '"top_p": {}', '"logit_bias": {{"1": {}}}'])
+def test_numbers_without_an_end_are_refused(field, number):
+    body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "x"}}], {field.format(number)}}}'
+    with pytest.raises(RequestError) as caught:
+        TABLE.read(body.encode())
+    assert caught.value.status == 400
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_seeds_of_any_sign(client, running):
