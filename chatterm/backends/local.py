@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from engine.cache.prefix_index import Key
     from engine.conversation.aside import Aside
     from engine.conversation.chat import Chat
-    from engine.conversation.prompt import PromptFormat
+    from engine.conversation.requests import Requests
     from engine.conversation.several import Prompt, Several
     from engine.engine import Engine
     from engine.machine.room import Need
@@ -262,12 +262,12 @@ class LocalBackend(Chosen):
             yield index, part_of(part, opening)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
-        from engine.conversation.prompt import PromptFormat
+        from engine.conversation.requests import Requests
         from engine.conversation.several import Several
 
         self._loaded()
         assert self._engine is not None
-        prompts = self._prompts(PromptFormat(self._engine.tokenizer), requests)
+        prompts = self._prompts(Requests(self._engine), requests)
         self._several = Several(self._engine)
         try:
             with closing(self._several.run(prompts)) as parts:
@@ -277,21 +277,20 @@ class LocalBackend(Chosen):
             self._several = None
 
     def _prompts(
-        self, format: "PromptFormat", requests: Iterable[Request]
+        self, asking: "Requests", requests: Iterable[Request]
     ) -> "Iterator[Prompt | EngineError | ModelError]":
         from engine.conversation.several import prompt_of
 
         engine = self._engine
         assert engine is not None
         for request in requests:
-            first, *rest = request.messages
-            system = first.content if first.role == "system" else self._begins
-            said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
+            messages = [{"role": message.role, "content": message.content} for message in request.messages]
+            if messages[0]["role"] != "system" and (system := self._begins):
+                messages.insert(0, {"role": "system", "content": system})
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
                 params = self._params_of(engine, {"speculation": "off", **self._sampling, **request.sampling})
-                before = list(zip(said[:-1:2], said[1::2], strict=True))
-                yield prompt_of(engine, format, system, before, said[-1], think, params)
+                yield prompt_of(asking, messages, think, params)
             except (EngineError, ModelError) as error:
                 yield error
 

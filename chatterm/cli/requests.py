@@ -135,7 +135,7 @@ def _request(fields: dict[str, Any]) -> Request:
     if fields.get("stop") is not None:
         stop = fields["stop"]
         texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [None]
-        sampling["stop"] = tuple(_text(text, "stop") for text in texts)
+        sampling["stop"] = tuple(_text(text, "stop", blank=True) for text in texts)
     think = fields.get("think")
     if think is not None and not (isinstance(think, bool | str) and think in _THINK):
         raise LineError('think must be true, false, "on", "off" or "auto".')
@@ -160,7 +160,8 @@ def _messages(given: Any) -> list[Message]:
         if one["role"] not in ("system", "user", "assistant"):
             raise LineError(f"The role of message {place} must be system, user or assistant.")
         role = cast("Literal['system', 'user', 'assistant']", one["role"])
-        messages.append(Message(role, _text(one["content"], f"the content of message {place}")))
+        text = _text(one["content"], f"the content of message {place}", blank=role == "system")
+        messages.append(Message(role, text))
     said = messages[1:] if messages[0].role == "system" else messages
     turns = [message.role for message in said]
     if (
@@ -174,10 +175,10 @@ def _messages(given: Any) -> list[Message]:
     return messages
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: Any, name: str, *, blank: bool = False) -> str:
     if not isinstance(value, str):
         raise LineError(f"{name} must be a string.")
-    if not value.strip() and name != "stop":
+    if not value.strip() and not blank:
         raise LineError(f"{name} is empty; add some text.")
     try:
         value.encode()

@@ -1,16 +1,14 @@
 """Answers several prompts at once: unrelated ones, or the same one several times."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 from engine.cache.rows import Rows
-from engine.conversation.adopt import Adopter
-from engine.conversation.history import History
-from engine.conversation.prompt import PromptFormat
-from engine.conversation.turns import Answer, Turn, ended
+from engine.conversation.requests import Requests
+from engine.conversation.turns import Answer, ended
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.events import FinishReason, TokenEvent
@@ -61,24 +59,16 @@ class _Running:
 
 
 def prompt_of(
-    engine: EngineCore,
-    format: PromptFormat,
-    system: str | None,
-    said: Items[tuple[str, str]],
-    text: str,
-    think: bool | None,
-    params: SamplingParams,
+    requests: Requests, messages: Items[Mapping[str, Any]], think: bool | None, params: SamplingParams
 ) -> Prompt:
-    """Return the prompt that asks for an answer to `text` after these messages and their answers.
+    """Return the prompt that asks for an answer to `messages`, as `requests` makes it for clients.
 
-    Raises ModelError if the template fails, EngineError if it drops a message or `text` is empty.
+    Raises ModelError if the template fails, EngineError if it drops a message or the last one is empty.
     """
-    if not text.strip():
+    if not messages[-1]["content"].strip():
         raise EngineError("The prompt is empty; add some text.")
-    adopter = Adopter(engine, format, think, params)
-    turns = [adopter.adopted(Turn(user, Answer(answer))) for user, answer in said]
-    rows = History(engine, format, system, "exact").prompt(turns, text, think)
-    return Prompt(rows, params, *format.begins(think))
+    asked = requests.asked(messages, params, think=think)
+    return Prompt(asked.rows, params, asked.inside_think, think is not False)
 
 
 class Several:

@@ -290,3 +290,33 @@ def test_requests_of_their_own(backend: LocalBackend) -> None:
     assert first.text == backend.last.text
     assert isinstance(third, Outcome)
     assert third.stats.generated_tokens == 3
+
+
+def test_an_empty_system_message_is_what_it_is_for_the_server(backend: LocalBackend) -> None:
+    """Without one the template writes its own, and with a system prompt of the options that one would stand there."""
+    from engine.conversation.requests import Requests
+
+    said = [Message("user", "Name a fruit.")]
+    asked = [Request(said), Request([Message("system", ""), *said]), Request([Message("system", " "), *said])]
+    engine = backend._engine
+    assert engine is not None
+    expected = [
+        len(
+            Requests(engine)
+            .asked(
+                [{"role": one.role, "content": one.content} for one in request.messages],
+                engine.default_params(),
+            )
+            .rows
+        )
+        for request in asked
+    ]
+    for system in (None, "Be terse, and say nothing that nobody has asked you for."):
+        backend.set_system(system)
+        found = {
+            i: part.stats.prompt_tokens for i, part in backend.answers(asked) if isinstance(part, Outcome)
+        }
+        assert [found[1], found[2]] == expected[1:]
+        assert (found[0] == expected[0]) == (system is None)
+    backend.set_system(None)
+    assert expected[1] < expected[0]

@@ -193,6 +193,17 @@ def test_what_a_line_may_ask() -> None:
     assert asked_of(InputLine(1, b'{"prompt": "a", "seed": null}', "", 0)).request is not None
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_system_message_is_one(text: str) -> None:
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "u"}]
+    asked = asked_of(InputLine(1, json.dumps({"messages": messages}).encode(), "", 0))
+    assert asked.request is not None
+    assert [(m.role, m.content) for m in asked.request.messages] == [("system", text), ("user", "u")]
+    messages[1]["content"] = text
+    asked = asked_of(InputLine(1, json.dumps({"messages": messages}).encode(), "", 0))
+    assert asked.problem == "the content of message 2 is empty; add some text."
+
+
 def test_random_bytes_are_a_line_or_an_error() -> None:
     chance = random.Random(0)
     good = json.dumps(

@@ -7,6 +7,7 @@ import pytest
 
 from engine.conversation.recall import BESIDE, Place, Recall
 from engine.conversation.requests import Requests
+from engine.conversation.several import prompt_of
 from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
 from tests.engine.tiny import TEMPLATE, say, tiny_engine, tiny_tokenizer
@@ -73,6 +74,8 @@ def test_an_empty_system_prompt_is_one(tmp_path: Path) -> None:
             text = tokenizer.decode(requests.asked(messages, params).rows.token_ids, skip_special=False)
             assert text == tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
             assert ("Default" in text) == (len(messages) == 1)
+            among_many = prompt_of(requests, messages, None, params)
+            assert among_many.rows.token_ids == requests.asked(messages, params).rows.token_ids
     refusing = "{%- if messages[0].role == 'system' %}{{- raise_exception('no system prompt') }}{%- endif %}"
     with tiny_engine(tmp_path / "other", tokenizer=tiny_tokenizer(refusing + TEMPLATE)) as engine:
         requests, params = Requests(engine), engine.default_params()
