@@ -20,7 +20,7 @@ from engine.kernels.triton.gluon import (
     warpgroup_mma_wait,
 )
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import gated
+from engine.kernels.triton.linear import finish
 
 LINES = tl.constexpr(64)
 """Lines of weights that a program multiplies, twice as many if gated: the fewest of a group of warps."""
@@ -117,12 +117,9 @@ def warpgroup_linear_kernel(
     sums = _wait(sums, 0)
     n = first + gl.expand_dims(gl.arange(0, LINES, layout=gl.SliceLayout(1, MMA)), 1)
     b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, MMA)), 0)
-    y = sums[0]
-    if BIAS:
-        y += gl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-    if GATED:
-        up = sums[1]
-        if BIAS:
-            up += gl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-        y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
-    gl.store(out + (part * COUNT + b) * N + n, y.to(out.dtype.element_ty), mask=(n < N) & (b < COUNT))
+    # fmt: off
+    finish(
+        sums[0], sums[PAIR - 1], n, b, None, None, bias, out + part * (COUNT * N),
+        N, N, COUNT, False, BIAS, GATED, False, ACTIVATION, 1.0, 0.0, GAIN, LIMIT, UP_OFFSET,
+    )
+    # fmt: on
