@@ -86,7 +86,7 @@ class AnswerReader:
     def _said(self, message: Mapping[str, Any]) -> list[Piece]:
         heard = self._dialect.heard(message)
         pieces = [shown for piece in heard.pieces for shown in self._splitter.feed(piece)]
-        self._size += sum(len(piece.text) for piece in pieces)
+        self._size += sum(len(piece.text) for piece in heard.pieces)  # also what is not shown
         self.finish = heard.finish or self.finish
         self.usage = heard.usage or self.usage
         pieces += [Piece(part, "call") for part in self.calls.take(heard.calls)]

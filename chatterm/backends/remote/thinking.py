@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from engine.events import Kind
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_MOST_BEFORE = 1_000
+"""Characters of white space that may precede `<think>`: they are held back, and read again with every piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class Splitter:
         found: list[Piece] = []
         if self._place == "start":
             begun = text.lstrip()
-            if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
+            may_think = len(text) - len(begun) <= _MOST_BEFORE
+            if may_think and len(begun) < len(_OPEN) and _OPEN.startswith(begun):
                 return found, text
             self._place = "answer"
-            if begun.startswith(_OPEN):
+            if may_think and begun.startswith(_OPEN):
                 self._place, text = "opening", begun.removeprefix(_OPEN)
         if self._place == "opening":
             text = text.lstrip()

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.backends.remote import reading
+from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.sse import DocumentReader, EventReader, LineReader, TooLongError
 from chatterm.backends.remote.thinking import Piece, Splitter
 
@@ -124,6 +126,19 @@ def test_any_cut_gives_the_same_texts(text: str, is_middle: bool) -> None:
 )
 def test_thinking_in_tags(text: str, thought: str, answer: str) -> None:
     assert split([text]) == (thought, answer)
+
+
+def test_endless_white_space_is_passed_on_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    splitter = Splitter()
+    assert joined(piece for _ in range(1_001) for piece in splitter.feed(Piece(" "))) == ("", " " * 1_001)
+    late = " " * 1_001 + "<think>a</think>b"
+    assert split([late]) == split(late) == ("", late)
+    monkeypatch.setattr(reading, "MOST_TEXT", 100)
+    for begins in ("", "<think>", "<think>a</think>"):  # what follows a tag is not shown, either
+        reader = reading.AnswerReader(ChatCompletions())
+        for text in [begins, *[" "] * 101]:
+            reader.feed(b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n' % text.encode())
+        assert "an answer that does not end" in reader.problem
 
 
 def test_what_the_server_tells_apart_is_not_looked_at_again() -> None:
