@@ -50,6 +50,7 @@ class RunningAnswer:
         """Handle the head of the reply."""
         if "application/json" in item.content_type.lower() and not self._dialect.is_lines:
             self._reader = AnswerReader(self._dialect, is_middle=self._before is not None, is_document=True)
+        self._reader.kind = f"{item.packing} data" if item.packing else item.content_type
 
     def feed(self, data: bytes) -> list[TokenEvent]:
         """Return the events of the next bytes."""

@@ -41,6 +41,8 @@ class Began:
     """The server replies; its data follows."""
 
     content_type: str
+    packing: str = ""
+    """How the data is compressed, although plain data was requested; "" if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ class Client:
                 async with request as reply:
                     has_begun = True
                     if reply.is_success:
-                        inbox.put((index, Began(reply.headers.get("content-type", ""))))
+                        packing = reply.headers.get("content-encoding", "").strip()
+                        packing = "" if packing.lower() == "identity" else packing
+                        inbox.put((index, Began(reply.headers.get("content-type", ""), packing)))
                         async for data in reply.aiter_raw():
                             inbox.put((index, data))
                             while inbox.qsize() > _AHEAD:

@@ -15,6 +15,8 @@ MOST_TEXT = 32 * 1024 * 1024
 """Longest answer, in characters."""
 _SHOWN = 60
 """Characters shown of text that cannot be parsed."""
+_STREAMS = ("event-stream", "json")
+"""What the type of a streamed answer contains."""
 
 
 class AnswerReader:
@@ -27,6 +29,10 @@ class AnswerReader:
         self._whole = bytearray() if is_document and not dialect.is_lines else None
         self._splitter = Splitter(is_middle=is_middle)
         self._size = 0
+        self._has_begun = False
+        """Whether there was any message."""
+        self.kind = ""
+        """What the server calls that which it sends."""
         self.is_over = False
         """Whether further bytes are ignored."""
         self.finish: FinishReason | None = None
@@ -64,7 +70,7 @@ class AnswerReader:
                 pieces = []
         pieces += self._splitter.end()
         if self.finish is None and not self.problem:
-            self.problem = "ended the connection in the middle of the answer"
+            self.problem = self._cut()
         self.is_over = True
         return pieces
 
@@ -83,7 +89,15 @@ class AnswerReader:
             pieces += self._said(message)
         return pieces
 
+    def _cut(self) -> str:
+        """Why there is no end of the answer."""
+        is_other = self.kind and not any(kind in self.kind.lower() for kind in _STREAMS)
+        if is_other and not self._has_begun:
+            return f"sent {one_line(self.kind, _SHOWN)} instead of an answer; check its address"
+        return "ended the connection in the middle of the answer"
+
     def _said(self, message: Mapping[str, Any]) -> list[Piece]:
+        self._has_begun = True
         heard = self._dialect.heard(message)
         pieces = [shown for piece in heard.pieces for shown in self._splitter.feed(piece)]
         self._size += sum(len(piece.text) for piece in heard.pieces)  # also what is not shown
