@@ -5,8 +5,10 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -22,6 +24,8 @@ _LIMIT = 30.0
 """Seconds for all of it."""
 _STEP = 10.0
 """Seconds that one read may take."""
+_LOOK = 0.1
+"""Seconds between two looks at whether it has to end."""
 _REDIRECTS = 5
 _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head", "iframe", "object"})
 _BLOCKS = frozenset(
@@ -107,20 +111,19 @@ class FetchUrl:
         connection = http.client.HTTPConnection(host, port, timeout=_STEP)
         try:
             connection.sock = self._connected(host, port, parts.scheme == "https")
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", target, headers=_HEADERS)
-            answer = connection.getresponse()
-            where = answer.getheader("Location") if answer.status in (301, 302, 303, 307, 308) else None
-            data = b""
-            while where is None and len(data) <= MOST_BYTES:
-                if running.stopped.is_set():
-                    raise ToolError("Stopped.")
-                if time.monotonic() > until:
-                    raise ToolError(f"It took longer than {_LIMIT:.0f} s.")
-                piece = answer.read1(65_536)  # whatever length it says it has
-                if not piece:
-                    break
-                data += piece
+            with _ended_in_time(connection.sock, until, running):
+                if isinstance(connection.sock, ssl.SSLSocket):
+                    connection.sock.do_handshake()
+                target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                connection.request("GET", target, headers=_HEADERS)
+                answer = connection.getresponse()
+                where = answer.getheader("Location") if answer.status in (301, 302, 303, 307, 308) else None
+                data = b""
+                while where is None and len(data) <= MOST_BYTES:
+                    piece = answer.read1(65_536)  # whatever length it says it has
+                    if not piece:
+                        break
+                    data += piece
             return answer.status, where, answer.getheader("Content-Type") or "", data[:MOST_BYTES]
         except (OSError, http.client.HTTPException, ValueError) as error:
             said = getattr(error, "strerror", None) or str(error)  # without the system's number
@@ -143,10 +146,41 @@ class FetchUrl:
         if not is_encrypted:
             return plain
         try:
-            return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+            context = ssl.create_default_context()
+            return context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
         except BaseException:
             plain.close()
             raise
+
+
+@contextmanager
+def _ended_in_time(sock: socket.socket, until: float, running: Running) -> Iterator[None]:
+    """End a connection that takes too long or was stopped, wherever it is read: one that gives a byte now and then
+    would be read for ever. Raises ToolError."""
+    over = threading.Event()
+    why = ""
+
+    def watch() -> None:
+        nonlocal why
+        while not why and not over.wait(_LOOK):
+            why = "Stopped." if running.stopped.is_set() else why
+            why = f"It took longer than {_LIMIT:.0f} s." if time.monotonic() > until else why
+        if why:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not that of TLS, which is being read
+
+    watching = threading.Thread(target=watch, name="fetch", daemon=True)
+    watching.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException, ValueError):
+        if not why:
+            raise
+    finally:
+        over.set()
+        watching.join()
+    if why:
+        raise ToolError(why)
 
 
 def _parts(url: str) -> SplitResult:

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -120,6 +121,33 @@ def test_a_server_that_lies_gives_bounded_text_or_one_line(serve: Serve, data: b
     except ToolError as error:
         said = str(error).replace("\n", "x" * 2 * MOST_CHARACTERS)
     assert len(said) <= MOST_CHARACTERS + 100
+
+
+@pytest.mark.parametrize("begins", [b"", page(b"begun")], ids=["head", "body"])
+@pytest.mark.parametrize("why", ["Stopped.", "It took longer than 0 s."])
+def test_a_server_that_gives_a_byte_now_and_then_is_left(
+    begins: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, gone = Running(), threading.Event()
+    monkeypatch.setattr("chatterm.tools.builtin.web._LIMIT", 3600 if why == "Stopped." else 0.2)
+
+    def drip() -> None:
+        sock, _ = listener.accept()
+        with sock, suppress(OSError):
+            sock.sendall(begins or b"HTTP/1.1 200 OK\r\nX: ")
+            if why == "Stopped.":
+                running.stopped.set()
+            while not gone.wait(0.01):
+                sock.sendall(b"x")
+        gone.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dripping = threading.Thread(target=drip, daemon=True)
+        dripping.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ToolError, match=why):
+            FetchUrl(may_be_local=True).plan({"url": url}).run(running)
+        assert gone.wait(30)
 
 
 @pytest.mark.parametrize(
