@@ -14,6 +14,7 @@ from chatterm.cli.oneshot import say_notes, write
 from chatterm.cli.progress import progress_on
 from chatterm.cli.requests import Asked, InputLine, asked_of, lines_of, result_of
 from chatterm.cli.results import Results
+from chatterm.cli.waits import waits_told
 from chatterm.conversation.figures import rate_text, seconds_text
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.spinner import has_colour
@@ -73,7 +74,11 @@ class Batch:
             self._results.begin()
             gc.freeze()  # a search through all modules for garbage stops every stream for 0.2 s
             self._began = monotonic()
-            with self._progress() as tell, closing(self._backend.answers(self._requests(first))) as parts:  # type: ignore[type-var]
+            with (
+                self._progress() as (tell, say),
+                waits_told(self._backend, say),
+                closing(self._backend.answers(self._requests(first))) as parts,  # type: ignore[type-var]
+            ):
                 for number, part in parts:
                     self._take(number, part)
                     tell()
@@ -135,10 +140,11 @@ class Batch:
         write(self._err, f"{parts[0]}{before}, {', '.join(parts[1:])}.\n")
 
     @contextmanager
-    def _progress(self) -> Iterator[Callable[[], None]]:
-        """Yield what is called now and then to show how far it has come; on a terminal only."""
+    def _progress(self) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
+        """Yield what is called now and then to show how far it has come, on a terminal only; and what writes a line
+        beside that."""
         if not has_colour(self._err):
-            yield lambda: None
+            yield lambda: None, lambda line: write(self._err, f"{line}\n")
             return
         from rich import progress as bars
         from rich.console import Console
@@ -165,7 +171,7 @@ class Batch:
                 )
 
         with display:
-            yield tell
+            yield tell, lambda line: display.console.print(line, markup=False, highlight=False)
 
 
 def _size_of(source: BinaryIO) -> int | None:

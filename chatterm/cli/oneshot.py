@@ -16,6 +16,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.cli.progress import progress_on
+from chatterm.cli.waits import waits_told
 from chatterm.conversation.figures import (
     guesses_text,
     new_notes,
@@ -133,6 +134,11 @@ def close_store(store: "Store | None", err: TextIO) -> None:
         write(err, f"chatterm: {one_line(store.farewell)}\n")
 
 
+def say_beside(spinner: Spinner, err: TextIO, line: str) -> None:
+    """Write a line where a spinner may be turning."""
+    write(err, ("\r\x1b[K" if spinner.turns else "") + line + "\n")
+
+
 def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
     for note in new_notes(backend.notes(), said):
         write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
@@ -168,7 +174,11 @@ def _turn(
     page = Page(out if not as_json else None, err)
     started = False
     try:
-        with Spinner(err, "Reading the prompt") as spinner, closing(answering) as events:
+        with (
+            Spinner(err, "Reading the prompt") as spinner,
+            waits_told(backend, lambda line: say_beside(spinner, err, line)),
+            closing(answering) as events,
+        ):
             for event in events:
                 started = True
                 if event.text:

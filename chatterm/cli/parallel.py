@@ -9,8 +9,9 @@ from time import monotonic
 from typing import TextIO
 
 from chatterm.backends.backend import Backend, FinishReason, Message, Outcome, Part, Request, TokenEvent
-from chatterm.cli.oneshot import Page, json_of, say_notes, start_line, stats_line, write
+from chatterm.cli.oneshot import Page, json_of, say_beside, say_notes, start_line, stats_line, write
 from chatterm.cli.progress import progress_on
+from chatterm.cli.waits import waits_told
 from chatterm.conversation.figures import rate_text, seconds_text
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.spinner import Spinner
@@ -64,7 +65,10 @@ def answer_all(
         waits = not out.isatty()  # a line that turns cannot share a terminal with the answers
         with Spinner(err, "Reading the prompts") as spinner:
             writer = _Writer(asked, out, err, spinner, as_json=as_json, stats=stats, waits=waits)
-            with closing(backend.answers(_requests(asked, seed))) as parts:  # type: ignore[type-var]
+            with (
+                waits_told(backend, lambda line: say_beside(spinner, err, line)),
+                closing(backend.answers(_requests(asked, seed))) as parts,  # type: ignore[type-var]
+            ):
                 for index, part in parts:
                     writer.take(index, part)
         writer.end()
@@ -218,7 +222,7 @@ class _Writer:
         self._say(f"chatterm: {one.label}: {text}" if one.label else f"chatterm: {text}")
 
     def _say(self, line: str) -> None:
-        write(self._err, ("\r\x1b[K" if self._spinner.turns else "") + line + "\n")
+        say_beside(self._spinner, self._err, line)
 
     def _clear(self) -> None:
         if not self._waits:

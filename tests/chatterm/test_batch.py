@@ -20,6 +20,8 @@ from tests.chatterm.test_oneshot import Terminal
 class Answering:
     """The part of Backend that a batch uses: answers `text` with `TEXT`, some at once and in any order."""
 
+    info = None
+
     def __init__(self, seed: int = 0, at_once: int = 5) -> None:
         self.asked: list[str] = []
         self.most = 0

@@ -46,6 +46,7 @@ class ScriptedBackend:
     """The part of Backend that `answer` uses; plays one script per turn, an exception in it is raised."""
 
     model = "scripted"
+    info = None
 
     def __init__(self, *scripts: Script, reason: FinishReason = FinishReason.EOS) -> None:
         self.scripts = iter(scripts)

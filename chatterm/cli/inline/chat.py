@@ -26,6 +26,7 @@ from chatterm.cli.inline.page import Lines, Page
 from chatterm.cli.inline.tools import InlineTools
 from chatterm.cli.oneshot import MOST_ROUNDS, close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
+from chatterm.cli.waits import waits_told
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
 from chatterm.conversation.compaction import COMPACTED
@@ -213,7 +214,7 @@ class Inline:
 
     def _answer(self, events: Generator[TokenEvent, None, None]) -> None:
         try:
-            with closing(events):
+            with waits_told(self._backend, self._note), closing(events):
                 for event in events:
                     self._page.write(event)
         except KeyboardInterrupt:

@@ -1,7 +1,9 @@
 """`chatterm run` with models of servers, from the command line on; nothing of the engine is imported for it."""
 
+import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from chatterm.cli.main import call
 from chatterm.sessions.store import Store
 from chatterm.settings.paths import config_path
-from tests.chatterm.remote.rough_server import delta, events, rough, said, status, stream
+from tests.chatterm.remote.rough_server import Request, delta, events, rough, said, status, stream
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "huggingface_hub"}
@@ -82,6 +84,35 @@ def test_an_answer_that_breaks_off_is_printed_as_far_as_it_came(capsys: pytest.C
         assert call(["run", f"openai://{server.place}/tiny", "-p", "Hi", "--json"]) == 1
         answer = json.loads(capsys.readouterr().out)
         assert (answer["text"], answer["finish_reason"]) == ("One, ", "cancelled")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("run", "MODEL", "-p", "Hi"),
+        ("run", "MODEL", "-p", "A", "-p", "B", "--parallel"),
+        ("run", "MODEL", "--inline", "-p", "Hi"),
+        ("batch", "MODEL", "FILE"),
+    ],
+    ids=lambda line: " ".join(line),
+)
+def test_what_a_script_waits_for_is_told(
+    line: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr("sys.stderr", told)
+    monkeypatch.setattr("chatterm.backends.remote.client.wait_of", lambda *_: 0.5)  # without a last time
+
+    def busy_until_told(request: Request, sock: socket.socket) -> bool | None:
+        handler = said("x") if "limiting requests" in told.getvalue() else status(429)
+        return handler(request, sock)
+
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi"}\n')
+    with rough(busy_until_told) as server:
+        model = f"openai://{server.place}/tiny"
+        named = {"MODEL": model, "FILE": str(tmp_path / "in.jsonl")}
+        assert call([named.get(word, word) for word in line]) == 0
+    assert "chatterm: Waiting: the server is limiting requests; trying again in " in told.getvalue()
 
 
 def test_several_prompts_and_several_answers(capsys: pytest.CaptureFixture[str]) -> None:
