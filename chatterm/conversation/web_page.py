@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
 from chatterm.conversation.pdf import pdf_text
 from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.tools.deadline import ended_in_time
 from chatterm.tools.page import Page, decoded
 from models.units import bytes_text
 
@@ -59,7 +60,8 @@ def page_text(address: str, *, may_be_private: bool = False) -> str:
                     raise AttachmentError(f"{shown} answered {answer.status} {one_line(answer.reason, 60)}.")
                 kind = answer.headers.get_content_type()
                 charset = answer.headers.get_content_charset() or "utf-8"
-                return _text_of(_body(answer, deadline, shown), kind, charset, shown)
+                body = _body(answer, shown)
+            return _text_of(body, kind, charset, shown)
         except (OSError, http.client.HTTPException) as error:
             said = getattr(error, "strerror", None) or str(error)  # without the system's number
             why = "it takes too long" if isinstance(error, TimeoutError) else one_line(said, 120)
@@ -102,26 +104,29 @@ def _asked(parts: SplitResult, ip: str, deadline: float) -> Iterator[http.client
         plain = socket.create_connection((ip, port), timeout)
         connection.sock = plain
         if parts.scheme == "https":
-            connection.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=parts.hostname)
+            connection.sock = ssl.create_default_context().wrap_socket(
+                plain, server_hostname=parts.hostname, do_handshake_on_connect=False
+            )
         path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (
             "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else ""
         )
-        connection.request(
-            "GET", path, headers={"User-Agent": _AGENT, "Accept": "text/html, text/*, application/pdf"}
-        )
-        yield connection.getresponse()
+        with ended_in_time(connection.sock, deadline):
+            if isinstance(connection.sock, ssl.SSLSocket):
+                connection.sock.do_handshake()
+            connection.request(
+                "GET", path, headers={"User-Agent": _AGENT, "Accept": "text/html, text/*, application/pdf"}
+            )
+            yield connection.getresponse()
     finally:
         connection.close()
 
 
-def _body(answer: http.client.HTTPResponse, deadline: float, shown: str) -> bytes:
+def _body(answer: http.client.HTTPResponse, shown: str) -> bytes:
     parts, size = [], 0
     while chunk := answer.read1(1 << 16):
         size += len(chunk)
         if size > LARGEST:
             raise AttachmentError(f"{shown} has more than {bytes_text(LARGEST)}; it cannot be attached.")
-        if monotonic() > deadline:
-            raise TimeoutError
         parts.append(chunk)
     return b"".join(parts)
 

@@ -17,6 +17,7 @@ from chatterm.conversation.attachments import attach
 from chatterm.conversation.folder import folder_files
 from chatterm.conversation.ignored import files_below, is_ignored, rules_of
 from chatterm.conversation.web_page import page_text, readable
+from tests.chatterm.dripping import dripping
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import ScriptedBackend
 
@@ -164,6 +165,15 @@ def test_a_redirect_to_this_machine_is_refused(site: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(web_page, "_asked", lambda parts, ip, deadline: real(parts, "127.0.0.1", deadline))
     with pytest.raises(AttachmentError, match=r"redirects to 127\.0\.0\.1"):
         page_text(site + "/loop", may_be_private=True)
+
+
+@pytest.mark.parametrize(
+    "begins", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\nbegun"], ids=["head", "body"]
+)
+def test_a_server_that_never_ends_is_left(begins: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_page, "_SECONDS", 0.2)
+    with dripping(begins) as address, pytest.raises(AttachmentError, match="it takes too long"):
+        page_text(address, may_be_private=True)
 
 
 @given(st.text("<>/abhdivmscript!-&;\"' ", max_size=80))

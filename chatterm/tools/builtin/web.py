@@ -5,16 +5,15 @@ import ipaddress
 import re
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import is_safe, one_line
 from chatterm.tools.arguments import checked
+from chatterm.tools.deadline import ended_in_time
 from chatterm.tools.output import bounded
 from chatterm.tools.page import Page, decoded
 from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
@@ -24,8 +23,6 @@ _LIMIT = 30.0
 """Seconds for all of it."""
 _STEP = 10.0
 """Seconds that one read may take."""
-_LOOK = 0.1
-"""Seconds between two looks at whether it has to end."""
 _REDIRECTS = 5
 _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head", "iframe", "object"})
 _BLOCKS = frozenset(
@@ -111,7 +108,7 @@ class FetchUrl:
         connection = http.client.HTTPConnection(host, port, timeout=_STEP)
         try:
             connection.sock = self._connected(host, port, parts.scheme == "https")
-            with _ended_in_time(connection.sock, until, running):
+            with ended_in_time(connection.sock, until, running.stopped):
                 if isinstance(connection.sock, ssl.SSLSocket):
                     connection.sock.do_handshake()
                 target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -126,6 +123,10 @@ class FetchUrl:
                     data += piece
             return answer.status, where, answer.getheader("Content-Type") or "", data[:MOST_BYTES]
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if running.stopped.is_set():
+                raise ToolError("Stopped.") from None
+            if time.monotonic() > until:
+                raise ToolError(f"It took longer than {_LIMIT:.0f} s.") from None
             said = getattr(error, "strerror", None) or str(error)  # without the system's number
             raise ToolError(
                 f"{one_line(host, 100)}: {one_line(said, 200) or type(error).__name__}."
@@ -151,36 +152,6 @@ class FetchUrl:
         except BaseException:
             plain.close()
             raise
-
-
-@contextmanager
-def _ended_in_time(sock: socket.socket, until: float, running: Running) -> Iterator[None]:
-    """End a connection that takes too long or was stopped, wherever it is read: one that gives a byte now and then
-    would be read for ever. Raises ToolError."""
-    over = threading.Event()
-    why = ""
-
-    def watch() -> None:
-        nonlocal why
-        while not why and not over.wait(_LOOK):
-            why = "Stopped." if running.stopped.is_set() else why
-            why = f"It took longer than {_LIMIT:.0f} s." if time.monotonic() > until else why
-        if why:
-            with suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not that of TLS, which is being read
-
-    watching = threading.Thread(target=watch, name="fetch", daemon=True)
-    watching.start()
-    try:
-        yield
-    except (OSError, http.client.HTTPException, ValueError):
-        if not why:
-            raise
-    finally:
-        over.set()
-        watching.join()
-    if why:
-        raise ToolError(why)
 
 
 def _parts(url: str) -> SplitResult:

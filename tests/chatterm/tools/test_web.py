@@ -3,7 +3,6 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from chatterm.conversation.web_page import readable
 from chatterm.tools.builtin.web import MOST_BYTES, FetchUrl, _is_public, _text
 from chatterm.tools.output import MOST_CHARACTERS
 from chatterm.tools.tool import Running, ToolError
+from tests.chatterm.dripping import dripping
 
 Serve = Callable[[bytes], str]
 
@@ -128,26 +128,11 @@ def test_a_server_that_lies_gives_bounded_text_or_one_line(serve: Serve, data: b
 def test_a_server_that_gives_a_byte_now_and_then_is_left(
     begins: bytes, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, gone = Running(), threading.Event()
-    monkeypatch.setattr("chatterm.tools.builtin.web._LIMIT", 3600 if why == "Stopped." else 0.2)
-
-    def drip() -> None:
-        sock, _ = listener.accept()
-        with sock, suppress(OSError):
-            sock.sendall(begins or b"HTTP/1.1 200 OK\r\nX: ")
-            if why == "Stopped.":
-                running.stopped.set()
-            while not gone.wait(0.01):
-                sock.sendall(b"x")
-        gone.set()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dripping = threading.Thread(target=drip, daemon=True)
-        dripping.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ToolError, match=why):
-            FetchUrl(may_be_local=True).plan({"url": url}).run(running)
-        assert gone.wait(30)
+    running, is_stopped = Running(), why == "Stopped."
+    monkeypatch.setattr("chatterm.tools.builtin.web._LIMIT", 3600 if is_stopped else 0.2)
+    begun = running.stopped.set if is_stopped else lambda: None
+    with dripping(begins or b"HTTP/1.1 200 OK\r\nX: ", begun) as url, pytest.raises(ToolError, match=why):
+        FetchUrl(may_be_local=True).plan({"url": url}).run(running)
 
 
 @pytest.mark.parametrize(
