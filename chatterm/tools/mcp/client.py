@@ -7,6 +7,7 @@ What it says is bounded and believed nothing.
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -40,6 +41,7 @@ VALUES_S = 3.0
 RESTARTS = 3
 """How often a server is started again that has died, and answered nothing since."""
 _LOOK = 0.1
+_NOT_VALID = re.compile(r"(?:^|: )\d+ validation errors? for (\w+)")
 _MOST_TOOLS = 128
 _MOST_SCHEMA = 20_000
 
@@ -238,11 +240,10 @@ class _Link:
             if not task.done():
                 await self.end()
                 raise ToolError(f"{self._server.name} did not start within {START_S:.0f} s.")
-            why = (
-                _why(error)
-                if not task.cancelled() and (error := task.exception()) is not None
-                else "it has ended"
-            )
+            error = task.exception() if not task.cancelled() else None
+            why = _why(error) if error is not None else "it has ended"
+            if "onnection closed" in why and self._server.command:
+                why = f"it has ended; its log is {log_path(self._server.name)}"
             raise ToolError(f"{self._server.name} could not be started: {why}.")
 
     def _note_death(self) -> None:
@@ -322,5 +323,7 @@ def _why(error: BaseException) -> str:
     """An error in a line; of several the first."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    told = str(error).split(": 1 validation error for ")[0]  # what follows is for who wrote the SDK
+    told = str(error)
+    if (wrong := _NOT_VALID.search(told)) is not None:  # what follows is for who wrote the SDK
+        told = told[: wrong.start()] or f"what it sent is not a valid {wrong[1]} of MCP"
     return one_line(told, 300).rstrip(".") or type(error).__name__

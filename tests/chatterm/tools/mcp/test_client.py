@@ -1,6 +1,7 @@
 """A client against a real server of the SDK: what is offered, what comes back, and servers that misbehave."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -136,6 +137,52 @@ def test_servers_that_never_start_say_so(tmp_path: Path, monkeypatch: pytest.Mon
                 servers.tools(name)
             assert "\n" not in str(error.value)
         assert not is_running(tmp_path)
+    finally:
+        servers.close()
+
+
+LIAR = """
+import json, sys
+begun = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}}
+results = {"initialize": begun, "tools/list": {"tools": []}, **json.loads(sys.argv[1])}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        result = results.get(asked["method"], {})
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("results", "line"),
+    [
+        (
+            {"initialize": {}},
+            "test could not be started: what it sent is not a valid InitializeResult of MCP.",
+        ),
+        ({"tools/list": {"tools": "no"}}, "test: what it sent is not a valid ListToolsResult of MCP."),
+        (
+            {"tools/list": {"tools": [{"name": "t", "inputSchema": {"properties": 1, "required": 2}}]}},
+            "test: what it sent is not a valid ListToolsResult of MCP.",
+        ),
+    ],
+)
+def test_wrong_types_are_told_of_in_our_words(results: dict[str, object], line: str) -> None:
+    servers = Servers([Server("test", sys.executable, ("-c", LIAR, json.dumps(results)))])
+    try:
+        with pytest.raises(ToolError) as error:
+            servers.tools("test")
+        assert str(error.value) == line
+    finally:
+        servers.close()
+
+
+def test_one_that_ends_at_once_names_its_log() -> None:
+    servers = Servers([Server("test", sys.executable, ("-c", "import sys; sys.stdin.readline()"))])
+    try:
+        with pytest.raises(ToolError) as error:
+            servers.tools("test")
+        assert str(error.value) == f"test could not be started: it has ended; its log is {log_path('test')}."
     finally:
         servers.close()
 
