@@ -134,7 +134,7 @@ class SamplingParams:
                 "1 or more, below 2^31",
             ),
             (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1"),
-            (all(self.stop), "stop", self.stop, "strings that are not empty"),
+            (all(self.stop), "stop", list(self.stop), "strings that are not empty"),
             (
                 self.speculation in get_args(Speculation),
                 "speculation",

@@ -136,7 +136,7 @@ WRONG: list[tuple[bytes, str]] = [
     (b'{"prompt": "a", "top_k": 1' + b"0" * 30 + b"}", "top_k is 1"),
     (b'{"prompt": "a", "max_tokens": 0}', "max_tokens is 0"),
     (b'{"prompt": "a", "stop": 3}', "stop must be a string"),
-    (b'{"prompt": "a", "stop": ["x", ""]}', "stop is"),
+    (b'{"prompt": "a", "stop": ["x", ""]}', "stop is ['x', '']; it must be"),
     (b'{"prompt": "a", "think": "maybe"}', "think must be"),
     (b'{"prompt": "a", "think": 1.0}', "think must be"),
     (b'{"messages": []}', "messages must be a list"),
