@@ -75,6 +75,9 @@ def refusal(refused: Refused, address: Address, has_key: bool) -> str:
             "The proxy requires a login (407); put the user name and password into HTTPS_PROXY, or add "
             f"{host} to NO_PROXY."
         )
+    if status == 413:
+        way = "Shorten the conversation, or attach less"
+        return sentences(f"{host} takes no request as large as this one (413)", said, way)
     if status in _BUSY:
         again = _seconds(refused.retry_after, datetime.now(UTC))
         when = f"try again in {again / 60:,.0f} min" if again and again > 60 else "try again later"

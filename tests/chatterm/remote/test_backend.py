@@ -442,6 +442,7 @@ FAULTS = [
     (status(403, "no"), "does not allow this \\(403\\)"),
     (status(404, "gone"), "has no tiny \\(404\\).*It has: tiny"),
     (status(429, "slow", Retry_After="9999"), "is limiting requests \\(429\\).*in 167 min"),
+    (reply(b"<html>", 413, "text/html"), "no request as large as this one \\(413\\). Shorten"),
     (status(500, "boom"), "failed \\(500\\). boom"),
     (status(503, "busy"), "overloaded"),
     (reply(b"", 307, Location="https://evil.example/x"), "redirects to https://evil.example/x"),
