@@ -38,6 +38,7 @@ class EchoBackend:
 
     made: "list[EchoBackend]"
     failure: BaseException | None
+    info = None
 
     def __init__(self, model: str, options: ChatOptions) -> None:
         self.model = model
@@ -405,7 +406,7 @@ import chatterm.backends.local
 from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
 
 class Endless:
-    model, last = "endless", None
+    model, last, info = "endless", None, None
     def __init__(self, model, options): pass
     def open(self, on_progress=None): pass
     def figures(self): return None
