@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from chatterm.cli.usage import check_output
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text
 
@@ -36,6 +37,7 @@ class Section:
 
 def examine(*, as_json: bool = False) -> None:
     """Look at the machine and print what was found. What is broken becomes a line, never an exception."""
+    check_output()
     with _waiting("Checking this machine"):
         machine = _inspect()
     if isinstance(machine, str):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatterm.cli.usage import WrongUsage
+from chatterm.cli.usage import WrongUsage, check_output
 from chatterm.terminal.sanitize import one_line, visible
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def list_documents() -> None:
     from chatterm.sessions.dates import stamp
     from chatterm.sessions.library import Library
 
+    check_output()
     entries = Library().entries()
     if not entries:
         print("The library is empty; chatterm library add FILE fills it.", file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.main import get_command
 
-from chatterm.cli import options
+from chatterm.cli import options, usage
 from chatterm.cli.acp import acp
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
@@ -22,7 +22,7 @@ from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
-from chatterm.cli.usage import WrongUsage, check_alone, check_folder, check_output, check_theme, check_trace
+from chatterm.cli.usage import WrongUsage, check_alone, check_output, check_theme, check_trace
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -54,9 +54,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
     Every error becomes one line on standard error; CHATTERM_DEBUG=1 adds its traceback.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a character that the locale lacks must not end the answer
-            stream.reconfigure(errors="replace")
+    usage.put_in_order()
     try:
         code = get_command(app)(args=arguments, prog_name="chatterm", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -111,7 +109,7 @@ def chatterm(
     if context.invoked_subcommand is None:
         print(context.get_help())
     else:
-        check_folder()
+        usage.check_surroundings()
 
 
 @app.command()

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 
 from chatterm.cli.progress import progress_on
+from chatterm.cli.usage import check_output
 from chatterm.terminal.sanitize import one_line
 from models.files import ModelFiles
 from models.hub.sources import LocalModel, held_bytes, local_models, resolve
@@ -20,6 +21,7 @@ def pull(model: str) -> None:
 
 def list_models() -> None:
     """Print the models on this machine: a table on a terminal, tab-separated lines elsewhere."""
+    check_output()
     found = local_models()
     if not found:
         print("There are no models on this machine yet; try: chatterm pull smollm2", file=sys.stderr)

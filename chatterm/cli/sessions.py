@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from chatterm.cli.usage import WrongUsage
+from chatterm.cli.usage import WrongUsage, check_output
 from chatterm.terminal.sanitize import one_line, visible
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ def _not_shown(session: str, tree: "Tree") -> list[str]:
 def _print_sessions(found: "list[SessionInfo]", nothing: str) -> None:
     from chatterm.sessions.dates import stamp
 
+    check_output()
     if not found:
         print(nothing, file=sys.stderr)
     elif sys.stdout.isatty():

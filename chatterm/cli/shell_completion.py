@@ -11,9 +11,9 @@ def model_names(incomplete: str) -> list[str]:
     from models.hub.sources import local_models
 
     names = dict.fromkeys(catalogue.names())
-    with suppress(ModelError, OSError):  # a cache that cannot be read has nothing to offer
+    with suppress(ModelError, OSError, RuntimeError):  # a cache that cannot be read has nothing to offer
         names |= dict.fromkeys(model.name for model in local_models())
-    with suppress(SettingsError, OSError):  # nor have settings that make no sense
+    with suppress(SettingsError, OSError, RuntimeError):  # nor have settings that make no sense
         from chatterm.settings.paths import config_path
         from chatterm.settings.reading import load_settings
 

@@ -1,11 +1,17 @@
-"""What every command raises for a command line that makes no sense, and what several of them check."""
+"""What every command raises for a command line that makes no sense, what they check, and what is mended before."""
 
+import errno
+import os
+import re
 import sys
 from pathlib import Path
 
 import typer
 
+from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
+
+_PLACES = ("CHATTERM_CACHE", "CHATTERM_CONFIG", "CHATTERM_DATA", "CHATTERM_RUNTIME")
 
 
 class WrongUsage(typer.BadParameter):
@@ -23,14 +29,43 @@ def check_alone(answers: int, **flags: bool) -> None:
             raise WrongUsage(f"{name} is for one conversation; leave out {name} or {many}.")
 
 
-def check_folder() -> None:
-    """Raises WrongUsage where the working folder was deleted: torch would end the process."""
+def put_in_order() -> None:
+    """Make up for streams that are closed, and for sizes of the terminal that none has."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # a database that got this number would be written by whatever prints
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - as long as the process
+    for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # libraries would fill the memory with such a line
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80")):
+            del os.environ[name]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a character that the locale lacks must not end the answer
+            stream.reconfigure(errors="replace")
+
+
+def check_surroundings() -> None:
+    """Raises WrongUsage where the working folder is gone, or a variable names a path that cannot be one."""
     try:
         Path.cwd()
-    except FileNotFoundError:
+    except FileNotFoundError:  # torch would end the process
         raise WrongUsage(
             "The current folder no longer exists; cd to one that does, and start again."
         ) from None
+    for name in _PLACES:
+        given = os.environ.get(name, "")
+        try:
+            Path(given).expanduser().exists()
+        except RuntimeError:
+            user = one_line(given.partition("/")[0], 80)
+            raise WrongUsage(f"{name} begins with {user}, and there is no such user; write it out.") from None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise WrongUsage(
+                    f"{name} has a name of too many characters for a path; choose a shorter one."
+                ) from None
 
 
 def check_theme(theme: str | None) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from chatterm.settings.paths import check_regular
 from chatterm.settings.reading import parse_settings
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.toml import read_source, statement_lines, toml_value
@@ -73,6 +74,7 @@ def store(path: Path, table: str, key: str, value: object | None) -> None:
 
 def write(path: Path, text: str) -> None:
     """Replace the file, at once and whole. Raises SettingsError."""
+    check_regular(path)  # a device would be replaced, too
     target = path.resolve()  # a link into a folder of dotfiles stays a link
     scratch = ""
     try:

@@ -24,8 +24,8 @@ def user_themes() -> Path:
 def check_regular(path: Path) -> None:
     """Raises SettingsError for what is there and is no file: reading a named pipe would wait for ever."""
     try:
-        is_other = path.exists() and not path.is_file()
-    except OSError:  # reading it will say so
+        is_other = path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:  # reading it will say so, as it does of a folder
         return
     if is_other:
         raise SettingsError(f"{path} is not a regular file; put a text file in its place.")

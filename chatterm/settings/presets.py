@@ -9,7 +9,7 @@ from typing import Any
 
 from chatterm.backends.backend import ThinkMode
 from chatterm.settings.file import write
-from chatterm.settings.paths import check_regular, config_path
+from chatterm.settings.paths import config_path
 from chatterm.settings.reading import problem_with
 from chatterm.settings.settings import SamplingSettings, SettingsError
 from chatterm.settings.toml import parsed, read_source, statement_lines, toml_value
@@ -54,7 +54,6 @@ def load_preset(name: str) -> SavedPreset:
         here = listed if known else f"write one to {presets_folder()}, or use /preset save NAME."
         raise SettingsError(f"There is no preset {one_line(name, 60)!r}; {here}")
     path = presets_folder() / f"{name}.toml"
-    check_regular(path)
     return parse_preset(read_source(path), path)
 
 

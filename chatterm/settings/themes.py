@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chatterm.settings.paths import check_regular, user_themes
+from chatterm.settings.paths import user_themes
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.toml import parsed, read_source, statement_lines
 from chatterm.terminal.sanitize import one_line
@@ -60,7 +60,6 @@ def _files(own: Path) -> dict[str, Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     """The file as `dark`, `ansi`, `colors`, `variables`, all complete. Raises SettingsError."""
-    check_regular(path)
     source = read_source(path)
     data = parsed(path, source)
     if path.parent == FOLDER:

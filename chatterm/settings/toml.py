@@ -1,26 +1,36 @@
 """The text of a TOML file of ours: how it is read, where a value stands in it, how one is written."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chatterm.settings.paths import check_regular
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import one_line
+from models.units import bytes_text
 
+LARGEST = 64 << 20
+"""The most bytes of a file that is read."""
 Lines = tuple[int, int]
 """The first line (from 0) and the one behind the last."""
 
 
 def read_source(path: Path) -> str:
     """The text of the file, "" where there is none. Raises SettingsError where it cannot be read."""
+    if str(path) != os.devnull:  # which people name to have no settings
+        check_regular(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(data) > LARGEST:
+        raise SettingsError(f"{path} is longer than {bytes_text(LARGEST)}; make it shorter.")
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
