@@ -44,6 +44,12 @@ def add(
     """Add a server: chatterm mcp add files -- npx some-server /folder, or with --url."""
     from chatterm.tools.mcp.config import read_servers, server_of, servers_path, write_servers
 
+    if bool(command) == bool(url):
+        raise WrongUsage(
+            "A server is either a program, given after --, or an address; give one, or --url URL."
+        )
+    if (env and url) or (header and command):
+        raise WrongUsage("--env goes with a program and --header with --url; leave out the other.")
     path = servers_path()
     known = read_servers(path)
     if any(server.name == name for server in known):

@@ -85,8 +85,9 @@ def write(path: Path, text: str) -> None:
         with suppress(FileNotFoundError):
             os.chmod(scratch, target.stat().st_mode & 0o777)  # noqa: PTH101
         os.replace(scratch, target)  # noqa: PTH105
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         with suppress(OSError):
             if scratch:
                 os.unlink(scratch)  # noqa: PTH108
-        raise SettingsError(f"{path} cannot be written: {error.strerror or error}.") from error
+        why = error.strerror if isinstance(error, OSError) else "it would contain what is no character"
+        raise SettingsError(f"{path} cannot be written: {why or error}.") from error

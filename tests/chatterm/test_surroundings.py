@@ -101,3 +101,11 @@ def test_a_settings_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> Non
         file.truncate(1 << 40)
     with pytest.raises(SettingsError, match=r"is longer than .*; make it shorter"):
         load_settings(path)
+
+
+def test_what_no_file_can_hold_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(SettingsError, match="cannot be written: it would contain what is no character"):
+        write(path, "\ud800")
+    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [("mcp.json", "{}")]

@@ -324,6 +324,8 @@ def _why(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     told = str(error)
-    if (wrong := _NOT_VALID.search(told)) is not None:  # what follows is for who wrote the SDK
+    if isinstance(error, OSError) and error.strerror:  # without the system's number
+        told = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif (wrong := _NOT_VALID.search(told)) is not None:  # what follows is for who wrote the SDK
         told = told[: wrong.start()] or f"what it sent is not a valid {wrong[1]} of MCP"
     return one_line(told, 300).rstrip(".") or type(error).__name__

@@ -11,9 +11,13 @@ from urllib.parse import urlsplit
 from chatterm.backends.backend import EngineError
 from chatterm.settings.file import write
 from chatterm.settings.paths import config_path
+from chatterm.settings.toml import read_source
 from chatterm.terminal.sanitize import is_safe, one_line
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VARIABLE = re.compile(r"[^=\0]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST = 64
 
 
@@ -63,20 +67,22 @@ def server_of(name: str, data: Any, where: str) -> Server:
             raise wrong(key, "text on one line")
         return value
 
-    def texts(key: str) -> dict[str, str]:
+    def texts(key: str, names: re.Pattern[str], unfit: str = "\0") -> dict[str, str]:
         value = data.get(key, {})
-        if not isinstance(value, dict) or not all(
-            isinstance(item, str) and "\0" not in item for item in value.values()
-        ):
+        if not isinstance(value, dict) or not all(_is_text(item, unfit) for item in value.values()):
             raise wrong(key, "an object of strings")
+        for one in value:
+            if not names.fullmatch(one) or not _is_text(one):
+                raise EngineError(
+                    f"{where}: {key} of {name} has {one_line(one, 40)!r}, which is no name for one."
+                )
         return dict(value)
 
     args = data.get("args", [])
-    if not isinstance(args, list) or not all(isinstance(arg, str) and "\0" not in arg for arg in args):
+    if not isinstance(args, list) or not all(map(_is_text, args)):
         raise wrong("args", "a list of strings")
-    made = Server(
-        name, text("command"), tuple(args), texts("env"), text("cwd"), text("url"), texts("headers")
-    )
+    env, headers = texts("env", _VARIABLE), texts("headers", _HEADER, "\0\r\n")
+    made = Server(name, text("command"), tuple(args), env, text("cwd"), text("url"), headers)
     if bool(made.command) == bool(made.url):
         raise EngineError(f'{where}: {name} needs either a "command" or a "url".')
     if made.url and (urlsplit(made.url).scheme not in ("http", "https") or not urlsplit(made.url).hostname):
@@ -84,28 +90,33 @@ def server_of(name: str, data: Any, where: str) -> Server:
     return made
 
 
+def _is_text(value: object, unfit: str = "\0") -> bool:
+    """Whether a program or a file can be given this."""
+    return isinstance(value, str) and not _SURROGATE.search(value) and not any(c in value for c in unfit)
+
+
 def read_servers(path: Path) -> list[Server]:
     """The servers of a file; [] where there is none. Raises EngineError for one that cannot be understood."""
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    source = read_source(path)
+    if not source and not path.exists():
         return []
-    except OSError as error:
-        raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
+    try:
+        data: Any = json.loads(source)
     except (ValueError, RecursionError):
         raise EngineError(f"{path} is not JSON; fix it, or delete it.") from None
     found = data.get("mcpServers") if isinstance(data, dict) else None
-    if not isinstance(found, dict) or len(found) > _MOST:
+    if not isinstance(found, dict):
         raise EngineError(f'{path} has no object "mcpServers"; fix it, or delete it.')
+    if len(found) > _MOST:
+        raise EngineError(f"{path} has {len(found)} MCP servers; leave at most {_MOST} in it.")
     return [server_of(name, item, str(path)) for name, item in found.items()]
 
 
 def write_servers(path: Path, servers: list[Server]) -> None:
-    """Replace the file; nobody else can read it, as keys may be in it. Raises SettingsError."""
+    """Replace the file; nobody else can read a new one, as keys may be in it. Raises EngineError, SettingsError."""
+    if len(servers) > _MOST:
+        raise EngineError(f"At most {_MOST} MCP servers are kept; remove some: chatterm mcp remove NAME")
     made = {server.name: _written(server) for server in servers}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.touch(mode=0o600)
     write(path, json.dumps({"mcpServers": made}, indent=1, ensure_ascii=False) + "\n")
 
 

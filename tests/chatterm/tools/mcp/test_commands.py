@@ -1,6 +1,7 @@
 """`chatterm mcp`, and a server's tools in a chat."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from chatterm.cli.main import call
 from chatterm.screens.approval import ApprovalScreen
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import patience
 
 pytest.importorskip("mcp")
 PROGRAM = str(Path(__file__).with_name("server.py"))
@@ -89,6 +91,83 @@ def test_servers_of_other_programs_are_imported(config: Path, tmp_path: Path) ->
     assert call(["mcp", "import", str(other)]) == 0
     assert call(["mcp", "import", str(other)]) == 0
     assert list(json.loads(config.read_text())["mcpServers"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ({"command": "x", "args": ["\ud800"]}, "args of a must be a list of strings"),
+        ({"command": "x", "env": {"A": "\ud800"}}, "env of a must be an object of strings"),
+        ({"command": "x", "env": {"A=B": "1"}}, "env of a has 'A=B', which is no name for one"),
+        ({"command": "x", "env": {"": "1"}}, "env of a has '', which is no name for one"),
+        (
+            {"url": "https://b/mcp", "headers": {"A\nB": "1"}},
+            "headers of a has 'A B', which is no name for one",
+        ),
+        (
+            {"url": "https://b/mcp", "headers": {"A": "1\r\nB: 2"}},
+            "headers of a must be an object of strings",
+        ),
+    ],
+)
+def test_what_no_program_or_request_can_be_given_changes_nothing(
+    config: Path, tmp_path: Path, server: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"mcpServers": {"a": server}}))
+    assert call(["mcp", "import", str(other)]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not config.exists()
+
+
+def test_a_file_with_a_mark_at_its_beginning_is_imported(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"mcpServers": {"a": {"command": "x"}}}), encoding="utf-8-sig")
+    assert call(["mcp", "import", str(other)]) == 0
+    assert config.exists()
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_read_without_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with patience():
+        for name in (str(tmp_path / "pipe"), "/dev/zero"):
+            assert call(["mcp", "import", name]) == 1
+            assert f"{name} is not a regular file" in capsys.readouterr().err
+
+
+def test_more_servers_than_can_be_read_again_are_not_written(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, code in ((40, 0), (80, 1)):
+        other = tmp_path / "other.json"
+        names = range(number - 40, number)
+        other.write_text(json.dumps({"mcpServers": {f"s{n}": {"command": "x"} for n in names}}))
+        assert call(["mcp", "import", str(other)]) == code
+    assert "At most 64 MCP servers are kept" in capsys.readouterr().err
+    assert call(["mcp", "list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 40
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--url", "https://x", "--env", "A=B"], ["--header", "A=B", "--", "program"]]
+)
+def test_an_option_that_would_be_lost_is_refused(
+    config: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["mcp", "add", "x", *arguments]) == 2
+    assert "--env goes with a program and --header with --url" in capsys.readouterr().err
+    assert not config.exists()
+
+
+def test_a_program_that_is_not_there_is_told_without_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["mcp", "add", "x", "--", "/no/such/program"]) == 0
+    assert call(["mcp", "test", "x"]) == 1
+    error = capsys.readouterr().err
+    assert error == "chatterm: x could not be started: No such file or directory: /no/such/program.\n"
 
 
 def test_without_the_sdk_it_says_what_to_install(
