@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from models.errors import ModelError
@@ -24,6 +25,8 @@ class ModelFiles:
     """A line for the user about which model this is."""
 
 
+MOST_JSON = 256 << 20
+"""The most bytes of a JSON file that are read; the largest tokenizers have a tenth of it."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
@@ -38,6 +41,9 @@ def gguf_parts(name: str) -> list[str]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file. Raises ModelError if there is none."""
     try:
+        found = path.stat()
+        if found.st_size > MOST_JSON or not (S_ISREG(found.st_mode) or S_ISDIR(found.st_mode)):
+            raise ModelError(f"{path} is too large, or not a regular file; download it again.")
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}; name a folder in Hugging Face layout.") from None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.files import write_whole
-from models.hub.transfer import Listing, RemoteFile, partial
+from models.hub.transfer import Listing, RemoteFile, is_identity, is_safe, is_size, partial
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -80,9 +80,13 @@ class RepoCache:
         """Return the listing that `keep_listing` stored for a commit; None if there is no readable one."""
         try:
             stored = json.loads(self._listing_path(commit).read_text(encoding="utf-8"))
-            files = [RemoteFile(str(path), *entry) for path, entry in stored["files"].items()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            files = [RemoteFile(path, *entry) for path, entry in stored["files"].items()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
+        for file in files:
+            known = (file.size is None or is_size(file.size)) and (file.id is None or is_identity(file.id))
+            if not known or not is_safe(file.path):
+                return None
         return Listing(commit, {file.path: file for file in files})
 
     def local_listing(self, commit: str) -> Listing:

@@ -6,7 +6,7 @@ complete or not there. The listing kept beside a complete model identifies it la
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from threading import Thread
 from urllib.parse import unquote
 
 from models.errors import ModelError
-from models.files import gguf_parts
+from models.files import MOST_JSON, gguf_parts
 from models.hub.cache import RepoCache, repositories
 from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
 from models.hub.transfer import Connection, Listing, RemoteFile, Unreachable, partial
@@ -68,9 +68,16 @@ class Settings:
 
     @classmethod
     def read(cls) -> "Settings":
-        """Read HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT."""
-        from huggingface_hub import constants
+        """Read HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT. Raises ModelError."""
+        try:
+            from huggingface_hub import constants
 
+            if float(constants.HF_HUB_DOWNLOAD_TIMEOUT) < 0:
+                raise ValueError("HF_HUB_DOWNLOAD_TIMEOUT is below 0")
+        except ValueError as error:  # raised while its module is imported
+            raise ModelError(
+                f"A variable that begins with HF_ has a wrong value ({error}); correct it."
+            ) from None
         return cls(
             endpoint=constants.ENDPOINT,
             cache=Path(constants.HF_HUB_CACHE),
@@ -82,7 +89,13 @@ class Settings:
         """Open a connection with the user's token (HF_TOKEN, or `hf auth login`)."""
         from huggingface_hub import constants, get_token
 
-        token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+        try:
+            token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+        except (OSError, ValueError) as error:  # a file that is none, or no text
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise ModelError(
+                f"The token in {constants.HF_TOKEN_PATH} cannot be read ({reason}); check HF_HOME, or set HF_TOKEN."
+            ) from None
         return Connection(self.endpoint, token, self.timeout_s)
 
 
@@ -262,6 +275,7 @@ def _download(
     commit = listing.commit
     names = select(listing.files, model)
     files = [connection.measured(model.repo, commit, listing.files[name], meter) for name in names]
+    check_sizes(files, model.repo)
     listing.files.update({file.path: file for file in files})
     cache.keep_listing(listing)
     missing = [file for file in files if not cache.stored(commit, file)]
@@ -283,6 +297,15 @@ def _download(
     cache.keep_ref(model.revision, commit)
     meter.finish()
     return _path(cache, commit, names)
+
+
+def check_sizes(files: Iterable[RemoteFile], repo: str) -> None:
+    """Raise ModelError if a file that is read into memory is too large for that, before it is fetched."""
+    for file in files:
+        if not file.path.endswith((".safetensors", ".gguf")) and (file.size or 0) > MOST_JSON:
+            raise ModelError(
+                f"{file.path} of {repo} has {bytes_text(file.size or 0)}, which cannot be right; name another model."
+            )
 
 
 def _fetch_file(
@@ -340,9 +363,10 @@ def _check_index(index: Path, names: Collection[str], repo: str) -> None:
     """Raise ModelError if the index of sharded weights names a file that is not among `names`."""
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        lost = sorted(shards.difference(names))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{_INDEX} of {repo} is damaged; the model has to be fixed on the Hub.") from error
-    if lost := sorted(shards.difference(names)):
+    if lost:
         raise ModelError(
             f"{repo} lacks {lost[0]}, which its {_INDEX} lists; the model has to be fixed on the Hub."
         )

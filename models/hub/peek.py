@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import ModelError
-from models.hub.download import HubModel, Settings, select
+from models.hub.download import HubModel, Settings, check_sizes, select
 from models.hub.fetching import Meter
 from models.hub.transfer import Connection, RemoteFile
+from models.units import bytes_text
 
 HEADS = (2**22, 2**24, 2**26)
 """Bytes to fetch of a GGUF file, one after the other, until its header is whole; its size depends on the vocabulary."""
@@ -48,6 +49,7 @@ def peek(model: HubModel) -> Iterator[Peek]:
         else:
             files = [measured(name) for name in names]
             config = next(file for file in files if file.path == "config.json")
+            check_sizes([config], model.repo)
             path = Path(folder, "config.json")
             connection.download(model.repo, listing.commit, config, path, meter, 0)
         yield Peek(Path(folder), tuple((file.path, file.size or 0) for file in files))
@@ -61,7 +63,13 @@ def _fetch_header(
     for count in HEADS:
         data = connection.head(model.repo, commit, file, count)
         path.write_bytes(data)
-        os.truncate(path, size)
+        try:
+            os.truncate(path, size)
+        except OSError as error:
+            raise ModelError(
+                f"{file.path} of {model.repo} has {bytes_text(size)} by its listing, which no file here can have "
+                f"({error.strerror}); name another model."
+            ) from None
         if len(data) >= size or _is_whole(path, len(data)):
             return
     raise ModelError(

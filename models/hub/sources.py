@@ -194,6 +194,8 @@ def _unknown(text: str) -> str:
 
 
 def _gguf(path: Path) -> ModelFiles:
+    if not path.is_file():  # reading a pipe would wait for ever
+        raise ModelError(f"{path} is not a regular file; name a .gguf file or a model folder.")
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":

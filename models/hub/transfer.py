@@ -3,6 +3,7 @@
 It is implemented here because huggingface_hub discards an interrupted file. The requests are the same.
 """
 
+import json
 import os
 import re
 from dataclasses import dataclass, replace
@@ -18,6 +19,12 @@ from models.units import bytes_text
 
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each retry; the count starts again whenever data has arrived."""
+
+_MOST_ANSWER = 64 << 20
+"""The most bytes of an answer that is kept in memory; a repository of 100,000 files is listed in a quarter of it."""
+_LONGEST_NAME = 255
+"""Bytes of the name of a file; file systems refuse longer ones."""
+_IDENTITY = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -72,6 +79,10 @@ class Connection:
         if token:
             headers["authorization"] = f"Bearer {token}"
         try:
+            _ = urlsplit(self.endpoint).port  # the client would say no more than that it is wrong
+        except ValueError:
+            raise self._no_address() from None
+        try:
             self._client = self._http.Client(headers=headers, timeout=timeout_s, follow_redirects=True)
         except (ValueError, OSError, ImportError) as error:
             raise ModelError(
@@ -87,20 +98,18 @@ class Connection:
     def listing(self, repo: str, revision: str, meter: Meter) -> Listing:
         """Return the files of `repo` at `revision`. Raises Unreachable, or ModelError if there is no such revision."""
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        response = self._ask("GET", url, meter)
+        response, body = self._ask("GET", url, meter)
         if response.status_code != 200:
             raise self._refusal(response, repo, revision)
         try:
-            answer = response.json()
+            answer = json.loads(body)
             commit = str(answer["sha"])
             files = [_remote_file(entry) for entry in answer["siblings"]]
             if not re.fullmatch(r"[0-9a-f]{40}", commit):
                 raise ValueError(commit)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"{self.endpoint} does not answer like a Hub; check HF_ENDPOINT and the proxy settings."
-            ) from error
-        return Listing(commit, {file.path: file for file in files if _safe(file.path)})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._no_hub() from error
+        return Listing(commit, {file.path: file for file in files if is_safe(file.path)})
 
     def has(self, repo: str) -> bool:
         """Return whether the Hub answers that it has this repository. It is asked once, and nothing is raised."""
@@ -116,7 +125,7 @@ class Connection:
             return file
         url = self._url(repo, commit, file.path)
         for _ in range(5):
-            response = self._ask("HEAD", url, meter, follow_redirects=False)
+            response, _ = self._ask("HEAD", url, meter, follow_redirects=False)
             target = urljoin(url, response.headers.get("location", url))
             # The response that redirects away from the Hub is the one with the metadata.
             if urlsplit(target).netloc != urlsplit(url).netloc or not response.has_redirect_location:
@@ -127,7 +136,7 @@ class Connection:
         headers = response.headers
         size = headers.get("x-linked-size") or headers.get("content-length")
         etag = (headers.get("x-linked-etag") or headers.get("etag") or "").removeprefix("W/").strip('"')
-        if size is None or not size.isdigit() or not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII):
+        if not re.fullmatch(r"[0-9]{1,18}", size or "") or not is_identity(etag):
             raise ModelError(
                 f"{self.endpoint} does not say how large {file.path} of {repo} is; check HF_ENDPOINT."
             )
@@ -212,26 +221,39 @@ class Connection:
         if have < file.size:
             raise _Cut("the connection ended early")
 
-    def _ask(self, method: str, url: str, meter: Meter, **options: Any) -> Any:
-        """Send a small request, and again if the server is busy. Raises Unreachable."""
+    def _ask(self, method: str, url: str, meter: Meter, **options: Any) -> tuple[Any, bytes]:
+        """Send a small request, and again if the server is busy; return the answer and its body. Raises Unreachable."""
         for wait_s in (*RETRY_WAITS_S[:2], None):
             try:
-                response = self._client.request(method, url, **options)
+                with self._client.stream(method, url, **options) as response:
+                    body = bytearray()
+                    for chunk in response.iter_bytes():
+                        body += chunk
+                        if len(body) > _MOST_ANSWER:
+                            raise self._no_hub()
             except (self._http.ConnectError, self._http.ConnectTimeout) as error:
                 raise self._unreachable(error) from error
             except self._http.RequestError as error:
                 if wait_s is None:
                     raise self._unreachable(error) from error
             except self._http.InvalidURL as error:
-                raise ModelError(f"{self.endpoint} is not an address; check HF_ENDPOINT.") from error
+                raise self._no_address() from error
             else:
                 if response.status_code not in _TRY_AGAIN or wait_s is None:
-                    return response
+                    return response, bytes(body)
             meter.pause(wait_s)
         raise AssertionError("unreachable")
 
     def _url(self, repo: str, commit: str, path: str) -> str:
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(path)}"
+
+    def _no_address(self) -> ModelError:
+        return ModelError(f"{self.endpoint} is not an address; check HF_ENDPOINT.")
+
+    def _no_hub(self) -> ModelError:
+        return ModelError(
+            f"{self.endpoint} does not answer like a Hub; check HF_ENDPOINT and the proxy settings."
+        )
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(
@@ -285,15 +307,25 @@ def _remote_file(entry: dict[str, Any]) -> RemoteFile:
     """Parse a file entry of the Hub's API."""
     lfs = entry.get("lfs") or {}
     size, identity = lfs.get("size", entry.get("size")), lfs.get("sha256") or entry.get("blobId")
-    valid = isinstance(size, int) and isinstance(identity, str) and re.fullmatch(r"[0-9a-f]{40,64}", identity)
+    valid = is_size(size) and isinstance(identity, str) and re.fullmatch(r"[0-9a-f]{40,64}", identity)
     return RemoteFile(str(entry["rfilename"]), *((size, identity) if valid else (None, None)))
 
 
-def _safe(path: str) -> bool:
-    """Return whether a path given by a server stays inside the folder it is meant for."""
-    return not re.search(r"[\\:\x00-\x1f]", path) and all(
-        part not in ("", ".", "..") for part in path.split("/")
+def is_safe(path: str) -> bool:
+    """Return whether a path given by a server stays inside the folder it is meant for, and can be that of a file."""
+    return not re.search(r"[\\:\x00-\x1f\ud800-\udfff]", path) and all(
+        part not in ("", ".", "..") and len(part.encode()) <= _LONGEST_NAME for part in path.split("/")
     )
+
+
+def is_size(value: object) -> bool:
+    """Return whether a file can have this many bytes."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 60
+
+
+def is_identity(value: object) -> bool:
+    """Return whether a blob can be named like this: not ".." for example."""
+    return isinstance(value, str) and _IDENTITY.fullmatch(value) is not None
 
 
 def _matches(path: Path, file: RemoteFile) -> bool:
@@ -309,5 +341,5 @@ def _reason(error: Exception) -> str:
     kind = type(error).__name__
     if "Timeout" in kind:
         return "no answer in time"
-    text = str(error).strip()
+    text = re.sub(r"\[Errno -?\d+\] ", "", str(error)).strip()
     return text.splitlines()[0][:120] if text else kind

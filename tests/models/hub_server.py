@@ -65,6 +65,8 @@ class HubServer:
         """Whether the listing has sizes and ids (some mirrors have none)."""
         self.answer: Callable[[str], int | None] = lambda path: None
         """Returns a status to answer with instead, by path."""
+        self.whole_answer: Callable[[str], tuple[bytes, dict[str, str]] | None] = lambda path: None
+        """Returns a body and headers to answer with instead, by path."""
         self.before_file: Callable[[str], None] = lambda name: None
         """Called before the content of a file is sent; may block."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -138,6 +140,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             hub.requests.append(self.request_log)
             if (status := hub.answer(path)) is not None:
                 self._reply(status, b"")
+            elif (whole := hub.whole_answer(path)) is not None:
+                self._reply(200, *whole)
             elif old := next((name for name in hub.moved if f"/{name}/" in path), None):
                 self._reply(307, b"", {"Location": self.path.replace(old, hub.moved[old])})
             elif match := re.fullmatch(r"/cdn/([0-9a-f]{64})/(.+)", path):
