@@ -24,10 +24,8 @@ def check(model: str, *, online: bool, as_json: bool) -> int:
     name = one_line(model)
     if bad:
         are = "is" if len(bad) == 1 else "are"
-        print(
-            f"{len(bad)} of {len(verdict.files)} files {are} not what {verdict.against} says.",
-            file=sys.stderr,
-        )
+        against = one_line(verdict.against)  # a manifest may say anything
+        print(f"{len(bad)} of {len(verdict.files)} files {are} not what {against} says.", file=sys.stderr)
         if not Path(model).exists():
             print(f"To download {name} again: chatterm rm {name}, then chatterm pull {name}", file=sys.stderr)
     elif not verdict.is_good and Path(model).exists():

@@ -226,10 +226,11 @@ def cached_models() -> list[tuple[HubModel, Path, int]]:
         revisions = {commit: name for name, commit in cache.revisions().items()}
         revisions |= {commit: name for name, commit in cache.revisions().items() if name == "main"}
         for commit in cache.snapshots():
-            listing = cache.listing(commit) or cache.local_listing(commit)
+            kept = cache.listing(commit)  # read once: a repository may have thousands of GGUF files
+            listing = kept or cache.local_listing(commit)
             for file in (None, *_gguf_files(listing.files)):
                 model = HubModel(cache.repo, revisions.get(commit, commit), file)
-                path = _complete(cache, commit, model, listing) or _fetched_elsewhere(cache, commit, model)
+                path = (_complete if kept else _whole)(cache, commit, model, listing)
                 # A repository with a single GGUF file is listed under the name of that file.
                 if path is not None and path.is_dir() == (file is None):
                     size = sum(listing.files[name].size or 0 for name in select(listing.files, model))
@@ -345,9 +346,11 @@ def _complete(cache: RepoCache, commit: str, model: HubModel, listing: Listing |
 
 def _fetched_elsewhere(cache: RepoCache, commit: str, model: HubModel) -> Path | None:
     """Return the path of `model` if another tool fetched it, as far as its files alone can tell; else None."""
-    if cache.listing(commit) is not None:
-        return None
-    listing = cache.local_listing(commit)
+    return None if cache.listing(commit) else _whole(cache, commit, model, cache.local_listing(commit))
+
+
+def _whole(cache: RepoCache, commit: str, model: HubModel, listing: Listing) -> Path | None:
+    """Return the path of `model` if the files here, which are what `listing` has, seem to be all; else None."""
     path = _complete(cache, commit, model, listing)
     if path is None or path.is_file():
         return path

@@ -39,6 +39,13 @@ def resolve(
     `on_progress` stops a download; the data that has arrived is kept, and the next call continues.
     Raises ModelError with one line for the user.
     """
+    try:
+        return _resolved(model, on_progress, offline, refresh)
+    except PermissionError as error:
+        raise unreadable(error) from error
+
+
+def _resolved(model: str, on_progress: OnProgress | None, offline: bool, refresh: bool) -> ModelFiles:
     source = parse(model)
     match source:
         case catalogue.WheelModel():
@@ -123,7 +130,7 @@ def local_models() -> list[LocalModel]:
         for on_hub, path, size in hub.cached_models():
             found.append(LocalModel(_hub_name(on_hub), _hub_files(on_hub, path), size, "hub"))
     except OSError as error:
-        raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
+        raise unreadable(error) from error
     return sorted(found, key=lambda entry: entry.name.lower())
 
 
@@ -139,6 +146,11 @@ def remove(model: str) -> int:
         raise ModelError(
             f"Cannot delete {source.name}: {error.strerror or error} ({error.filename})."
         ) from error
+
+
+def unreadable(error: OSError) -> ModelError:
+    """Return the error for a cache that cannot be read."""
+    return ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).")
 
 
 def held_bytes(model: str) -> int:
@@ -160,7 +172,7 @@ def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
             else hub.held_bytes(source)
         )
     except OSError as error:
-        raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
+        raise unreadable(error) from error
     if held == 0:
         raise ModelError(f"{source.name} is not on this machine; see: chatterm list")
     return source, held

@@ -14,7 +14,7 @@ from models.hub.digests import content_id
 from models.hub.download import HubModel, Settings, select
 from models.hub.fetching import Meter
 from models.hub.manifest import manifest_path, read_manifest
-from models.hub.sources import parse
+from models.hub.sources import parse, unreadable
 from models.hub.transfer import Listing
 from models.progress import OnProgress, Progress
 
@@ -55,6 +55,15 @@ def verify(model: str, *, online: bool = False, on_progress: OnProgress | None =
     is not here, there is nothing to check it against, or a file cannot be read.
     """
     source = parse(model)
+    try:
+        return _verified(source, online, on_progress)
+    except PermissionError as error:
+        raise unreadable(error) from error
+
+
+def _verified(
+    source: catalogue.WheelModel | HubModel | Path, online: bool, on_progress: OnProgress | None
+) -> Verdict:
     if isinstance(source, catalogue.WheelModel):
         path = catalogue.place(source)
         if not path.is_file():

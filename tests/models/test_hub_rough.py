@@ -165,6 +165,23 @@ def test_a_damaged_listing_in_the_cache_is_as_none(server: HubServer, files: obj
     assert [model.name for model in local_models()] == [REPO]
 
 
+def test_a_repository_of_thousands_of_files_is_listed_soon(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.repo(REPO, FILES | {f"f{number}.gguf": b"GGUF" for number in range(500)})
+    resolve(REPO)
+    read, times = RepoCache.listing, 0
+
+    def counted(cache: RepoCache, commit: str) -> object:
+        nonlocal times
+        times += 1
+        return read(cache, commit)
+
+    monkeypatch.setattr(RepoCache, "listing", counted)
+    assert [model.name for model in local_models()] == [REPO]
+    assert times == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 @pytest.mark.parametrize("name", ["m.gguf", "folder/config.json"])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,31 @@ def test_a_manifest(tmp_path: Path) -> None:
                 verify(str(model))
 
 
+def test_what_a_manifest_says_cannot_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "small.gguf"
+    model.write_bytes(b"GGUF")
+    raw = {"source": "\x1b[31mred\nnext", "files": {"small.gguf": "0" * 64}}
+    manifest_path(model).write_text(json.dumps(raw))
+    assert call(["verify", str(model)]) == 1
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert printed.err == "1 of 1 files is not what its manifest (from red next) says.\n"
+
+
+def test_a_cache_that_may_not_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbidden(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", "/cache/x")
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    for command in ("pull", "show", "verify"):
+        assert call([command, "smollm2"]) == 1
+        assert capsys.readouterr().err == "chatterm: Cannot read the cache: Permission denied (/cache/x).\n"
+
+
 def test_a_file_that_would_be_loaded_but_is_not_in_the_manifest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
