@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Literal, cast, get_args
@@ -40,7 +41,7 @@ def format_of(path: Path) -> Format:
     if found is None:
         known = ", ".join(f".{name}" for name in FORMATS)
         raise SessionError(
-            f"{one_line(path.name, 100)!r} does not say which format to use; end the name in {known}."
+            f"{one_line(path.name or str(path), 100)!r} does not say which format to use; end the name in {known}."
         )
     return cast("Format", found)
 
@@ -54,15 +55,18 @@ def file_name(info: SessionInfo, format: Format) -> str:
 def write_export(path: Path, text: str, *, replace: bool = False) -> None:
     """Write all of it or nothing. Raises SessionError, also when the file is there and not to be replaced."""
     shown = one_line(str(path), 200)
-    if path.exists() and not replace:
-        raise SessionError(f"{shown} already exists; choose another name or delete it first.")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.exists() and not replace:
+            raise SessionError(f"{shown} already exists; choose another name or delete it first.")
+        if path.exists() and not path.is_file():  # a device would be replaced, too
+            raise SessionError(f"{shown} is not a regular file; choose another name.")
         with beside.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(text)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise SessionError(
             f"{shown} cannot be written: {error.strerror or error}; choose another place."
         ) from error

@@ -294,7 +294,12 @@ def test_files(tmp_path: Path, info: SessionInfo, tree: Tree, monkeypatch: pytes
     for endless in (tmp_path / "pipe.json", Path("/dev/zero")):
         with pytest.raises(SessionError, match="not a regular file"):
             read_import(endless)
+    with pytest.raises(SessionError, match="not a regular file"):
+        write_export(tmp_path / "pipe.json", "x", replace=True)
+    assert (tmp_path / "pipe.json").is_fifo()
     (tmp_path / "pipe.json").unlink()
+    with pytest.raises(SessionError, match="cannot be written: File name too long"):
+        write_export(tmp_path / f"{'x' * 300}.json", "x")
     with monkeypatch.context() as patched:
         patched.setattr("chatterm.sessions.export.LARGEST_IMPORT", 2)
         with pytest.raises(SessionError, match="longer than 2 B"):
