@@ -104,9 +104,8 @@ def remove(
     from chatterm.sessions.library import Library
 
     known = Library()
-    known.find(names)  # all of them, or none
-    for name in dict.fromkeys(names):
-        print(f"Removed: {known.remove(name).name}")
+    for document in known.find(names):  # all of them, each once, or none
+        print(f"Removed: {known.remove(document.name).name}")
 
 
 def documents_of(names: str) -> "tuple[Document, ...]":

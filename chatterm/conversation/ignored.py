@@ -67,10 +67,18 @@ def is_ignored(path: Names, is_folder: bool, rules: Sequence[Rule]) -> bool:
     return next((not rule.is_kept for rule in reversed(rules) if rule.fits(path, is_folder)), False)
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; not in a folder that may not be looked into."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def files_below(top: Path, most: int) -> Iterator[Path]:
     """The files below a folder that are worth reading, by name. Links are not followed; `most` names are looked at."""
     here = top.resolve()
-    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    root = next((folder for folder in (here, *here.parents) if _is_there(folder / ".git")), here)
     inside = here.relative_to(root).parts
     rules: list[Rule] = []
     for depth in range(len(inside)):

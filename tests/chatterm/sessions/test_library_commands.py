@@ -48,9 +48,25 @@ def test_add_list_show_and_remove(shell: Shell, tmp_path: Path) -> None:  # noqa
     assert "\x1b" not in shell.out
     assert shell("library", "remove", "paper", "nothing") == 1
     assert len(Library().entries()) == 2, "all of them, or none"
-    assert shell("library", "remove", "paper", "paper", "all-of-it") == 0
+    assert shell("library", "remove", "paper", "paper", "Paper", "all-of-it") == 0
     assert shell.out == "Removed: paper\nRemoved: All-of-it\n"
     assert Library().entries() == []
+
+
+def test_a_folder_below_one_that_may_not_be_looked_into_is_added(
+    shell: Shell,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = Path.exists
+
+    def forbidden(path: Path) -> bool:
+        if path.name == ".git":
+            raise PermissionError(13, "Permission denied", str(path))
+        return looked(path)
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    assert shell("library", "add", "docs") == 0
+    assert shell.out.startswith("Added: docs")
 
 
 def test_on_a_terminal_the_list_is_a_table(
