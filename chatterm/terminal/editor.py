@@ -47,7 +47,7 @@ def edit_file(path: Path) -> None:
     except OSError as error:
         raise EditorError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
     if status:
-        raise EditorError(f"{command[0]} ended with status {status}; the message is unchanged.")
+        raise EditorError(f"{command[0]} ended with status {status}; nothing was taken over from it.")
 
 
 def edit_text(app: "App[object]", text: str) -> str:

@@ -109,3 +109,13 @@ def test_what_no_file_can_hold_leaves_the_file_as_it_was(tmp_path: Path) -> None
     with pytest.raises(SettingsError, match="cannot be written: it would contain what is no character"):
         write(path, "\ud800")
     assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [("mcp.json", "{}")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_an_editor_that_fails_is_not_told_of_as_one_for_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHATTERM_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("VISUAL", "sh -c 'exit 3'")
+    assert call(["config", "edit"]) == 1
+    assert capsys.readouterr().err == "chatterm: sh ended with status 3; nothing was taken over from it.\n"
