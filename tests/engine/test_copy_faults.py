@@ -12,6 +12,7 @@ from engine.cache.blocks import Copy, OutOfBlocksError, RowCopy
 from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
+from tests.counting import until
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, tiny_engine
 
@@ -107,7 +108,7 @@ def test_the_same_text_or_an_error(folder: Path, seed: int) -> None:
         faults.rate = 0.0
         for prompt in asked:
             assert answer(engine, prompt) == texts[tuple(prompt)]
-        assert engine.figures().blocks_held == 0
+        until(lambda: engine.figures().blocks_held == 0)  # what was only warmed ends after the answers
         assert right > STEPS / 4
         assert wrong
         assert sum(count > 0 for count in faults.failed.values()) >= 2, faults.failed
