@@ -176,7 +176,8 @@ class WarpgroupTile:
     """The number of parts that the columns are split into."""
 
 
-_MULTIPROCESSORS = 132
+_MULTIPROCESSORS, _LINES = 132, 64
+"""Those of an H200 and an H100; the outputs of a program, as in `warpgroup_linear.py`."""
 _ONE_EACH, _TWO_EACH = 200 << 10, 104 << 10
 """Bytes of shared memory of a program of which a multiprocessor runs one, or two. Norms find room beside it."""
 
@@ -194,8 +195,8 @@ def choose_warpgroup_tile(
         return None
     if rows == 16 and inputs < 2048:
         return None
-    programs, spans = _parts(outputs, 64), _parts(inputs, 128)
-    held = 2 * (rows + (128 if gated else 64))  # bytes per column
+    programs, spans = _parts(outputs, _LINES), _parts(inputs, 128)
+    held = 2 * (rows + _LINES * (2 if gated else 1))  # bytes per column
     one = WarpgroupTile(128, _ONE_EACH // (128 * held), 1)
     two = WarpgroupTile(64, _TWO_EACH // (64 * held), 1)
     if gated:

@@ -1,5 +1,7 @@
 """Products of decode steps of many rows, by kernels that start before the previous kernel has ended."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -58,67 +60,59 @@ class WideProducts:
 
 def wide_product(linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile, pdl: bool) -> Tensor:
     """Multiply: [T, columns] -> [T, rows], half as many if gated; fp32 [tile.split, T, rows] if columns are split."""
-    pair = 1 if gate is None else 2
-    out = _room(linear, x, gate, tile.split)
-    outputs = out.shape[-1]
-    kernel = wide_linear_kernel[(triton.cdiv(outputs, tile.outputs // pair), tile.split)](
+    given = _arguments(linear, x, gate, tile, pdl)
+    programs = triton.cdiv(given["N"], tile.outputs // (1 if gate is None else 2))
+    kernel = wide_linear_kernel[(programs, tile.split)](
         x,
         linear.weight,
-        linear.weight if linear.bias is None else linear.bias,
-        out,
-        COUNT=x.shape[0],
-        ROWS=rounded(x.shape[0]),
-        N=outputs,
-        K=linear.weight.shape[1],
-        BIAS=linear.bias is not None,
-        GATED=gate is not None,
         OUTPUTS=tile.outputs,
-        COLUMNS=tile.columns,
-        STAGES=tile.stages,
-        SPLIT=tile.split,
         DOWN=tile.down,
         WARPS=tile.warps,
-        PDL=pdl,
-        **(activation(gate) if gate is not None else {}),
         num_warps=tile.warps,
-        launch_pdl=pdl,
+        **given,
     )
     split_alike(kernel)
+    out: Tensor = given["out"]
     return out
 
 
 def warpgroup_product(
     linear: Linear, x: Tensor, gate: FeedForward | None, tile: WarpgroupTile, pdl: bool
 ) -> Tensor:
-    """Multiply as `wide_product` does, on sm_90 and with x contiguous."""
-    rows = rounded(x.shape[0])
-    out = _room(linear, x, gate, tile.split)
-    kernel = warpgroup_linear_kernel[(triton.cdiv(out.shape[-1], LINES.value), tile.split)](
-        described(x, rows, tile.columns),
+    """Multiply as `wide_product` does, on sm_90."""
+    given = _arguments(linear, x, gate, tile, pdl)
+    kernel = warpgroup_linear_kernel[(triton.cdiv(given["N"], LINES.value), tile.split)](
+        described(x, given["ROWS"], tile.columns),
         described(linear.weight, LINES.value, tile.columns),
-        linear.weight if linear.bias is None else linear.bias,
-        out,
-        COUNT=x.shape[0],
-        ROWS=rows,
-        N=out.shape[-1],
-        K=linear.weight.shape[1],
-        BIAS=linear.bias is not None,
-        GATED=gate is not None,
-        COLUMNS=tile.columns,
-        STAGES=tile.stages,
-        SPLIT=tile.split,
-        PDL=pdl,
-        **(activation(gate) if gate is not None else {}),
         num_warps=4,
-        launch_pdl=pdl,
+        **given,
     )
     split_alike(kernel)
+    out: Tensor = given["out"]
     return out
 
 
-def _room(linear: Linear, x: Tensor, gate: FeedForward | None, split: int) -> Tensor:
-    """Return where a product goes: [T, outputs] like x, or fp32 [split, T, outputs] if columns are split."""
-    outputs = linear.weight.shape[0] // (1 if gate is None else 2)
-    if split > 1:
-        return torch.empty(split, x.shape[0], outputs, dtype=torch.float32, device=x.device)
-    return torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+def _arguments(
+    linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile | WarpgroupTile, pdl: bool
+) -> dict[str, Any]:
+    """Return the named arguments that both kernels take, with room for the product in `out`."""
+    lines, inputs = linear.weight.shape
+    count, outputs = x.shape[0], lines if gate is None else lines // 2
+    whole = tile.split == 1
+    shape = (count, outputs) if whole else (tile.split, count, outputs)
+    return {
+        "bias": linear.weight if linear.bias is None else linear.bias,
+        "out": torch.empty(shape, dtype=x.dtype if whole else torch.float32, device=x.device),
+        "COUNT": count,
+        "ROWS": rounded(count),
+        "N": outputs,
+        "K": inputs,
+        "BIAS": linear.bias is not None,
+        "GATED": gate is not None,
+        "COLUMNS": tile.columns,
+        "STAGES": tile.stages,
+        "SPLIT": tile.split,
+        "PDL": pdl,
+        **(activation(gate) if gate is not None else {}),
+        "launch_pdl": pdl,
+    }
