@@ -101,10 +101,11 @@ class StepBench:
         prompts: bool = False,
         used: Chosen = MappingProxyType({}),
         row: int = ROW,
+        sequences: int = FEW,
     ) -> None:
         """`like` is the cache of real sequences, `used` their cuts. `prompts` says whether our kernels compute prompt
         attention, too. Without `compilers`, kernels are compiled when they are first launched. `row` is that of a
-        step's token."""
+        step's token. So many `sequences` have rows of their own; if a step has more, they share them."""
         self._network, self._like, self._pdl = network, like, pdl
         self._cuts = cuts
         self._compute = compute
@@ -112,14 +113,14 @@ class StepBench:
         self._stopwatch = stopwatch
         self._prompts = prompts
         self._used = used
-        self._row, self._limit = row, context_limit(row)
+        self._row, self._limit, self._sequences = row, context_limit(row), sequences
         self._program: FusedDecoder | None = None
         self._cache: KVCache | None = None
         self._step_s = SLICE_S
 
     @staticmethod
     def cache_bytes(like: KVCache) -> int:
-        """Return the bytes that the bench's own cache takes in addition to `like`."""
+        """Return the bytes of a sequence in the bench's own cache."""
         return like.kv[:, :, :1].nbytes * _blocks(like, SMALLEST) * like.block_size
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
@@ -202,7 +203,7 @@ class StepBench:
             blocks = _blocks(like, self._limit)
             cache = KVCache(
                 len(spec.layers),
-                blocks,
+                self._sequences * blocks,
                 like.block_size,
                 heads.kv_heads,
                 heads.head_dim,
@@ -216,11 +217,12 @@ class StepBench:
             def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
                 return torch.full(shape, value, dtype=dtype, device=device)
 
+            places = torch.arange(FUSED, dtype=torch.int32, device=device)[:, None] % self._sequences * blocks
             given = StepInput(
                 torch.arange(FUSED, dtype=torch.int32, device=device),
                 full(0, FUSED, dtype=torch.int64),
                 full(self._row, FUSED, 2, dtype=torch.int64),
-                torch.arange(blocks, dtype=torch.int32, device=device).repeat(FUSED, 1),
+                places + torch.arange(blocks, dtype=torch.int32, device=device),
                 full(0, FUSED),
                 full(-1, most_members(FUSED)),
             )

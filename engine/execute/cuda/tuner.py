@@ -306,15 +306,26 @@ def result_line(found: Tuning) -> str:
 
 def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, compute: Compute) -> Bench:
     device = cache.kv.device
-    needed = SPARE_BYTES + StepBench.cache_bytes(cache)
-    if torch.cuda.mem_get_info(device)[0] < needed:
+    room = (torch.cuda.mem_get_info(device)[0] - SPARE_BYTES) // StepBench.cache_bytes(cache)
+    if room < 1:
         raise EngineError("The kernels could not be tuned: too little memory of the GPU is free.")
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fit = available_memory(torch.device("cpu")) // PROCESS_BYTES
     compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES, fit)))
     watch = GraphStopwatch()
-    return StepBench(network, cache, pdl, table_cuts(device), compute, compilers, watch, prompts, used)
+    return StepBench(
+        network,
+        cache,
+        pdl,
+        table_cuts(device),
+        compute,
+        compilers,
+        watch,
+        prompts,
+        used,
+        sequences=min(room, FEW),
+    )
 
 
 def _line(error: BaseException) -> str:

@@ -128,6 +128,29 @@ def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_fo
     bench.close()
 
 
+@pytest.mark.parametrize("sequences", [1, 3, 8])
+def test_sequences_of_the_bench_read_rows_of_their_own(
+    model: Network, monkeypatch: pytest.MonkeyPatch, sequences: int
+) -> None:
+    """Rows that all of them read would come from the cache of the GPU, as they do in no real step."""
+    shape, seen = model.spec.attention, list[list[int]]()
+    like = KVCache(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+
+    def run(self: FusedDecoder, rows: int, limit: int) -> None:
+        assert int(self._given.tables.max()) < len(self._cache.kv[0, 0]) // 256
+        seen.extend(self._given.tables[:rows].tolist())
+
+    monkeypatch.setattr(FusedDecoder, "run", run)
+    bench = StepBench(
+        model, like, False, Cuts(), lambda job: job(), None, Watch(lambda _: 1.0), sequences=sequences
+    )
+    bench.candidates(8)
+    assert len(seen) == 8
+    assert len(set(map(tuple, seen))) == sequences
+    assert len({block for table in seen for block in table}) == sequences * len(seen[0])
+    bench.close()
+
+
 def test_what_is_no_candidate_is_not_taken() -> None:
     usual = Cuts().product(1, 4096, 1024, False, None)
     name = "1 to 8 rows: 4096 x 1024"
