@@ -292,6 +292,22 @@ def test_tuning_waits_while_somebody_asks_for_something(monkeypatch: pytest.Monk
     assert fake.tuner.notes[0].startswith("Tuned for this GPU")
 
 
+def test_while_it_tunes_it_says_how_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+    monkeypatch.setattr(fake.module, "IDLE_S", 0.0)
+    seen: list[tuple[str, ...]] = []
+
+    def bench(compute: Callable[[Callable[[], Any]], Any]) -> FakeBench:
+        seen.append(fake.tuner.notes)
+        return FakeBench(compute)
+
+    fake.tuner._make_bench = bench
+    fake.tuner.start()
+    fake.tuner.join()
+    ((note,),) = seen
+    assert note.endswith("which takes about 10 s; the next start uses the result.")
+
+
 def test_tuning_that_is_stopped_lets_go_of_everything_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -270,7 +270,7 @@ class Tuner:
                     idle_since = monotonic()
             self.notes = (
                 "The kernels are being tuned for this GPU in idle time, which takes about "
-                "{self._seconds:.0f} s; the next start uses the result.",
+                f"{self._seconds:.0f} s; the next start uses the result.",
             )
             self.notes = (result_line(self.run()),)
         except StoppedError:
