@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.cache.offload import HostTier, Offload, Restore
 from engine.events import OffloadFigures
+from engine.kernels.recording import wait_for
 from models.weights.staging import pin
 
 PIECE_BYTES = 64 * 1024**2
@@ -156,11 +157,11 @@ class HostKV:
         """Measure the seconds to bring back a token, using the block just offloaded; once, in some milliseconds."""
         times = []
         for _ in range(3):
-            torch.cuda.synchronize(self._kv.device)
+            wait_for(self._kv.device)
             began = perf_counter()
             for _ in range(4):
                 self._copy(host, block)
-            torch.cuda.synchronize(self._kv.device)
+            wait_for(self._kv.device)
             times.append((perf_counter() - began) / 4)
         self.costs.brought = min(times) / self._size
 
@@ -182,7 +183,7 @@ class HostKV:
             self._pinning.join()
         if self._staging is not None:
             with suppress(RuntimeError):  # a device that has failed copies nothing more
-                torch.cuda.synchronize(self._kv.device)
+                wait_for(self._kv.device)
         if self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             for piece in [*self._pieces, *self._ready]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
 from models.load import is_out_of_memory
@@ -40,11 +41,11 @@ def _scaled(run: Callable[[int], None], rows: int, device: torch.device) -> int:
     while True:
         try:
             run(count)  # compiles, and makes libraries allocate their workspaces
-            torch.cuda.synchronize(device)
+            wait_for(device)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
             run(count)
-            torch.cuda.synchronize(device)
+            wait_for(device)
             taken = torch.cuda.max_memory_allocated(device) - before
             torch.cuda.empty_cache()
             return taken * rows // count

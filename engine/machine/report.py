@@ -31,6 +31,7 @@ from engine.device import (
 from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning, all_kept
 from engine.kernels.native import library as native
+from engine.kernels.recording import wait_for
 from engine.machine.bandwidth import cpu_name, known_bandwidth
 from engine.machine.drafts import DraftPair, draft_pairs
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
@@ -259,7 +260,7 @@ def _copy_bandwidth(device: torch.device) -> float:
     for mark in marks:
         target.copy_(source)
         mark.record()
-    torch.cuda.synchronize(device)
+    wait_for(device)
     del source, target
     torch.cuda.empty_cache()
     # The first copies wake the GPU up.

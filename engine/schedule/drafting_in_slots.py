@@ -12,11 +12,10 @@ from math import exp
 from statistics import median
 from time import perf_counter
 
-import torch
-
 from engine.cache.blocks import BlockTable
 from engine.execute.cuda.checking import Start
 from engine.execute.cuda.draft_runner import DraftRunner
+from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
 from engine.sampling.sampler import Drawn
 from engine.schedule.drafting import Drafting, Reading
@@ -162,6 +161,4 @@ class SlotDrafting(Drafting):
         return Guess(tuple(token.token_id for token in drawn), chances=chances)
 
     def _wait(self) -> None:
-        device = self.decode_runner.slots.given.active.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(self.decode_runner.slots.given.active.device)

@@ -16,6 +16,7 @@ from engine.events import FinishReason
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.faults import explain
 from engine.execute.runner import Runner
+from engine.kernels.recording import wait_for
 from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
 from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
@@ -244,9 +245,8 @@ class EngineStep:
         began = perf_counter()
         logits = self._logits(prompts, batch)
         self.scheduler.done(Step(chunks=chunks))
-        if idle and self.device.type == "cuda":
-            # Otherwise chunks queue up, and a person's request waits for all of them.
-            torch.cuda.synchronize(self.device)
+        if idle:  # otherwise chunks queue up on a GPU, and a person's request waits for all of them
+            wait_for(self.device)
         seconds = perf_counter() - began
         pace = self._idle_pace if idle else self.pace
         # Idle work decodes one row at a time: that says nothing about how many rows it should compute at once.

@@ -37,3 +37,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("call", ["cuda.graph(", "cuda.synchronize("])
+def test_recordings_and_waiting_for_a_gpu_take_turns(call: str) -> None:
+    """CUDA refuses both while another thread records."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    found = [path.relative_to(ROOT).as_posix() for path in files if call in path.read_text("utf-8")]
+    assert found == ["engine/kernels/recording.py"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from engine.kernels.recording import recording
 from models.load import is_out_of_memory
 
 Graph = torch.cuda.CUDAGraph
@@ -47,8 +48,7 @@ class Graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = Graph()
-            # Other threads may use CUDA meanwhile and must not spoil the recording.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with recording(graph, self._pool):
                 step()
         except RuntimeError as error:
             if is_out_of_memory(error):

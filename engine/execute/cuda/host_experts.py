@@ -30,6 +30,7 @@ from engine.execute.cuda import host_call
 from engine.execute.cuda.fetched_experts import FetchedExperts, stacks
 from engine.execute.cuda.tiles import FEW
 from engine.kernels.native.library import MixtureJob, NativeError, Pool
+from engine.kernels.recording import wait_for
 from models.load import is_out_of_memory
 from models.network import Network
 from models.spec import Experts, ModelSpec
@@ -201,21 +202,17 @@ class HostExperts:
         """Time the copying and expanding of one layer after the other, per layer."""
         times, layers = [], list(self._layers)
         for _ in range(2):
-            self._synchronize()
+            wait_for(self._device)
             began = perf_counter()
             fetched.begin()
             for layer in layers[:4]:
                 fetched.take(layer)
                 fetched.give_back(layer)
-            self._synchronize()
+            wait_for(self._device)
             # While the last layers are waited for, `begin` and `give_back` have started two more copies.
             brought = min(len(layers), min(len(layers), 4) + 2)
             times.append((perf_counter() - began) / brought)
         return times[-1]
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def told(self, layers: int) -> str:
         """Describe for people how many of the network's `layers` have experts here, and what is done with them."""
@@ -246,7 +243,7 @@ def _release(device: torch.device, pinned: list[Tensor]) -> None:
     if device.type != "cuda":
         return
     with suppress(RuntimeError):  # a failed device runs no more calls
-        torch.cuda.synchronize(device)
+        wait_for(device)
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     for memory in pinned:
         cudart.cudaHostUnregister(memory.data_ptr())

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from engine.kernels.recording import wait_for
+
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 
@@ -59,12 +61,12 @@ def share_memory(
 
     Raises RuntimeError where the GPUs cannot address each other's memory.
     """
-    torch.cuda.synchronize(device)  # the driver's calls need the context that torch makes
+    wait_for(device)  # the driver's calls need the context that torch makes
     own = ctypes.c_uint64()
     opened: list[ctypes.c_uint64] = []
 
     def close() -> None:
-        torch.cuda.synchronize(device)
+        wait_for(device)
         for address in opened:
             _driver().cuIpcCloseMemHandle(address)
         _driver().cuMemFree_v2(own)
@@ -73,7 +75,7 @@ def share_memory(
     try:
         _check(_driver().cuMemAlloc_v2(ctypes.byref(own), ctypes.c_size_t(nbytes)))
         _check(_driver().cuMemsetD8_v2(own, ctypes.c_ubyte(0), ctypes.c_size_t(nbytes)))
-        torch.cuda.synchronize(device)
+        wait_for(device)
         _check(_driver().cuIpcGetMemHandle(ctypes.byref(handle), own))
     except RuntimeError as error:
         failed = error

@@ -23,6 +23,7 @@ from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_profile import Ran, record_trace
 from engine.execute.cuda.tiles import FEW, FUSED, SMALLEST, context_limit
 from engine.execute.tuning.search import Measure, Numbers
+from engine.kernels.recording import recording, wait_for
 from engine.kernels.triton.ahead import Compilers, Launch, recorded
 from engine.kernels.triton.launch import shared_bytes
 from models.network import Network
@@ -66,11 +67,11 @@ class GraphStopwatch:
     def record(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """See `Stopwatch`."""
         step()
-        torch.cuda.synchronize()
+        wait_for(torch.device("cuda"))
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with recording(graph, self._pool):
             step()
         return graph
 
@@ -82,7 +83,7 @@ class GraphStopwatch:
         for graph, mark in zip(recordings, marks[1:], strict=True):
             graph.replay()
             mark.record()
-        torch.cuda.synchronize()
+        wait_for(torch.device("cuda"))
         return [one.elapsed_time(other) / 1000 for one, other in pairwise(marks)]
 
 

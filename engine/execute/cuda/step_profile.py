@@ -7,6 +7,8 @@ from statistics import median
 
 import torch
 
+from engine.kernels.recording import wait_for
+
 STEPS = 32
 ATTENDS = ("attention_kernel", "parts_kernel")
 """The attention kernels; every layer runs one of them once."""
@@ -36,11 +38,11 @@ class Part:
 def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
     """Run a recorded step STEPS times and write a trace for Perfetto. Empty if the profiler may see nothing."""
     replay.replay()
-    torch.cuda.synchronize()
+    wait_for(torch.device("cuda"))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as session:
         for _ in range(STEPS):
             replay.replay()
-        torch.cuda.synchronize()
+        wait_for(torch.device("cuda"))
     session.export_chrome_trace(str(path))
     on_gpu = [event for event in session.events() if event.device_type.name == "CUDA"]
     return [Ran(event.name, event.time_range.start, event.time_range.end) for event in on_gpu]
