@@ -6,8 +6,10 @@ It is implemented here because huggingface_hub discards an interrupted file. The
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -18,7 +20,9 @@ from models.hub.fetching import Meter, size_of
 from models.units import bytes_text
 
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each retry; the count starts again whenever data has arrived."""
+"""Seconds before each retry; the count starts again whenever data has arrived, unless it came too slowly."""
+SLOWEST, PATIENCE_S = 1000, 30.0
+"""The bytes a second that have to arrive within so many seconds; what comes more slowly counts as broken off."""
 
 _MOST_ANSWER = 64 << 20
 """The most bytes of an answer that is kept in memory; a repository of 100,000 files is listed in a quarter of it."""
@@ -34,7 +38,11 @@ class Unreachable(ModelError):
 
 
 class _Cut(Exception):
-    """The transfer of a file broke off; the message says how."""
+    """A transfer broke off; the message says how."""
+
+
+class _Slow(_Cut):
+    """What arrives is too little to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +157,11 @@ class Connection:
             with self._client.stream("GET", url, headers={"range": f"bytes=0-{count - 1}"}) as response:
                 if response.status_code not in (200, 206):
                     raise self._refusal(response, repo, commit, file.path)
-                for chunk in response.iter_bytes():
+                for chunk in _paced(response.iter_bytes()):
                     data += chunk
                     if len(data) >= count:
                         break
-        except self._http.RequestError as error:
+        except (self._http.RequestError, _Slow) as error:
             raise self._unreachable(error) from error
         return data[:count]
 
@@ -174,7 +182,8 @@ class Connection:
                 self._receive(repo, commit, file, part, meter, base)
                 break
             except (self._http.RequestError, _Cut) as error:
-                failures = 1 if size_of(part) > before else failures + 1
+                came = size_of(part) > before and not isinstance(error, _Slow)
+                failures = 1 if came else failures + 1
                 if failures > len(RETRY_WAITS_S):
                     raise ModelError(
                         f"The download of {repo} stopped at {bytes_text(size_of(part))} of "
@@ -210,7 +219,7 @@ class Connection:
             )
             have = have if continued else 0
             with part.open("ab" if continued else "wb") as output:
-                for chunk in response.iter_bytes():
+                for chunk in _paced(response.iter_bytes()):
                     output.write(chunk)
                     have += len(chunk)
                     if have > file.size:
@@ -227,13 +236,14 @@ class Connection:
             try:
                 with self._client.stream(method, url, **options) as response:
                     body = bytearray()
-                    for chunk in response.iter_bytes():
+                    for chunk in _paced(response.iter_bytes()):
+                        meter.at(0)
                         body += chunk
                         if len(body) > _MOST_ANSWER:
                             raise self._no_hub()
             except (self._http.ConnectError, self._http.ConnectTimeout) as error:
                 raise self._unreachable(error) from error
-            except self._http.RequestError as error:
+            except (self._http.RequestError, _Slow) as error:
                 if wait_s is None:
                     raise self._unreachable(error) from error
             except self._http.InvalidURL as error:
@@ -301,6 +311,18 @@ class Connection:
 def partial(target: Path) -> Path:
     """Return the path of the beginning of `target` while it is being downloaded."""
     return target.with_name(target.name + ".incomplete")
+
+
+def _paced(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield chunks as they arrive. Raises _Slow if they come too slowly."""
+    began, arrived = monotonic(), 0
+    for chunk in chunks:
+        yield chunk
+        arrived += len(chunk)
+        if (seconds := monotonic() - began) >= PATIENCE_S:
+            if arrived < SLOWEST * seconds:
+                raise _Slow(f"less than {bytes_text(SLOWEST)} a second arrives")
+            began, arrived = monotonic(), 0
 
 
 def _remote_file(entry: dict[str, Any]) -> RemoteFile:

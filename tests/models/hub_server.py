@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -58,6 +59,8 @@ class HubServer:
         """Numbers of bytes after which the next responses for a file break off, by file name; used up one by one."""
         self.altered: set[str] = set()
         """Names of files whose content is altered in transit."""
+        self.drips: Callable[[str], bool] = lambda path: False
+        """Returns whether a body is sent byte by byte, 100 a second, by path."""
         self.ranges = True
         self.moved: dict[str, str] = {}
         """New names of repositories, by their old names."""
@@ -239,7 +242,11 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 return
             part = body if cut is None else body[:cut]
             try:
-                self.wfile.write(part)
+                slow = len(part) if hub.drips(urlsplit(self.path).path) else 0
+                for at in range(slow):
+                    self.wfile.write(part[at : at + 1])
+                    time.sleep(0.01)
+                self.wfile.write(part[slow:])
                 self.wfile.flush()
                 self.request_log.sent = len(part)
             except OSError:  # the client went away

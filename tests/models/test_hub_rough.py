@@ -49,6 +49,23 @@ def test_a_listing_that_does_not_end_is_not_kept_in_memory(
     one_line_of(REPO, words="does not answer like a Hub")
 
 
+@pytest.mark.parametrize("what", ["/api/", "config.json", "model.safetensors"])
+def test_what_drips_counts_as_broken_off(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(transfer, "PATIENCE_S", 0.2)
+    server.drips = lambda path: what in path
+    one_line_of(REPO, words="(less than 1 kB a second arrives)")
+
+
+def test_what_dripped_for_a_while_is_continued(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PATIENCE_S", 0.2)
+    server.drips = lambda path: len(server.asked_for("model.safetensors")) in (1, 2)
+    assert contents(resolve(REPO).folder) == FILES
+    assert len(server.asked_for("model.safetensors")) == 3
+    assert server.asked_for("model.safetensors")[2].headers["range"] != "bytes=0-"
+
+
 @pytest.mark.parametrize("size", [-5, True, 1 << 70])
 def test_a_size_that_no_file_has_is_asked_for_again(server: HubServer, size: object) -> None:
     entries = [entry(name, content) for name, content in FILES.items()]
