@@ -30,7 +30,7 @@ def check_alone(answers: int, **flags: bool) -> None:
 
 
 def put_in_order() -> None:
-    """Make up for streams that are closed, and for sizes of the terminal that none has."""
+    """Make up for streams that are closed, and for sizes of the terminal and numbers of a word that none has."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -41,6 +41,8 @@ def put_in_order() -> None:
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # libraries would fill the memory with such a line
         if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80")):
             del os.environ[name]
+    if not re.fullmatch(r"[0-9]{1,6}", os.environ.get("COMP_CWORD", "0")):
+        os.environ["COMP_CWORD"] = "0"  # Typer's completion takes it for a number
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a character that the locale lacks must not end the answer
             stream.reconfigure(errors="replace")

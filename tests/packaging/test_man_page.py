@@ -79,3 +79,12 @@ def test_the_shell_asks_and_is_told(typed: str, offered: set[str]) -> None:
         [sys.executable, "-m", "chatterm"], cwd=ROOT, env=asked, capture_output=True, text=True
     )
     assert set(done.stdout.split()) == offered, done.stderr
+
+
+@pytest.mark.parametrize("number", ["abc", "", "-5", "9" * 5000], ids=["word", "empty", "negative", "huge"])
+def test_a_number_of_a_word_that_is_none_is_no_failure(number: str) -> None:
+    asked = {"_CHATTERM_COMPLETE": "complete_bash", "COMP_WORDS": "chatterm ru", "COMP_CWORD": number}
+    done = subprocess.run(
+        [sys.executable, "-m", "chatterm"], cwd=ROOT, env=asked, capture_output=True, text=True
+    )
+    assert done.stderr == ""
