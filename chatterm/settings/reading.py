@@ -14,7 +14,7 @@ from chatterm.settings.durations import seconds_of
 from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import parsed, read_source, statement_lines
-from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.sanitize import is_safe, one_line
 
 _MOST_BITS = 1000
 """Bits of a whole number that can still be shown, and be a float."""
@@ -199,6 +199,10 @@ def _check_ranges(settings: Settings) -> None:
     for name, model in (("name", settings.model.name), ("draft", settings.model.draft)):
         if model is not None and not model.strip():
             raise _Wrong(("model", name), f'{name} is empty; it must name a model, as in "smollm2".')
+        if model is not None and ("\n" in model or not is_safe(model)):
+            raise _Wrong(
+                ("model", name), f'{name} is {_shown(model)}; it must name a model, as in "smollm2".'
+            )
     if settings.screen.theme not in theme_names():
         known = ", ".join(theme_names())
         theme = one_line(settings.screen.theme, limit=60)

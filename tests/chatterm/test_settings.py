@@ -238,6 +238,8 @@ def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> 
         (["set", "screen.theme", "plaid"], "screen.theme: unknown theme 'plaid'; choose one of:"),
         (["set", "sampling.top_p", "much"], "sampling.top_p: top_p is 'much'; it must be a number."),
         (["set", "sampling.top_p", "2"], "sampling.top_p: top_p is 2.0; it must be above 0 and at most 1"),
+        (["set", "model.name", "a\nb"], "model.name: name is 'a\\nb'; it must name a model, as in"),
+        (["set", "model.draft", "a\x1bb"], "model.draft: draft is 'a\\x1bb'; it must name a model, as in"),
         (["set", "themes", "snow"], "Unknown setting themes; did you mean screen.theme?"),
         (["set", "spill_gb", "2"], "spill_gb is called offload_gb now; use that name."),
         (["unset", "xyzzy"], "Unknown setting xyzzy; chatterm config lists them all."),
