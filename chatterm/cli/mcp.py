@@ -10,7 +10,7 @@ from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 
 mcp_app = typer.Typer(
-    help="Add, list, test and remove MCP servers, whose tools a chat may use.",
+    help="Add, import, list, test and remove MCP servers, whose tools a chat may use.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -52,6 +52,16 @@ def test_servers_are_added_listed_tested_and_removed(
     assert list(json.loads(config.read_text())["mcpServers"]) == ["there"]
 
 
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from chatterm.cli.mcp import mcp_app
+
+    about = mcp_app.info.help
+    assert isinstance(about, str)
+    assert [
+        command.name for command in mcp_app.registered_commands if command.name not in about.lower()
+    ] == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["add", "a b", "--", "x"], ["add", "a__b", "--", "x"], ["add", "x"], ["add", "x", "--url", "ftp://x"],
