@@ -18,6 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE = re.compile(r"[^=\0]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_USER = re.compile("(?<=://)[^/?#]*@")
 _MOST = 64
 
 
@@ -35,8 +36,8 @@ class Server:
 
     @property
     def where(self) -> str:
-        """How a person knows it; values of variables and headers may be secret."""
-        return self.url or " ".join([self.command, *self.args])
+        """How a person knows it; values of variables and headers may be secret, and so is a password in an address."""
+        return _USER.sub("***@", self.url) or " ".join([self.command, *self.args])
 
 
 def servers_path() -> Path:

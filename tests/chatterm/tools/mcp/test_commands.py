@@ -52,6 +52,25 @@ def test_servers_are_added_listed_tested_and_removed(
     assert list(json.loads(config.read_text())["mcpServers"]) == ["there"]
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:secret@host/", "https://***@host/"),
+        ("https://user:se@cret@host:80/a@b", "https://***@host:80/a@b"),
+        ("https://secret@host", "https://***@host"),
+        ("http://[::1]:80/@me?a@b", "http://[::1]:80/@me?a@b"),
+    ],
+)
+def test_a_password_in_an_address_is_not_shown(
+    config: Path, url: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["mcp", "add", "there", "--url", url]) == 0
+    assert json.loads(config.read_text())["mcpServers"]["there"]["url"] == url
+    capsys.readouterr()
+    assert call(["mcp", "list"]) == 0
+    assert capsys.readouterr().out == f"there  {shown}\n"
+
+
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     from chatterm.cli.mcp import mcp_app
 
