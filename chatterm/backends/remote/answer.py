@@ -22,8 +22,9 @@ class RunningAnswer:
         self._before = before
         self.has_tools = has_tools
         self.model = model
-        self.text = before.text if before is not None else ""
-        self.reasoning = before.reasoning if before is not None else ""
+        # Pieces: to add each to the text so far would copy all of that every time.
+        self._text = [before.text] if before is not None else []
+        self._reasoning = [before.reasoning] if before is not None else []
         self._ids: list[int] = []
         self._thought = 0
         self._began = time.monotonic()
@@ -32,6 +33,14 @@ class RunningAnswer:
         self.is_stopped = False
         self.problem = ""
         """Why the answer ended abnormally, in one line; "" if it did not."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     @property
     def has_begun(self) -> bool:
@@ -71,10 +80,10 @@ class RunningAnswer:
         """Add an event that was passed on to the answer."""
         self._ids.append(NO_TOKEN)
         if event.kind == "reasoning":
-            self.reasoning += event.text
+            self._reasoning.append(event.text)
             self._thought += 1
         elif event.kind == "answer":
-            self.text += event.text
+            self._text.append(event.text)
 
     def outcome(self, reason: FinishReason | None = None) -> Outcome:
         return Outcome(self.text, self.reasoning, reason, self.stats, self._ids, model=self.model)

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.backends.backend import Outcome, TokenEvent, TurnStats
+from chatterm.backends.exchange import NO_TOKEN
 from chatterm.backends.remote import reading
+from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.sse import DocumentReader, EventReader, LineReader, TooLongError
 from chatterm.backends.remote.thinking import Piece, Splitter
@@ -139,6 +142,26 @@ def test_endless_white_space_is_passed_on_and_counted(monkeypatch: pytest.Monkey
         for text in [begins, *[" "] * 101]:
             reader.feed(b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n' % text.encode())
         assert "an answer that does not end" in reader.problem
+
+
+def test_a_piece_of_an_answer_does_not_copy_those_before_it() -> None:
+    copied = 0
+
+    class Word(str):
+        def __radd__(self, before: str) -> "Word":
+            nonlocal copied
+            copied += len(before)
+            return Word(str(before) + str(self))
+
+    running = RunningAnswer(ChatCompletions(), "m", Outcome("It is ", "Hm. ", None, TurnStats()))
+    for number in range(1000):
+        for kind in ("answer", "reasoning"):
+            running.take(TokenEvent(Word("word "), NO_TOKEN, kind))
+        if number == 500:
+            assert running.text == "It is " + "word " * 501
+    assert running.outcome().text == "It is " + "word " * 1000
+    assert running.outcome().reasoning == "Hm. " + "word " * 1000
+    assert copied == 0
 
 
 def test_what_the_server_tells_apart_is_not_looked_at_again() -> None:
