@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from chatterm.server.http.openai.chat import TABLE
 from chatterm.server.service import Constraint, RequestError
+from engine.params import SamplingParams
 from tests.chatterm.server.fake import FakeService, echo, serving
 
 TOOLS = [
@@ -234,6 +235,12 @@ def test_numbers_without_an_end_are_refused(field, number):
 def test_seeds_of_any_sign(client, running):
     client.chat.completions.create(model="tiny", messages=HELLO, seed=-5)
     assert running.service.asked[-1].sampling["seed"] == 2**63 - 5
+
+
+def test_a_top_p_of_zero_keeps_the_likeliest_token(client, running):
+    client.chat.completions.create(model="tiny", messages=HELLO, top_p=0)
+    top_p = running.service.asked[-1].sampling["top_p"]
+    assert SamplingParams(top_p=top_p).top_p < 1e-6
 
 
 class Answer(BaseModel):

@@ -27,6 +27,8 @@ from models.units import counted
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_TOOLS = 128
 _MOST_STOPS = 16
+_LIKELIEST = 1e-9
+"""A top_p that the likeliest token alone always reaches."""
 _LONGEST_STOP = 1000
 _EFFORTS: Mapping[str, Think] = {
     "none": "off",
@@ -289,6 +291,8 @@ def sampling_of(given: Struct, names: Sequence[str]) -> dict[str, Any]:
     found = {name: value for name in names if (value := getattr(given, name)) is not None}
     if "seed" in found:
         found["seed"] %= 2**63  # seeds of other servers may be negative
+    if found.get("top_p") == 0:
+        found["top_p"] = _LIKELIEST  # OpenAI's API allows 0, and Ollama and llama.cpp take it so, too
     return found
 
 
