@@ -1,13 +1,14 @@
 """The keyboard: bytes that are no UTF-8 do no harm, and a long paste is taken whole (Textual reads it character by
-character, which takes seconds for a megabyte and slows the screen down meanwhile)."""
+character, which takes seconds for a megabyte and slows the screen down meanwhile). And the screen: it may vanish."""
 
+import errno
 import os
 import selectors
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 from textual import events
 from textual._xterm_parser import XTermParser
@@ -79,6 +80,33 @@ class PasteReader:
         return Pasted(text)
 
 
+class Drawn:
+    """The file that is drawn to. Once the terminal is gone nothing is drawn; the keyboard then ends the application."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._is_gone = False
+
+    def write(self, text: str) -> None:
+        self._try(lambda: self._file.write(text))
+
+    def flush(self) -> None:
+        self._try(self._file.flush)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
+        try:
+            work()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._is_gone = True
+
+
 class Keyboard:
     """Turns what a terminal sends into events."""
 
@@ -127,6 +155,10 @@ def terminal_driver() -> "type[Driver] | None":
     class TerminalDriver(LinuxDriver):
         _title = ""
         _titled = has_title(os.environ)
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self._file: Any = Drawn(self._file)
 
         def show_title(self, title: str) -> None:
             if title != self._title and self._titled:

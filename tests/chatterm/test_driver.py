@@ -1,8 +1,10 @@
 """The keyboard: long pastes do not go through the parser of keys, whatever way the terminal cuts them."""
 
+import errno
 import os
 import sys
 import textwrap
+from io import StringIO
 from pathlib import Path
 
 import pexpect
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from textual import events
 from textual.message import Message
 
-from chatterm.terminal.driver import Keyboard, Pasted, PasteReader
+from chatterm.terminal.driver import Drawn, Keyboard, Pasted, PasteReader
 from tests.counting import PATIENCE
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
@@ -92,6 +94,31 @@ def test_no_bytes_stop_the_keyboard(pieces: list[str]) -> None:
         list(keyboard.tick(is_quiet=True))
     list(keyboard.feed(END + "\x1b" * 40 + "z" * 40))  # whatever was begun has ended
     assert keys(list(keyboard.feed(f"q{BEGIN}text{END}")))[-2:] == ["q", "Paste(text='text')"]
+
+
+def test_nothing_is_drawn_once_the_terminal_is_gone() -> None:
+    tries = 0
+
+    class Terminal(StringIO):
+        def flush(self) -> None:
+            nonlocal tries
+            tries += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+    drawn = Drawn(Terminal())
+    for _ in range(3):
+        drawn.write("a line")
+        drawn.flush()
+    assert tries == 1
+
+
+def test_another_error_of_drawing_is_told() -> None:
+    class Terminal(StringIO):
+        def flush(self) -> None:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with pytest.raises(BlockingIOError):
+        Drawn(Terminal()).flush()
 
 
 PROGRAM = """

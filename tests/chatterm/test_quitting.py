@@ -118,6 +118,7 @@ def test_a_closed_terminal_ends_the_chat_and_the_command_of_a_code_block(tmp_pat
     child.wait()
     assert child.signalstatus is None, "it ended of itself"
     assert not running_in(tmp_path)
+    assert not [*tmp_path.rglob("errors.log")]
     assert draft_in(tmp_path) == "half a thought"
 
 
