@@ -39,7 +39,7 @@ from chatterm.backends.remote.dialects.base import Asked, Entry
 from chatterm.backends.remote.faults import Refused, refusal, without_tools
 from chatterm.backends.remote.history import cache_key, history, with_user
 from chatterm.backends.remote.keys import key_of, redacted
-from chatterm.backends.remote.there import dialect_of, entry_of, kind_of, listed, meant, names_of
+from chatterm.backends.remote.there import dialect_of, entry_of, kind_of, listed, meant, not_found
 from chatterm.backends.remote.title import Title
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from chatterm.terminal.sanitize import one_line
@@ -428,7 +428,7 @@ class RemoteBackend(Chosen):
             what = "the server is limiting requests" if item.status == 429 else "the server is overloaded"
             self._waits_for, self._waits_until = what, time.monotonic() + item.seconds
         elif isinstance(item, Refused):
-            running.problem = refusal(item, self._address, bool(self._key)) + self._there(item)
+            running.problem = self._refusal(item)
             if running.has_tools:
                 running.problem += without_tools(item)
         elif isinstance(item, Lost):
@@ -453,14 +453,15 @@ class RemoteBackend(Chosen):
             )
         return True
 
-    def _there(self, refused: Refused) -> str:
-        """If the requested model does not exist, return a sentence that lists the server's models."""
-        if refused.status != 404 or self._client is None:
-            return ""
-        with suppress(EngineError):
-            if models := listed(self._client, self._dialect, bool(self._key), seconds=_SOON):
-                return f" It has: {names_of(models)}."
-        return ""
+    def _refusal(self, refused: Refused) -> str:
+        """Explain a refusal in one line."""
+        models = None
+        if refused.status == 404 and self._client is not None:
+            with suppress(EngineError):
+                models = listed(self._client, self._dialect, bool(self._key), seconds=_SOON)
+        if models:
+            return not_found(refused, self._address, models)
+        return refusal(refused, self._address, bool(self._key))
 
     def _count(self) -> None:
         """Count the context: the server's latest count, plus what followed it."""

@@ -13,8 +13,9 @@ from chatterm.backends.remote.dialects.base import Dialect, Listed
 from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.dialects.ollama import Ollama
 from chatterm.backends.remote.dialects.responses import Responses
-from chatterm.backends.remote.faults import Refused, refusal
+from chatterm.backends.remote.faults import Refused, refusal, said_by
 from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.wording import sentences
 
 PATIENCE = 20.0
 """Time limit in seconds for a list of models while the user waits for a conversation."""
@@ -92,6 +93,20 @@ def entry_of(address: Address, models: Sequence[Listed] | None) -> Listed | None
     """Return the list entry of the model in `address`; Ollama leaves `:latest` out."""
     names = (address.model, f"{address.model}:latest")
     return next((model for model in models or () if model.name in names), None)
+
+
+def not_found(refused: Refused, address: Address, models: Sequence[Listed]) -> str:
+    """Explain a 404 in one line, of a server that lists these models."""
+    here = entry_of(address, models)
+    if here is None:
+        return f"{refusal(refused, address, False)} It has: {names_of(models)}."
+    others = [model for model in models if model is not here]
+    also = f"; it also has: {names_of(others)}" if others else ""
+    return sentences(
+        f"{one_line(address.host, 80)} lists {one_line(here.name, 80)}, but does not answer with it (404)",
+        said_by(refused.body),
+        f"It may not be a model for chats{also}",
+    )
 
 
 def kind_of(address: Address, models: Sequence[Listed] | None) -> str:

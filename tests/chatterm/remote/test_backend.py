@@ -440,7 +440,10 @@ FAULTS = [
     ),
     (status(401, "bad"), "requires a key \\(401\\)"),
     (status(403, "no"), "does not allow this \\(403\\)"),
-    (status(404, "gone"), "has no tiny \\(404\\).*It has: tiny"),
+    (
+        status(404, "gone"),
+        "lists tiny, but does not answer with it \\(404\\). gone. It may not be a model for chats.$",
+    ),
     (status(429, "slow", Retry_After="9999"), "is limiting requests \\(429\\).*in 167 min"),
     (reply(b"<html>", 413, "text/html"), "no request as large as this one \\(413\\). Shorten"),
     (status(500, "boom"), "failed \\(500\\). boom"),
@@ -468,6 +471,26 @@ def test_a_refusal_changes_nothing_and_says_why_in_a_line(handler: Handler, why:
         assert backend.last is None
         assert not backend.undo()
         assert backend.waiting() == ""
+
+
+LISTED = "but does not answer with it (404). gone. It may not be a model for chats"
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["tiny", "b"], f"lists tiny, {LISTED}; it also has: b."),
+        (["tiny:latest"], f"lists tiny:latest, {LISTED}."),
+        (["a", "b"], "has no tiny (404). gone. It has: a, b."),
+        ([], "has no tiny (404). gone."),
+    ],
+)
+def test_a_404_says_what_the_server_has(names: list[str], why: str) -> None:
+    with rough(status(404, "gone")) as server, chat(server) as backend:
+        server.models = document({"data": [{"id": name} for name in names]})
+        with pytest.raises(EngineError) as caught:
+            list(backend.send("Hi"))
+        assert str(caught.value) == f"{server.place} {why}"
 
 
 BREAKS = [
