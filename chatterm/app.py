@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 from chatterm.backends.backend import Backend, EngineError
 from chatterm.backends.worker import Worker
 from chatterm.conversation.keeper import Keeper
-from chatterm.screens.chat.palette import SlashCommands
+from chatterm.screens.chat.palette import Palette, SlashCommands
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.guard import GuardedApp
 from chatterm.screens.look import Terminal, this_terminal
@@ -82,7 +82,7 @@ class ChatApp(GuardedApp):
     def action_command_palette(self) -> None:
         """Only over the conversation: its commands are about nothing else."""
         if self.screen is self.chat:
-            super().action_command_palette()
+            self.push_screen(Palette(id="--command-palette"))
 
     @property
     def main_screen(self) -> ChatScreen | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from textual.command import CommandList
 from textual.geometry import Region
 from textual.widget import Widget
 
@@ -107,3 +108,22 @@ async def test_every_second_key_can_be_read(size: tuple[int, int]) -> None:
         assert all(shortcut.label in seen for shortcut in keys._shortcuts.values())
         await driver.pilot.press("pageup", "x")
         await driver.until(lambda: driver.app.screen is driver.app.chat)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (3, 2), (4, 3), (5, 1), (1, 60), (200, 1), (80, 24)])
+async def test_the_palette_opens_and_moves_in_any_window(size: tuple[int, int]) -> None:
+    async with driven(ScriptedBackend(), size) as driver:
+        await driver.pilot.press("ctrl+p")
+        await driver.until(lambda: driver.app.screen.query_one(CommandList).option_count > 9)
+        for keys in (("pagedown", "pageup"), ("ctrl+end", "pageup"), ("ctrl+home", "pagedown")):
+            await driver.pilot.press(*keys)
+        await driver.pilot.resize_terminal(1, 1)
+        await driver.pilot.press("down", "up", "pagedown", "pageup", "escape")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+
+
+@pytest.mark.parametrize(("size", "seen"), [((30, 1), "Search"), ((30, 4), "/help"), ((80, 24), "/help")])
+async def test_the_palette_shows_what_it_is_asked_in_a_low_window(size: tuple[int, int], seen: str) -> None:
+    async with driven(ScriptedBackend(), size) as driver:
+        await driver.pilot.press("ctrl+p")
+        await driver.shows(seen)

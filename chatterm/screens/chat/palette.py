@@ -1,11 +1,22 @@
-"""The slash commands in the command palette."""
+"""The command palette, and the slash commands in it."""
 
 from functools import partial
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 
 from chatterm.commands.registry import Command, all_commands
 from chatterm.screens.chat.screen import ChatScreen
+
+
+class Palette(CommandPalette):
+    """Textual's, at the top of a low window rather than below the end of it."""
+
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 (Textual declares it so)
+
+    def _action_command_list(self, action: str) -> None:
+        """Where there is no room for the list, Textual knows no lines to move by, and fails."""
+        if self.query_one(CommandList).scrollable_content_region:
+            super()._action_command_list(action)
 
 
 class SlashCommands(Provider):
