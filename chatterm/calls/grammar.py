@@ -12,6 +12,7 @@ from typing import Any
 
 from chatterm.calls.constraint import Constraint, ToolFormat
 from engine.sampling.expression import check_end
+from engine.sampling.impossible import without_impossible
 from engine.sampling.json_form import json_form
 
 _MARK = re.compile("⟦([^⟦⟧]+)⟧")
@@ -59,7 +60,8 @@ def calls_or(
         expression = expression.replace("⟦", "\\x{27e6}")
         answer = f"answer: /{expression}/"
     else:
-        answer = f"answer: {_json(json.loads(constraint.text) if constraint.text else {'type': 'object'})}"
+        schema = json.loads(constraint.text) if constraint.text else {"type": "object"}
+        answer = f"answer: {_json(without_impossible(schema))}"
     known = tools if strict is None else _known(tools, strict)
     rules = f"{answer}\n{_calls(format, known, parallel)}"
     return Constraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
@@ -129,7 +131,8 @@ def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: boo
 
 def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
     """One call of this function."""
-    parameters = dict(function["parameters"])
+    possible = without_impossible(function["parameters"])
+    parameters = {"enum": []} if possible is False else dict(possible)
     if parameters == NO_PARAMETERS:  # a model would invent some
         parameters["additionalProperties"] = False
     if format == "harmony":

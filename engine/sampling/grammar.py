@@ -18,6 +18,7 @@ import llguidance
 from engine.errors import ConstraintError, EngineError
 from engine.params import NAMES, Constraint
 from engine.sampling.expression import check_end
+from engine.sampling.impossible import without_impossible
 from engine.sampling.json_form import json_form
 from engine.sampling.sampler import Words
 from models.text.pieces import Piece
@@ -157,6 +158,7 @@ def check(constraint: Constraint) -> None:
     failed, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
     if failed:
         raise _refused(name, reason(said[0]))
+    _check_possible(constraint)
 
 
 def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matcher:
@@ -166,6 +168,7 @@ def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matc
     if matcher.is_error():
         raise _refused(name, reason(matcher.get_error()))
     _try(matcher.deep_copy(), name)
+    _check_possible(constraint)
     return Matcher(matcher, name)
 
 
@@ -208,13 +211,21 @@ def _grammar(constraint: Constraint) -> str:
         return llguidance.LLMatcher.grammar_from_lark(constraint.text)
     schema = '{"type": "object"}' if constraint.kind == "json_object" else constraint.text
     try:
-        if not isinstance(json.loads(schema), dict):
+        if not isinstance(read := json.loads(schema), dict):
             raise ValueError("it is no JSON object")
+        if (possible := without_impossible(read)) not in (False, read):
+            schema = json.dumps(possible)
         overrides: Any = {**json_form(schema), "lenient": False, "coerce_one_of": False}
         return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
     except (ValueError, RecursionError) as error:
         why = "recursion limit" if isinstance(error, RecursionError) else str(error)
         raise _refused(NAMES[constraint.kind], reason(why)) from None
+
+
+def _check_possible(constraint: Constraint) -> None:
+    """Raise EngineError if nothing matches a schema that the library can use: that would show late in an answer."""
+    if constraint.kind == "json_schema" and without_impossible(json.loads(constraint.text)) is False:
+        raise _refused(NAMES[constraint.kind], "nothing matches it")
 
 
 def _check_multiples(constraint: Constraint) -> None:

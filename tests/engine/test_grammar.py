@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from engine.errors import ConstraintError, EngineError
 from engine.params import MOST_CHARACTERS, Constraint, SamplingParams
 from engine.sampling.grammar import Grammars, Matcher, compiled
+from engine.sampling.impossible import without_impossible
 from models.text.tokenizer import Tokenizer
 from tests.counting import PATIENCE, until
 from tests.engine.tiny import harmony_tokenizer, tiny_tokenizer
@@ -171,6 +172,65 @@ def test_what_is_wrong_is_said_in_one_line(grammars: Grammars, constraint: Const
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}
+LISTS = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/node"}}
+IMPOSSIBLE = [
+    {"enum": []},
+    {"minimum": 5, "maximum": 3, "type": "number"},
+    {"type": "string", "minLength": 5, "maxLength": 2},
+    {"$ref": "#/$defs/node"},
+    {"$ref": "#/$defs/none"},
+    {"allOf": [{"$ref": "#/$defs/node"}, {}]},
+    {"anyOf": [{"$ref": "#/$defs/node"}, {"enum": []}]},
+    {"type": "array", "prefixItems": [{}, {"$ref": "#/$defs/node"}], "minItems": 2},
+]
+
+
+@pytest.mark.parametrize("node", [NODE, LISTS, {"$ref": "#/$defs/node"}, {"oneOf": [NODE, LISTS]}])
+@pytest.mark.parametrize("impossible", IMPOSSIBLE)
+def test_a_property_that_nothing_matches_is_never_begun(
+    grammars: Grammars, tokenizer: Tokenizer, impossible: Any, node: Any
+) -> None:
+    """Or it would show only where the answer cannot go on. Where it is required, nothing is begun."""
+    among = {"properties": {"a": impossible, "b": {"anyOf": [impossible, {"type": "null"}]}, "c": {}}}
+    whole = {"type": "object", **among, "additionalProperties": False}
+    whole["$defs"] = {"node": node, "none": {"enum": []}}
+    matcher = grammars.matcher(schema(whole))
+    for token in tokenizer.encode_plain('{"'):
+        assert token in allowed(matcher)
+        matcher.push(token)
+    assert not allowed(matcher) & set(tokenizer.encode_plain("a"))
+    for text in ("{}", '{"b": null, "c": 1}'):
+        assert accepts(grammars.matcher(schema(whole)), tokenizer.encode_plain(text)), text
+    assert not accepts(grammars.matcher(schema(whole)), tokenizer.encode_plain('{"b": {'))
+    with pytest.raises(EngineError, match="The JSON schema cannot be used: "):
+        grammars.matcher(schema({**whole, "required": ["a"]}))
+
+
+def test_what_leads_back_to_itself_and_may_end_is_as_it_was() -> None:
+    """Nor is anything else changed, whatever it says."""
+    node = {
+        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "required": ["next"],
+    }
+    for unchanged in (
+        {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", **node}}},
+        {"$ref": "#/$defs/node", "$defs": {"node": {**NODE, "type": ["array", "object"]}}},
+        {"items": {"$ref": "#"}, "type": "array"},
+        {"properties": {"a": {"$ref": "#/properties/b"}, "b": {"$ref": "#/properties/a"}}},
+        {"$defs": 3, "properties": [], "anyOf": {}, "allOf": [3], "type": 3, "required": 3, "minItems": "x"},
+        {"const": {"$ref": "#"}, "enum": [{"enum": []}, False]},
+        {"type": [["object"], {}], "properties": {"a": False}, "required": ["a"]},
+        True,
+        [{"enum": []}],
+    ):
+        assert without_impossible(unchanged) == unchanged
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    assert without_impossible(deep) is deep
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ GO = ("go", '{"place": {"name": "Rome"}}')
 STOP = ("stop", "{}")
 
 
+def goes_on(constraint: Constraint, text: str) -> bool:
+    """Whether an answer may begin like that."""
+    grammar = llguidance.grammar_from("lark", spelled(constraint.text, lambda mark: None))
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
+
+
 def accepts(constraint: Constraint, text: str) -> bool:
     grammar = llguidance.grammar_from("lark", spelled(constraint.text, lambda mark: None))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
@@ -264,6 +271,34 @@ def test_what_is_wrong_is_said_of_what_was_asked(format):
     nested = {"function": {"name": "wait", "parameters": deep}}
     assert said(forced_calls(format, [nested], True)).endswith("it is nested too deeply.")
     assert refusal("The model has ended.", schema.text) is None
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_a_parameter_that_nothing_matches_is_never_given(format):
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/node"}},
+        "additionalProperties": False,
+    }
+    parameters["$defs"] = {"node": node}
+    tool = {"function": {"name": "go", "parameters": parameters}}
+    assert accepts(forced_calls(format, [tool], False), written(format, [("go", "{}")]))
+    begun = written(format, [("go", '{"a": {"next": 1}}')])
+    assert not goes_on(forced_calls(format, [tool], False), begun[: begun.index('": {"next')])
+    answer = calls_or(Constraint("json_schema", json.dumps(parameters)), format, TOOLS, False)
+    assert accepts(answer, "{}")
+    assert not goes_on(answer, '{"a')
+
+
+@pytest.mark.parametrize("format", get_args(ToolFormat))
+def test_parameters_that_nothing_matches_are_refused(format):
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    tool = {"function": {"name": "wait", "parameters": node}}
+    grammar = forced_calls(format, [*TOOLS, tool], True).text
+    with pytest.raises(EngineError) as caught:
+        check(EngineConstraint("lark", spelled(grammar, {}.get)))
+    assert refusal(str(caught.value), grammar).startswith("The parameters of wait cannot be used: ")
 
 
 def test_marks_are_tokens_where_they_are_and_text_elsewhere():
