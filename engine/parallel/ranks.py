@@ -4,13 +4,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from time import monotonic
 
 import torch
@@ -107,13 +108,15 @@ class Ranks:
         self._group: Group | None = None
         self._ranks: list[_Rank] = []
         self._listeners: list[Thread] = []
+        self._ended, started = Event(), Future[None]()
+        Thread(target=self._start, args=(order, started), name="ranks", daemon=True).start()
         try:
-            for number in range(1, count):
-                self._ranks.append(_start(number, self.count, order, self._meeting))
+            started.result()
         except OSError as error:
             self.close()
             raise _no_start(error) from None
         except BaseException:
+            wait([started])
             self.close()
             raise
         for rank in self._ranks:
@@ -175,10 +178,22 @@ class Ranks:
         for listener in self._listeners:  # until they end, they hold all that is freed now
             if listener is not current_thread():
                 listener.join(_GRACE_S)
+        self._ended.set()
         for release in self._group.shared if self._group is not None else ():
             with suppress(RuntimeError):  # a GPU that failed has nothing to give back
                 release()
         self._folder.cleanup()
+
+    def _start(self, order: Order, started: "Future[None]") -> None:
+        """Start the ranks. Runs on its own thread until they have ended: Linux ends them with the thread."""
+        try:
+            for number in range(1, self.count):
+                self._ranks.append(_start(number, self.count, order, self._meeting))
+        except BaseException as error:  # noqa: BLE001 - whoever waits for them gets it
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+        self._ended.wait()
 
     @contextmanager
     def _together(self, message: bytes) -> Iterator[None]:

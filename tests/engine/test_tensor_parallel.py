@@ -2,10 +2,13 @@
 
 import errno
 import gc
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -195,7 +198,8 @@ def test_nothing_holds_a_closed_model(folder: Path, monkeypatch: pytest.MonkeyPa
     assert not [thread.name for thread in enumerate_threads() if thread.name.startswith("rank ")]
 
 
-def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_ranks_end_with_the_first_however_that_ends(folder: Path, is_stopped: bool) -> None:
     program = (
         "import sys; from engine.engine import Engine;"
         "e = Engine.load(sys.argv[1], device='cpu', dtype='float32', threads=1, context=64, tensor_parallel=2);"
@@ -207,9 +211,25 @@ def test_ranks_end_with_the_first_however_that_ends(folder: Path) -> None:
     ) as first:
         assert first.stdout is not None
         pids = [int(pid) for pid in first.stdout.readline().split()]
+        if is_stopped:
+            os.kill(pids[0], signal.SIGSTOP)
         first.kill()
     assert len(pids) == 1
-    until(lambda: not any(map(is_running, pids)))
+    try:
+        until(lambda: not any(map(is_running, pids)))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGKILL)
+
+
+def test_ranks_outlive_the_thread_that_loaded_them(folder: Path) -> None:
+    """Linux tells them when the thread that started them ends."""
+    with ThreadPoolExecutor(1) as pool:
+        engine = pool.submit(load, folder, 2).result()
+    try:
+        assert len(text(engine, PROMPT)) == GREEDY.max_tokens
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize(("count", "why"), [(-2, "must be 1 or more"), (17, "16 are the most")])
