@@ -130,7 +130,10 @@ class Ranks:
             self._wait(rank)
         for rank in self._ranks:
             self._send(rank, b"meet")
-        self._group = Group.join(self._meeting, 0, self.count, device)
+        try:
+            self._group = Group.join(self._meeting, 0, self.count, device)
+        except EngineError as error:  # it may only know that a rank did not come, not that it has ended
+            raise EngineError(*(self._problem or error).args) from None
         return self._group
 
     def lead(self, pieces: Pieces) -> None:

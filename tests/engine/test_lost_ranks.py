@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from threading import Event
 from time import monotonic, sleep
 
 import pytest
@@ -20,7 +21,7 @@ from engine.engine import Engine
 from engine.errors import EngineError
 from engine.parallel import ranks
 from engine.params import SamplingParams
-from tests.counting import until
+from tests.counting import PATIENCE, until
 from tests.engine.divided import PROMPT, is_running, load, text, write_model
 
 TRIALS = int(os.environ.get("CHATTERM_LOST_RANKS", "3"))
@@ -107,6 +108,27 @@ def test_a_lost_rank_is_one_line_soon(
             if loading.exception() is None:
                 loading.result().close()
     assert not list(tmp_path.glob("chatterm-ranks-*"))
+
+
+def test_a_rank_that_ends_before_it_meets_the_others_is_what_is_told(
+    folder: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_lost, lose = Event(), ranks.Ranks._lose
+
+    def noted(self: ranks.Ranks, error: EngineError) -> EngineError:
+        first = lose(self, error)
+        is_lost.set()
+        return first
+
+    def in_vain(*_: object) -> None:
+        os.kill(started[0], KILL)
+        assert is_lost.wait(PATIENCE)
+        raise EngineError("The processes of the model could not connect to each other.")
+
+    monkeypatch.setattr(ranks.Ranks, "_lose", noted)
+    monkeypatch.setattr(ranks.Group, "join", in_vain)
+    with pytest.raises(EngineError, match=r"has ended \(signal 9\)"):
+        load(folder, 2)
 
 
 def test_a_step_that_fails_here_ends_the_others(folder: Path, started: list[int]) -> None:
