@@ -11,7 +11,7 @@ from typing import BinaryIO, TextIO
 
 from chatterm.backends.backend import Backend, EngineError, Outcome, Part, Request, TokenEvent
 from chatterm.cli.oneshot import say_notes, write
-from chatterm.cli.progress import progress_on
+from chatterm.cli.progress import bar_console, progress_on
 from chatterm.cli.requests import Asked, InputLine, asked_of, lines_of, result_of
 from chatterm.cli.results import Results
 from chatterm.cli.waits import waits_told
@@ -147,7 +147,6 @@ class Batch:
             yield lambda: None, lambda line: write(self._err, f"{line}\n")
             return
         from rich import progress as bars
-        from rich.console import Console
 
         columns = (
             bars.TextColumn("{task.description}"),
@@ -155,7 +154,7 @@ class Batch:
             bars.TaskProgressColumn(),
         )
         display = bars.Progress(
-            *columns, bars.TimeRemainingColumn(compact=True), console=Console(file=self._err), transient=True
+            *columns, bars.TimeRemainingColumn(compact=True), console=bar_console(self._err), transient=True
         )
         task = display.add_task("Answering", total=self._size)
         told = self._began

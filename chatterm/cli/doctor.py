@@ -99,9 +99,9 @@ def _inspect() -> "Machine | str":
 def _waiting(what: str) -> AbstractContextManager[Any]:
     if not sys.stderr.isatty():
         return nullcontext()
-    from rich.console import Console
+    from chatterm.cli.progress import bar_console
 
-    return Console(stderr=True).status(what)
+    return bar_console(sys.stderr).status(what)
 
 
 def sections(machine: "Machine") -> list[Section]:

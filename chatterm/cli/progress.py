@@ -3,12 +3,26 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.spinner import Spinner
 from models.progress import OnProgress, Progress
 from models.units import bytes_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def bar_console(err: TextIO) -> "Console":
+    """For what moves on `err`. The cursor stays visible: nobody shows it again after Ctrl+Z or a signal."""
+    from rich.console import Console
+
+    class CursorStays(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return False
+
+    return CursorStays(file=err)
 
 
 @contextmanager
@@ -22,7 +36,6 @@ def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
         yield PlainLines(err)
         return
     from rich import progress as bars
-    from rich.console import Console
     from rich.markup import escape
 
     columns = (
@@ -32,7 +45,7 @@ def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
         bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(compact=True),
     )
-    display = bars.Progress(*columns, console=Console(file=err), transient=not keep)
+    display = bars.Progress(*columns, console=bar_console(err), transient=not keep)
     spinner = Spinner(err, "Starting")  # until there is progress: importing takes a while, too
     tasks: dict[tuple[str, str], bars.TaskID] = {}
 

@@ -360,6 +360,7 @@ def test_progress_only_on_a_terminal(tmp_path: Path) -> None:
         Batch(Answering(), io.BytesIO(requests("a", "b")), results, b"", err).answer()  # type: ignore[arg-type]
         results.close()
         assert ("\x1b[" in err.getvalue()) is shows
+        assert "\x1b[?25l" not in err.getvalue(), "the cursor stays: a signal would leave it hidden"
         assert err.getvalue().count("2 requests, 0 errors, 2 tokens") == 1
 
 

@@ -430,3 +430,4 @@ def test_a_terminal_gets_a_bar_that_goes_away() -> None:
         report(Progress("load", "weights", 1, None))
     assert "Downloading [red]m" in err.getvalue()
     assert "Loading weights" in err.getvalue()
+    assert "\x1b[?25l" not in err.getvalue(), "the cursor stays: a signal would leave it hidden"
