@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -34,6 +33,8 @@ _MOMENT_S = 1.0
 """After this long, a person is told what is waited for."""
 _DISK_S = 1.0
 """How long to wait for the disk before the way back is told; it is not told where the disk takes longer."""
+_AGAIN_S = 0.01
+"""Between two looks at whether the chat stands."""
 
 
 class ChatApp(GuardedApp):
@@ -70,13 +71,21 @@ class ChatApp(GuardedApp):
         self.chat.conversation.sampling = dict(sampling or {})
         self.chat.tooling.wanted = tools
 
-    def on_mount(self) -> None:
+    def on_load(self) -> None:
+        """The terminal is changed after this: from then on a signal to end must restore it."""
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
-            for name in ("SIGTERM", "SIGHUP"):
+            for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
                 number = getattr(signal, name, None)
                 if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                    end = partial(self.exit, return_code=128 + number)
-                    asyncio.get_running_loop().add_signal_handler(number, end)
+                    asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+
+    def _end_by(self, number: int) -> None:
+        if self.chat.is_mounted:
+            self.exit(return_code=128 + number)
+        else:  # Textual cannot end a screen that it has not composed yet
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._end_by, number)
+
+    def on_mount(self) -> None:
         self.push_screen(self.chat)
 
     def action_command_palette(self) -> None:

@@ -16,7 +16,7 @@ if sys.platform != "win32":
     import pexpect
 
 PROGRAM = """
-import sys
+import os, sys
 from threading import Event
 sys.path.insert(0, {root!r})
 from chatterm import app
@@ -33,6 +33,8 @@ def stalled(vault, ops, *, retry=False):
         Event().wait()
     write(vault, ops, retry=retry)
 
+if {early}:
+    app.ChatApp.compose = lambda chat: os.kill(os.getpid(), {early}) or ()
 if {stalls!r}:
     Vault.write = stalled
     Store.close = lambda store: close(store, 1.0)
@@ -44,24 +46,31 @@ sys.exit(app.run_app(ScriptedBackend([Script({says!r})]), theme="dusk"))
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
-def chatting(
-    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None
+def started(
+    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None, early: int = 0
 ) -> "pexpect.spawn[bytes]":
-    """A chat in which one message was answered. It ignores only this signal, whatever the tests ignore."""
+    """A chat. It ignores only this signal, whatever the tests ignore; it gets `early` before its screen stands."""
 
     def begin() -> None:
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN if number == ignores else signal.SIG_DFL)
 
     root = str(Path(__file__).parents[2])
-    child = pexpect.spawn(
+    return pexpect.spawn(
         sys.executable,
-        ["-c", textwrap.dedent(PROGRAM).format(root=root, stalls=stalls, says=says)],
+        ["-c", textwrap.dedent(PROGRAM).format(root=root, stalls=stalls, says=says, early=early)],
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "HOME": str(home)},
         dimensions=(16, 80),
         timeout=PATIENCE,
         preexec_fn=begin,
     )
+
+
+def chatting(
+    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None
+) -> "pexpect.spawn[bytes]":
+    """A chat in which one message was answered."""
+    child = started(home, stalls, says, ignores)
     child.expect(b"ready")
     child.send(b"question\r")
     child.expect(b"Said")
@@ -84,7 +93,7 @@ def running_in(home: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_a_signal_to_end_leaves_the_terminal_as_it_was_and_the_draft_saved(name: str, tmp_path: Path) -> None:
     number = getattr(signal, name)
     child = chatting(tmp_path)
@@ -98,6 +107,19 @@ def test_a_signal_to_end_leaves_the_terminal_as_it_was_and_the_draft_saved(name:
     assert b"\x1b[?1049l" in left, "the screen of before is back"
     assert b"To continue: chatterm run" in left
     assert draft_in(tmp_path) == "half a thought"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_signal_to_end_before_the_screen_stands_leaves_the_terminal_as_it_was(
+    name: str, tmp_path: Path
+) -> None:
+    number = getattr(signal, name)
+    child = started(tmp_path, early=number)
+    child.expect(pexpect.EOF)
+    left = child.before
+    child.close()
+    assert child.exitstatus == 128 + number
+    assert left.rindex(b"\x1b[?1049l") > left.rindex(b"\x1b[?1049h"), "the screen of before is back"
 
 
 def test_a_closed_terminal_ends_the_chat_and_the_command_of_a_code_block(tmp_path: Path) -> None:
