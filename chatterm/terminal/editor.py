@@ -3,9 +3,12 @@
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +53,16 @@ def edit_file(path: Path) -> None:
         raise EditorError(f"{command[0]} ended with status {status}; nothing was taken over from it.")
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ctrl+C in an editor is the editor's, and the terminal sends it to this process, too."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # SIG_IGN would be the editor's as well
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def edit_text(app: "App[object]", text: str) -> str:
     """`text` as the person left it in the editor; the screen of `app` steps aside. Raises EditorError."""
     from textual.app import SuspendNotSupported
@@ -59,7 +72,7 @@ def edit_text(app: "App[object]", text: str) -> str:
         with tempfile.TemporaryDirectory(prefix="chatterm-") as folder:
             path = Path(folder) / "message.md"
             path.write_text(text, encoding="utf-8")
-            with app.suspend():
+            with app.suspend(), _interrupts_ignored():
                 edit_file(path)
             return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

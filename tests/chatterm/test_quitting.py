@@ -59,7 +59,13 @@ def started(
     return pexpect.spawn(
         sys.executable,
         ["-c", textwrap.dedent(PROGRAM).format(root=root, stalls=stalls, says=says, early=early)],
-        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "HOME": str(home)},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "TERM": "xterm",
+            "HOME": str(home),
+            "VISUAL": str(home / "editor"),
+        },
         dimensions=(16, 80),
         timeout=PATIENCE,
         preexec_fn=begin,
@@ -142,6 +148,23 @@ def test_a_closed_terminal_ends_the_chat_and_the_command_of_a_code_block(tmp_pat
     assert not running_in(tmp_path)
     assert not [*tmp_path.rglob("errors.log")]
     assert draft_in(tmp_path) == "half a thought"
+
+
+def test_ctrl_c_in_the_editor_is_for_the_editor_alone(tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text(
+        "#!/bin/sh\ntrap 'echo by hand >\"$1\"; exit 0' INT\necho editing\nwhile :; do sleep 0.05; done\n"
+    )
+    editor.chmod(0o755)
+    child = chatting(tmp_path)
+    child.send(b"\x07")
+    child.expect(b"editing")
+    child.send(b"\x03")
+    child.expect(b"by hand")
+    child.send(b"\x15/quit\r")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
 
 
 def test_a_chat_under_nohup_outlives_a_hangup(tmp_path: Path) -> None:
