@@ -45,7 +45,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The console script `chatterm`."""
+    """What the console script `chatterm` does once this is imported."""
     sys.exit(call(arguments))
 
 

@@ -476,3 +476,16 @@ def test_a_reader_that_went_away_ends_it_quietly() -> None:
         process.wait(timeout=PATIENCE)
     assert process.returncode == 1
     assert err == b""
+
+
+def test_ctrl_c_while_it_still_imports_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    ended = subprocess.run(
+        [sys.executable, "-m", "chatterm", "list"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
+        cwd=tmp_path,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
