@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import sys
 import time
 from collections import deque
@@ -189,10 +190,33 @@ def _live(link: Link, every: float) -> None:
         return Group(table(view_of(looks), console.width), Text("\nq ends this view.", style="dim"))
 
     # The view is left before anything is said about why.
-    with _keys() as pressed, Live(screen(), console=console, screen=True, auto_refresh=False) as live:
+    with (
+        _signals(),
+        _keys() as pressed,
+        Live(screen(), console=console, screen=True, auto_refresh=False) as live,
+    ):
         while not pressed(every):
             looks.append(look(link))
             live.update(screen(), refresh=True)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """A signal to end leaves the view first. Ctrl+Z, which would leave it on the terminal, does nothing."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    for name, handler in (("SIGTERM", end), ("SIGHUP", end), ("SIGTSTP", signal.SIG_IGN)):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _no_key(seconds: float) -> bool:

@@ -1,6 +1,8 @@
 """`chatterm top`: what it asks, how it counts, how it looks, and how it ends."""
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -171,6 +173,28 @@ def test_ctrl_c_is_how_one_leaves(
     sleeping(monkeypatch, interrupted)
     assert call(["top", "--json"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_to_end_leaves_the_view_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip("Windows has no such signal")
+    waits = iter([lambda: os.kill(os.getpid(), number)])  # once: a view that goes on fails
+
+    def kept(number: int, frame: object) -> None:
+        """What was there before."""
+
+    sleeping(monkeypatch, lambda seconds: next(waits)())
+    monkeypatch.setattr(top, "look", lambda link: look(10.0, model()))
+    before = signal.signal(number, kept)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            top._live(None, 1.0)  # type: ignore[arg-type]
+        assert ended.value.code == 128 + number
+        assert signal.getsignal(number) is kept
+    finally:
+        signal.signal(number, before)
 
 
 def test_percentiles() -> None:
