@@ -72,8 +72,14 @@ def edit_text(app: "App[object]", text: str) -> str:
         with tempfile.TemporaryDirectory(prefix="chatterm-") as folder:
             path = Path(folder) / "message.md"
             path.write_text(text, encoding="utf-8")
+            failed: EditorError | None = None
             with app.suspend(), _interrupts_ignored():
-                edit_file(path)
+                try:
+                    edit_file(path)
+                except EditorError as error:  # raised in here it would keep Textual from coming back
+                    failed = error
+            if failed is not None:
+                raise failed
             return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise EditorError(f"The message cannot be edited: {error.strerror or error}.") from error

@@ -167,6 +167,19 @@ def test_ctrl_c_in_the_editor_is_for_the_editor_alone(tmp_path: Path) -> None:
     assert child.exitstatus == 0
 
 
+def test_the_chat_comes_back_from_an_editor_that_fails(tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nexit 3\n")
+    editor.chmod(0o755)
+    child = chatting(tmp_path)
+    child.send(b"\x07")
+    child.expect(b"ended with status 3")
+    child.send(b"\x15/quit\r")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
 def test_a_chat_under_nohup_outlives_a_hangup(tmp_path: Path) -> None:
     child = chatting(tmp_path, ignores=signal.SIGHUP)
     child.kill(signal.SIGHUP)
