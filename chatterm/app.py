@@ -6,7 +6,6 @@ os.environ.setdefault("TEXTUAL_FPS", "120")  # Textual reads it when it is impor
 
 import asyncio
 import gc
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from chatterm.screens.guard import GuardedApp
 from chatterm.screens.look import Terminal, this_terminal
 from chatterm.settings.settings import Settings
 from chatterm.settings.themes import STYLESHEET
+from chatterm.terminal.signals import ENDING, heeded
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
@@ -74,10 +74,8 @@ class ChatApp(GuardedApp):
     def on_load(self) -> None:
         """The terminal is changed after this: from then on a signal to end must restore it."""
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
-            for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
-                number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                    asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+            for number in heeded(*ENDING):
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
 
     def _end_by(self, number: int) -> None:
         if self.chat.is_mounted:

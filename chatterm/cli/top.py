@@ -17,6 +17,7 @@ from chatterm.channel.link import Link, ServerGoneError
 from chatterm.cli.servers import NO_MODEL, NONE, command_link, headline
 from chatterm.server.service import Latency, Metrics, ModelMetrics
 from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.signals import ENDING, heeded
 from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -207,11 +208,8 @@ def _signals() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    before = {}
-    for name, handler in (("SIGTERM", end), ("SIGHUP", end), ("SIGTSTP", signal.SIG_IGN)):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            before[number] = signal.signal(number, handler)
+    before = {number: signal.signal(number, end) for number in heeded(*ENDING)}
+    before |= {number: signal.signal(number, signal.SIG_IGN) for number in heeded("SIGTSTP")}
     try:
         yield
     finally:

@@ -42,17 +42,6 @@ def editor_command() -> list[str]:
     raise EditorError("No editor was found; set VISUAL or EDITOR to the one you use.")
 
 
-def edit_file(path: Path) -> None:
-    """Let the person edit a file; the terminal is the editor's meanwhile. Raises EditorError."""
-    command = editor_command()
-    try:
-        status = subprocess.run([*command, str(path)], check=False).returncode
-    except OSError as error:
-        raise EditorError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
-    if status:
-        raise EditorError(f"{command[0]} ended with status {status}; nothing was taken over from it.")
-
-
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
     """Ctrl+C in an editor is the editor's, and the terminal sends it to this process, too."""
@@ -61,6 +50,18 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def edit_file(path: Path) -> None:
+    """Let the person edit a file; the terminal is the editor's meanwhile. Raises EditorError."""
+    command = editor_command()
+    try:
+        with _interrupts_ignored():
+            status = subprocess.run([*command, str(path)], check=False).returncode
+    except OSError as error:
+        raise EditorError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
+    if status:
+        raise EditorError(f"{command[0]} ended with status {status}; nothing was taken over from it.")
 
 
 def edit_text(app: "App[object]", text: str) -> str:
@@ -73,7 +74,7 @@ def edit_text(app: "App[object]", text: str) -> str:
             path = Path(folder) / "message.md"
             path.write_text(text, encoding="utf-8")
             failed: EditorError | None = None
-            with app.suspend(), _interrupts_ignored():
+            with app.suspend():
                 try:
                     edit_file(path)
                 except EditorError as error:  # raised in here it would keep Textual from coming back

@@ -109,7 +109,7 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._listeners: list[Thread] = []
         self._ended, started = Event(), Future[None]()
-        Thread(target=self._start, args=(order, started), name="ranks", daemon=True).start()
+        Thread(target=self._start_all, args=(order, started), name="ranks", daemon=True).start()
         try:
             started.result()
         except OSError as error:
@@ -187,7 +187,7 @@ class Ranks:
                 release()
         self._folder.cleanup()
 
-    def _start(self, order: Order, started: "Future[None]") -> None:
+    def _start_all(self, order: Order, started: "Future[None]") -> None:
         """Start the ranks. Runs on its own thread until they have ended: Linux ends them with the thread."""
         try:
             for number in range(1, self.count):

@@ -83,6 +83,24 @@ def chatting(
     return child
 
 
+def editing(home: Path, script: str) -> "pexpect.spawn[bytes]":
+    """Such a chat, and its message in this editor."""
+    editor = home / "editor"
+    editor.write_text(f"#!/bin/sh\n{script}")
+    editor.chmod(0o755)
+    child = chatting(home)
+    child.send(b"\x07")
+    return child
+
+
+def quit_by_hand(child: "pexpect.spawn[bytes]") -> None:
+    """Leave the chat, whatever is in the composer."""
+    child.send(b"\x15/quit\r")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
 def draft_in(home: Path) -> str:
     (path,) = home.rglob("*.db")
     with closing(sqlite3.connect(path)) as database:
@@ -151,42 +169,25 @@ def test_a_closed_terminal_ends_the_chat_and_the_command_of_a_code_block(tmp_pat
 
 
 def test_ctrl_c_in_the_editor_is_for_the_editor_alone(tmp_path: Path) -> None:
-    editor = tmp_path / "editor"
-    editor.write_text(
-        "#!/bin/sh\ntrap 'echo by hand >\"$1\"; exit 0' INT\necho editing\nwhile :; do sleep 0.05; done\n"
+    child = editing(
+        tmp_path, "trap 'echo by hand >\"$1\"; exit 0' INT\necho editing\nwhile :; do sleep 0.05; done\n"
     )
-    editor.chmod(0o755)
-    child = chatting(tmp_path)
-    child.send(b"\x07")
     child.expect(b"editing")
     child.send(b"\x03")
     child.expect(b"by hand")
-    child.send(b"\x15/quit\r")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    quit_by_hand(child)
 
 
 def test_the_chat_comes_back_from_an_editor_that_fails(tmp_path: Path) -> None:
-    editor = tmp_path / "editor"
-    editor.write_text("#!/bin/sh\nexit 3\n")
-    editor.chmod(0o755)
-    child = chatting(tmp_path)
-    child.send(b"\x07")
+    child = editing(tmp_path, "exit 3\n")
     child.expect(b"ended with status 3")
-    child.send(b"\x15/quit\r")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    quit_by_hand(child)
 
 
 def test_a_chat_under_nohup_outlives_a_hangup(tmp_path: Path) -> None:
     child = chatting(tmp_path, ignores=signal.SIGHUP)
     child.kill(signal.SIGHUP)
-    child.send(b"/quit\r")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    quit_by_hand(child)
 
 
 @pytest.mark.parametrize("stalls", [False, True])

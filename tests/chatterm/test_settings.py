@@ -285,3 +285,15 @@ def test_edit_opens_the_editor_and_checks(
     monkeypatch.setenv("EDITOR", "false")
     assert call(["config", "edit"]) == 1
     assert "false ended with status 1" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_ctrl_c_in_the_editor_of_the_settings_is_for_the_editor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nkill -INT $PPID\nsleep 0.1\necho >"$1"\n', encoding="utf-8")
+    editor.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(editor))
+    assert call(["config", "edit"]) == 0
+    assert config_path().read_text(encoding="utf-8") == "\n"

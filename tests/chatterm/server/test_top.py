@@ -175,7 +175,7 @@ def test_ctrl_c_is_how_one_leaves(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_a_signal_to_end_leaves_the_view_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     number = getattr(signal, name, None)
     if number is None:
