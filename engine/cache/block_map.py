@@ -69,7 +69,7 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
     own = {block for _, block in here}
     shared = 0
     for index, block in here:
-        if block.children - own or block.refs > 1:
+        if block.children.keys() - own or block.refs > 1:
             shared = index + 1
     states = bytearray(len(every))
     leaves = 0

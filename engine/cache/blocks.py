@@ -174,8 +174,9 @@ class BlockManager:
         """Return a new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
         Blocks in the host tier are brought back. If a block matches only in part, or a holder may still write to it,
-        its matching rows are copied into a fresh block; without room for one, the prefix ends before it. The rows from
-        `since` on are present and held, whatever the window. Raises what `carry_out` raises; then there is no table.
+        its matching rows are copied into a fresh block; if it would be evicted for that, it is itself cut to them;
+        without room for either, the prefix ends before it. The rows from `since` on are present and held, whatever the
+        window. Raises what `carry_out` raises; then there is no table.
         """
         path, partial, rows = self._index.find(keys, since)
         offloaded = self._offloaded(path, keys)
@@ -327,33 +328,36 @@ class BlockManager:
 
     # -- rows
 
-    def children(self, parent: Block | None) -> set[Block]:
+    def children(self, parent: Block | None) -> Iterable[Block]:
         """Return the blocks that follow `parent` (None: those that begin a path), for reading only."""
         return (parent or self._index.root).children
 
     def _continue(self, table: BlockTable, source: Block | None, rows: int, idle: bool) -> None:
         """Continue `table` with the first `rows` rows of `source`: the block itself, or a copy if there is room."""
-        if source is None:
+        if source is None or source.is_gone:  # what was tried before may have evicted it
             return
-        in_place = source.refs == 0 and not source.children and rows == len(source.keys)
-        self._hold(source)
-        if in_place:
+        if source.refs == 0 and not source.children and rows == len(source.keys):
+            self._hold(source)
             table.blocks.append(source.id)
             table.length += rows
-            return
-        try:
-            if self._has_room(1, idle):
-                id = self._take(table)
-                self._append(table, id, RowCopy(source.id, id, rows), source.keys[:rows], source.origins)
-        finally:
-            self._release(source)
+        elif self._has_room(1, idle):
+            place, keys, origins = source.id, source.keys[:rows], source.origins[:rows]
+            id = self._take(table)
+            # If the next one to evict is the source itself, its rows are in place.
+            self._append(table, id, None if id == place else RowCopy(place, id, rows), keys, origins)
 
     def _append(
-        self, table: BlockTable, id: int, copy: Copy, keys: Iterable[Key], origins: Iterable[int] = repeat(0)
+        self,
+        table: BlockTable,
+        id: int,
+        copy: Copy | None,
+        keys: Iterable[Key],
+        origins: Iterable[int] = repeat(0),
     ) -> None:
         """Continue `table` with the fresh block `id`, filled by `copy` with the rows `keys`; release it on failure."""
         try:
-            self.carry_out(copy)
+            if copy is not None:
+                self.carry_out(copy)
         except BaseException:
             self._release(self._blocks[id])
             raise

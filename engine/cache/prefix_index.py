@@ -38,7 +38,8 @@ class Block:
     keys: list[Key] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
     """The origin of each row in `keys` (see `Sequence.origin`); 0: not recorded."""
-    children: "set[Block]" = field(default_factory=set, repr=False)
+    children: "dict[Block, None]" = field(default_factory=dict, repr=False)
+    """The blocks that follow, in the order in which they came."""
     indexed: bool = False
     depth: int = 0
     """The number of the block on its path, from 1; 0 for the root."""
@@ -112,7 +113,7 @@ class PrefixIndex:
             if block.keys[:1] != first or block.is_gone:
                 continue
             rows = common_prefix(block.keys, rest)
-            # Among equals, prefer a block that can be used in place to one that must be copied.
+            # Among equals, prefer a block that can be used in place to one that must be copied, then the first.
             rank = (rows, block.refs == 0 and rows == len(block.keys))
             if rows and rank > best_rank:
                 best, best_rank = block, rank
@@ -121,7 +122,7 @@ class PrefixIndex:
     def link(self, block: Block, parent: Block) -> None:
         """Attach `block`, which gets its first row, to `parent`."""
         block.parent, block.depth = parent, parent.depth + 1
-        parent.children.add(block)
+        parent.children[block] = None
 
     def complete(self, block: Block) -> Block:
         """Index the full `block`. Return the block that is found by its rows: itself, or an equal one known before."""
@@ -133,8 +134,8 @@ class PrefixIndex:
     def begins_another(self, block: Block, rows: int) -> bool:
         """Return whether another child of the same parent begins with the first `rows` rows of `block`."""
         assert block.parent is not None
-        siblings = block.parent.children - {block}
-        return any(other.keys[:rows] == block.keys[:rows] for other in siblings)
+        begins = block.keys[:rows]
+        return any(other is not block and other.keys[:rows] == begins for other in block.parent.children)
 
     def shorten(self, block: Block, rows: int) -> None:
         """Forget all but the first `rows` rows of a leaf; `prune` alone passes 0."""
@@ -152,7 +153,7 @@ class PrefixIndex:
         while block.parent is not None and block.is_gone and not block.children:
             self.shorten(block, 0)
             parent, block.parent = block.parent, None
-            parent.children.discard(block)
+            parent.children.pop(block, None)
             block = parent
         return block
 

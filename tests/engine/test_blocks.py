@@ -94,6 +94,31 @@ def test_idle_work_does_without_blocks_rather_than_take_those_of_the_conversatio
     manager.check()
 
 
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_block_that_matches_in_part_is_cut_before_the_conversation_in_use_makes_room_for_a_copy(
+    idle: bool,
+) -> None:
+    copies: list[Copy] = []
+    manager = BlockManager(3, 4, copies.append)
+    manager.close(filled(manager, [7, 8, 9, 10]))
+    manager.pin([1, 2, 3, 4])
+    manager.close(filled(manager, [1, 2, 3, 4]))
+    manager.reserve(manager.open([]), 4)
+    assert manager.open([7, 8, 99], idle).length == 2
+    assert (manager.match([1, 2, 3, 4]), manager.match([7, 8, 9, 10])) == (4, 2)
+    assert copies == [], "its rows are in place"
+    manager.check()
+
+
+def test_of_blocks_that_match_equally_the_first_is_copied() -> None:
+    copies: list[Copy] = []
+    manager = BlockManager(40, 4, copies.append)
+    first, *_ = [filled(manager, [1, 2, 3, last]) for last in range(10, 30)]
+    copies.clear()
+    manager.open([1, 2, 3, 4])
+    assert [copy.source for copy in copies if isinstance(copy, RowCopy)] == first.blocks
+
+
 def test_another_conversation_in_use_takes_the_place_of_the_one_before() -> None:
     manager = BlockManager(4, 2)
     for keys in (TALK, SIBLING):
@@ -321,6 +346,19 @@ class WideBlocks(NarrowBlocks):
     """All layers see nine rows."""
 
     window = Window(9, 9)
+
+
+def test_a_copy_with_a_window_leaves_the_conversation_in_use_alone() -> None:
+    """A program of `NarrowBlocks`: the block that matches in part is the only one cached of another conversation."""
+    state = NarrowBlocks()
+    first: BlockTable = state.open([], False)  # type: ignore[assignment]
+    state.pin([0])
+    second: BlockTable = state.open_from_a_row_on(first, 0, [0] * 4)  # type: ignore[assignment]
+    state.append(first, [1, *[0] * 6], False)
+    state.append(second, [0] * 9, False)
+    state.append_much(first, [0] * 6)
+    state.open_the_beginning_of_another(first, 6)
+    state.holds()
 
 
 NarrowBlocks.TestCase.settings = WideBlocks.TestCase.settings = Blocks.TestCase.settings

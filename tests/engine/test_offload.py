@@ -171,6 +171,19 @@ def test_a_tier_of_one_slot_may_lose_what_should_come_back_to_what_makes_room_fo
     manager.check()
 
 
+def test_what_makes_room_for_it_may_be_the_block_that_matches_less_of_it() -> None:
+    manager, copies = manager_of(1, 4, 1)
+    used(manager, [1, 2, 3, 4])
+    used(manager, [1, 2, 9, 9])
+    copies.clear()
+    table = manager.open([1, 2, 3, 4])
+    assert (table.length, table.blocks) == (0, [])
+    assert copies == [Offload(0, 0)], (
+        "the other block left the device, and its slot was that of the wanted one"
+    )
+    manager.check()
+
+
 def test_what_is_forgotten_is_forgotten_there_too_but_not_what_others_need() -> None:
     manager = BlockManager(3, 2, tier=pieces(8))
     used(manager, TALK)
