@@ -16,7 +16,7 @@ _STATES = 200
 """Changes that `u` can go back over."""
 _WORD = re.compile(r"\w+|[^\w\s]+|(?<=\n)(?=\n)")
 _LONGEST = 100_000
-"""Characters that a text has at most after putting something in several times."""
+"""Characters of a text to which nothing is added once more by a count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,13 @@ class Vim:
             case "v" | "V":
                 self.mode, self.start = "visual" if what == "v" else "lines", at
             case "." if self._repeat:
+                was, before = self.now, self._before
                 for _ in range(times):
                     self._again()
+                    if len(self.now.text) >= _LONGEST:
+                        break
+                if self._before is not before:
+                    self._before = [*before, was][-_STATES:]  # all of it is one change
             case _ if what[0] == "r" and len(what) == 2 and at + times <= end:
                 self._change(text[:at] + what[1] * times + text[at + times :], keys, at + times - 1)
         return None

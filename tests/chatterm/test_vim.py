@@ -59,6 +59,7 @@ def after(text: str, keys: str, at: int = 0) -> Text:
         ("one two three", "cwx<esc>w.", ("x x three", 2)),
         ("abcdef", "xl.", ("bdef", 1)),
         ("one", "xxuu", ("one", 0)),
+        ("abcdef", "x3.u", ("bcdef", 0)),
         ("abc", "rz", ("zbc", 0)),
     ],
 )  # fmt: skip
@@ -67,7 +68,13 @@ def test_what_keys_do(text: str, keys: str, wanted: tuple[str, int]) -> None:
     assert (now.text, now.at) == wanted
 
 
+def test_a_count_makes_no_text_endless() -> None:
+    line = "a" * 60_000
+    assert after(line, "yyp999.").text == "\n".join([line] * 3)
+
+
 @example("a", ["u", "i", "h"])
+@example("a", [*"xp333."])
 @given(st.text("ab \n.", max_size=20), st.lists(st.sampled_from([*KEYS, "escape", "ctrl+r"]), max_size=40))
 def test_random_keys_lose_nothing(text: str, keys: list[str]) -> None:
     vim = Vim()
