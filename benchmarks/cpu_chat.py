@@ -33,7 +33,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.llama_cpp_python import LlamaCppPython, peak_bytes
+from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError, peak_bytes
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -196,23 +196,26 @@ class Bench:
         stack.callback(self._ours.close)
         self._peer: LlamaCppPython | None = None
         if arguments.llama_python is not None:
-            self._peer = stack.enter_context(self._start_peer())
+            try:
+                self._peer = stack.enter_context(self._start_peer())
+            except PeerError as error:
+                print(error, file=sys.stderr)
         self.program: str = self._ours("program")
         self.peer = self._peer and f"llama-cpp-python {self._peer.version}, {self._peer.built_for}"
 
     def run(self) -> dict[str, Any]:
         """Measure and print everything."""
-        arguments, ours, peer = self._arguments, self._ours, self._peer
+        arguments, ours = self._arguments, self._ours
         print(f"{'':16}{'chatterm':>12}{'llama.cpp':>12}{'ratio':>8}")
         found: dict[str, Any] = {"decode": self.program, "peer": self.peer}
         for length in arguments.prefills:
             found[f"prefill {length}"] = self._prefill(length)
         for length in arguments.contexts:
             found[f"decode at {length}"] = self._decode(length)
-        memory = [ours("peak") / 1e6, peer.peak_bytes() / 1e6 if peer else None]
+        memory = [ours("peak") / 1e6, self._of_peer(lambda peer: peer.peak_bytes() / 1e6)]
         found["peak memory, MB"] = _line("peak memory, MB", *memory, digits=0)
         pairs = self._rounds(
-            lambda _: load_seconds(self._path, arguments.threads), peer and self._peer_load_seconds
+            lambda _: load_seconds(self._path, arguments.threads), lambda _: self._peer_load_seconds()
         )
         found["load, s"] = _line("load, s", *_medians(pairs), digits=2)
         found["command to ready, s"] = statistics.median(
@@ -222,27 +225,37 @@ class Bench:
         return found
 
     def _prefill(self, length: int) -> dict[str, float | None]:
-        peer = self._peer
-        theirs = (lambda: peer.prefill(length)) if peer is not None else None
-        pairs = self._rounds(lambda seed: self._ours("prefill", length, seed), theirs)
+        pairs = self._rounds(
+            lambda seed: self._ours("prefill", length, seed), lambda peer: peer.prefill(length)
+        )
         return _rates(f"prefill {length}", length, pairs)
 
     def _decode(self, length: int) -> dict[str, float | None]:
-        peer = self._peer
-        theirs = (lambda: peer.decode(length, DECODE_TOKENS)) if peer is not None else None
-        return _rates(f"decode at {length}", 1, self._rounds(lambda _: self._ours("decode", length), theirs))
+        pairs = self._rounds(
+            lambda _: self._ours("decode", length), lambda peer: peer.decode(length, DECODE_TOKENS)
+        )
+        return _rates(f"decode at {length}", 1, pairs)
 
     def _rounds(
-        self, ours: Callable[[int], float], theirs: Callable[[], float] | None
+        self, ours: Callable[[int], float], theirs: Callable[[LlamaCppPython], float]
     ) -> list[tuple[float, float | None]]:
         """Measure both in turns; the first round is discarded."""
         pairs: list[tuple[float, float | None]] = []
         for repeat in range(self._arguments.repeats + 1):
             mine = ours(repeat)
             time.sleep(PAUSE)
-            pairs.append((mine, theirs() if theirs is not None else None))
+            pairs.append((mine, self._of_peer(theirs)))
             time.sleep(PAUSE)
         return pairs[1:]
+
+    def _of_peer(self, ask: Callable[[LlamaCppPython], float]) -> float | None:
+        """Return what `ask` measures of the peer; None if there is none or it has ended."""
+        try:
+            return ask(self._peer) if self._peer is not None else None
+        except PeerError as error:
+            print(error, file=sys.stderr)
+            self._peer = None
+            return None
 
     def _start_peer(self) -> LlamaCppPython:
         arguments = self._arguments

@@ -12,9 +12,10 @@ together. `--llama-python` is an interpreter with llama-cpp-python if this one h
 """
 
 import argparse
+import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from benchmarks.peers.llama_cpp_python import LlamaCppPython
+from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder
@@ -127,7 +128,16 @@ def rounds(
 ) -> Iterator[tuple[float, float]]:
     """Yield seconds per token of both programs, in turns."""
     for _ in range(repeats):
-        yield ours.decode(context, tokens), peer.decode(context, tokens) if peer is not None else float("nan")
+        yield ours.decode(context, tokens), of_peer(peer, lambda peer: peer.decode(context, tokens))
+
+
+def of_peer(peer: LlamaCppPython | None, ask: Callable[[LlamaCppPython], float]) -> float:
+    """Return what `ask` measures of the peer; NaN if there is none or it has ended."""
+    try:
+        return ask(peer) if peer is not None else math.nan
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return math.nan
 
 
 def compared(name: str, tokens: int, pairs: list[tuple[float, float]]) -> None:
@@ -166,7 +176,7 @@ def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
     for prompt in arguments.prompts:
         pairs = []
         for _ in range(arguments.repeats + 1):
-            theirs = peer.prefill(prompt) if peer is not None else float("nan")
+            theirs = of_peer(peer, lambda peer, prompt=prompt: peer.prefill(prompt))  # type: ignore[misc]
             pairs.append((ours.prefill(prompt), theirs))
         compared(f"prompt  {prompt:5}", prompt, pairs[1:])
     for context in arguments.contexts:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from benchmarks.machine import describe
 from benchmarks.options import names
-from benchmarks.peers.llama_cpp_python import LlamaCppPython
+from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError
 from benchmarks.requantised import WAYS, requantised
 from benchmarks.stepping import forced_logits
 from engine import Engine
@@ -72,6 +72,15 @@ class Quality:
     same_first: float
     """Share of the tokens after which the likeliest next token is that of the reference."""
     perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A line of the table that could not be measured."""
+
+    weights: str
+    executor: str
+    error: str
 
 
 def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -170,7 +179,9 @@ def load(files: ModelFiles, quantize: str, dtype: torch.dtype) -> Network:
     return load_model(files, dtype=dtype, device=CPU, context_length=WINDOW, quantize=quantize)
 
 
-def measure(files: ModelFiles, reference: ModelFiles, arguments: argparse.Namespace) -> Iterator[Quality]:
+def measure(
+    files: ModelFiles, reference: ModelFiles, arguments: argparse.Namespace
+) -> Iterator[Quality | Missing]:
     """Yield the results of every weight format with every executor, beginning with the reference."""
     ids = load_tokenizer(reference).encode(arguments.text.read_text(encoding="utf-8"))[: arguments.tokens]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
@@ -208,10 +219,15 @@ def measure(files: ModelFiles, reference: ModelFiles, arguments: argparse.Namesp
         name, logits = by_gpu(files, "auto", kv_dtype)
         yield line(logits, "as stored", name, bits)
     if arguments.llama_python is not None and files.gguf is not None:
-        with LlamaCppPython(arguments.llama_python, files.gguf, 2, WINDOW, logits=True) as peer:
-            for prompt in (False, True):
-                executor = f"llama.cpp{', prompt' * prompt}"
-                yield line(by_peer(peer, prompt), "as stored", executor, bits)
+        for prompt in (False, True):
+            executor = f"llama.cpp{', prompt' * prompt}"
+            try:
+                with LlamaCppPython(arguments.llama_python, files.gguf, 2, WINDOW, logits=True) as peer:
+                    found = line(by_peer(peer, prompt), "as stored", executor, bits)
+            except PeerError as error:
+                yield Missing("as stored", executor, str(error))
+            else:
+                yield found
 
 
 def main() -> None:
@@ -236,6 +252,9 @@ def main() -> None:
     lines = []
     for line in measure(files, reference, arguments):
         lines.append(asdict(line))
+        if isinstance(line, Missing):
+            print(f"{line.weights:22}{line.executor:44}{line.error}", flush=True)
+            continue
         kl = f"{line.kl:.5f} ± {line.kl_error:.5f}"
         print(
             f"{line.weights:22}{line.executor:44}{line.bits:6.2f}{kl:>20}{line.kl_99:9.4f}{line.same_first:12.1%}"

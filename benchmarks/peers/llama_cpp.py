@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.llama_cpp_python import how_it_ended
+
 GREEDY_TOKENS = 256
 
 
@@ -64,7 +66,7 @@ class LlamaCpp:
             raise RuntimeError(f"{program} did not run: {error}") from None
         if done.returncode:
             tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"{command[0]} ended with {done.returncode}: {tail:.200}")
+            raise RuntimeError(f"{command[0]} ended with {how_it_ended(done.returncode)}: {tail:.200}")
         # `greedy` may write its line to either stream.
         return done.stdout if command[0] == "llama-bench" else done.stdout + done.stderr
 

@@ -9,13 +9,25 @@ memory. Only the standard library and llama_cpp are imported, so that any Python
 
 import heapq
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
+
+
+class PeerError(RuntimeError):
+    """The process did not start, or ended; one line says how."""
+
+
+def how_it_ended(code: int) -> str:
+    """Return the name of the signal that ended a process, else its exit code; `code` is that of `subprocess`."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"{signal.Signals(-code).name} ({signal.strsignal(-code)})"
 
 
 class LlamaCppPython:
@@ -23,7 +35,7 @@ class LlamaCppPython:
 
     def __init__(self, python: str, gguf: Path, threads: int, context: int, logits: bool = False) -> None:
         """`python` is an interpreter that has llama_cpp; `logits` keeps all logits, so that they can be asked for.
-        Raises RuntimeError if the process does not start."""
+        All methods raise PeerError when the process has ended."""
         command = [
             python,
             "-P",
@@ -33,9 +45,13 @@ class LlamaCppPython:
             str(context),
             *(["logits"] if logits else []),
         ]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        self._said = TemporaryFile()  # noqa: SIM115 - closed when the process is
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+            )
+        except OSError as error:
+            raise PeerError(f"{python} does not start: {error.strerror}") from None
         ready = self._answer()
         self.version = str(ready["version"])
         self.built_for = str(ready["built_for"])
@@ -72,20 +88,30 @@ class LlamaCppPython:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.wait()
+        self._process.communicate()
+        self._said.close()
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("llama-cpp-python did not start or ended; is it installed for that Python?")
+            raise self._ended()
         return dict(json.loads(line))
+
+    def _ended(self) -> PeerError:
+        code = self._process.wait()
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+        return PeerError(": ".join([f"llama-cpp-python ended with {how_it_ended(code)}", *last]))
 
 
 def serve(gguf: str, threads: int, context: int, *options: str) -> None:

@@ -1,16 +1,29 @@
-"""The benchmark of quality: a model does not differ from itself, and shuffled channels compute the same."""
+"""The benchmark of quality: a model does not differ from itself, shuffled channels compute the same, a peer may die."""
 
+import json
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from gguf import GGMLQuantizationType as Kind
 
-from benchmarks.quality import bits_of, by_engine, by_modules, compare
+from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError
+from benchmarks.quality import bits_of, by_engine, by_modules, compare, main
 from benchmarks.requantised import WAYS, requantised
 from engine.kernels.native import library as native
 from models.load import load_model
-from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.models.checkpoints import (
+    files_of,
+    random_model,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+    write_gguf,
+)
 
 CPU = torch.device("cpu")
 WINDOWS = [[(7 * i * i + j) % 160 for i in range(40)] for j in range(2)]
@@ -43,3 +56,39 @@ def test_figures_of_formats_and_of_the_kernels_that_run(tmp_path: Path) -> None:
         run = compare(WINDOWS, expected, logits, "int8", name, 8.5)
         # The loss from rounding activations in the real kernels adds to that from the weights.
         assert found["int8"].kl < run.kl < 0.1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals and a shell")
+def test_a_peer_that_dies_is_a_line_and_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends with a signal when it is asked for the first window, as one that was built for another CPU."""
+    model = write_gguf(tmp_path / "model.gguf", random_model(tiny_llama()), Kind.Q8_0)
+    peer, figures = tmp_path / "python", tmp_path / "figures.json"
+    ready = json.dumps({"version": "1", "built_for": "", "seconds": 1.0})
+    peer.write_text(f"#!/bin/sh\necho '{ready}'\nread line\necho oh no >&2\nkill -ILL $$\n")
+    peer.chmod(0o755)
+    monkeypatch.setattr(
+        "benchmarks.quality.load_tokenizer", lambda files: SimpleNamespace(encode=lambda text: [*range(20)])
+    )
+    monkeypatch.setattr(
+        "sys.argv",
+        ["quality", str(model), "--llama-python", str(peer), "--tokens", "20", "--json", str(figures)],
+    )
+    main()
+    *others, first, second = json.loads(figures.read_text())["lines"]
+    assert [line["weights"] for line in others] == ["reference", "expanded", "as stored"]
+    assert [first["executor"], second["executor"]] == ["llama.cpp", "llama.cpp, prompt"]
+    assert (
+        first["error"]
+        == second["error"]
+        == ("llama-cpp-python ended with SIGILL (Illegal instruction): oh no")
+    )
+    assert first["error"] in capsys.readouterr().out
+
+
+def test_a_peer_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="python does not start: No such file or directory"):
+        LlamaCppPython(str(tmp_path / "python"), tmp_path / "model.gguf", 1, 8)
+    with pytest.raises(PeerError, match=r"^llama-cpp-python ended with exit code 1: .*[Ee]rror: "):
+        LlamaCppPython(sys.executable, tmp_path / "model.gguf", 1, 8)
