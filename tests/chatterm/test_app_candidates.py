@@ -11,6 +11,7 @@ from chatterm.screens.candidates import Candidates, CandidatesScreen
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.fresh import seeds
 
 
 def texts(driver: Driver) -> list[str]:
@@ -318,7 +319,7 @@ async def test_one_that_is_not_open_shows_how_it_begins_as_it_is_read() -> None:
         await driver.pilot.press("escape")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_random_keys(seed: int, tmp_path: Path) -> None:
     """Whatever is pressed meanwhile: in the end tree, store, screen and backend agree."""
     chance = random.Random(seed)

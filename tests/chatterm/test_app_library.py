@@ -22,6 +22,7 @@ from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.test_app_random import KEYS, check
+from tests.fresh import seeds
 
 
 @pytest.fixture
@@ -489,7 +490,7 @@ def test_a_line_of_the_picker_fits_any_width(width: int, found: Chunk | None) ->
     assert "\n" not in about_text(entry, found, "tiny")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 async def test_random_use(store: Store, seed: int) -> None:
     chance = random.Random(seed)
     backend = a_backend(chunks=(chunk("paper", 12), chunk("notes", 5, 5)))

@@ -18,6 +18,7 @@ from chatterm.tools.deliberate import QUIET
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.snapshots.test_screens import gauge
+from tests.fresh import seeds
 
 KEYS = (
     "up", "down", "left", "right", "enter", "escape", "tab", "shift+tab", "space", "delete", "backspace", "home", "end",
@@ -113,7 +114,7 @@ class Kept:
         assert sorted(stored) == sorted(self._begun)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 async def test_random_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(f"newer {seed}")
     backend = ScriptedBackend(scripts(chance), thinks=True, is_remote=seed % 2 == 1)

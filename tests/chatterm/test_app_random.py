@@ -9,6 +9,7 @@ from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.fresh import seeds
 
 KEYS = (
     "alt+up", "alt+down", "alt+left", "alt+right", "up", "down", "left_square_bracket", "right_square_bracket",
@@ -38,7 +39,7 @@ def check(driver: Driver, backend: ScriptedBackend) -> None:
     assert len(talk.tree) == len({exchange.id for exchange in talk.tree.exchanges})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 async def test_random_use(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     scripts = [

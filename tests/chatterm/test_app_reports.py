@@ -4,7 +4,7 @@ from math import inf
 from time import monotonic
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import EngineError
@@ -14,6 +14,7 @@ from chatterm.screens.report import ReportScreen, ReportView
 from chatterm.widgets.remarks import Remark, Remarks, remarks_lines
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.fresh import examples
 
 SIZES = [(40, 12), (80, 24), (140, 45)]
 
@@ -139,7 +140,7 @@ async def test_a_remark_stays_for_some_seconds_and_until_something_is_written() 
         assert not remarks.display
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.text(max_size=200), st.sampled_from(["notice", "error"])), max_size=3),
     st.integers(4, 120),
@@ -188,7 +189,7 @@ async def test_a_long_system_prompt_is_folded_and_a_click_opens_it() -> None:
         await driver.until(lambda: "Rule 11." not in driver.text())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.text(min_size=1, max_size=400), st.integers(16, 120), st.booleans())
 def test_the_head_fits(system: str, width: int, is_open: bool) -> None:
     lines, left = preset_lines(Preset.of(system, {"stop": ["a" * 90], "top_k": 3}), width, is_open=is_open)

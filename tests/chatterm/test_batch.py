@@ -15,6 +15,7 @@ from chatterm.cli.main import call
 from chatterm.cli.requests import LINE_LIMIT, InputLine, asked_of, lines_of
 from chatterm.cli.results import Results
 from tests.chatterm.test_oneshot import Terminal
+from tests.fresh import seeds
 
 
 class Answering:
@@ -79,7 +80,7 @@ def run(
     return [json.loads(line) for line in path.read_text().splitlines()], err.getvalue()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_results_stand_in_the_order_of_the_requests(seed: int, tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(40)]
     results, said = run(requests(*texts), tmp_path / "o", Answering(seed))

@@ -1,13 +1,12 @@
 """Random keys, pastes, clicks and sizes: the composer never fails, and is a plain text area but for its labels."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from textual import events
 from textual.app import App, ComposeResult
@@ -18,6 +17,7 @@ from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
+from tests.fresh import examples
 
 KEYS = sorted(TextArea._merge_bindings().key_to_bindings)
 OWN_KEYS = ("ctrl+o", "ctrl+j", "shift+enter", "enter", "tab", "escape", "up", "down")
@@ -204,7 +204,7 @@ def programs() -> Iterator[Any]:
         raise failed[0]
 
 
-FEW = settings(max_examples=int(os.environ.get("CHATTERM_PROGRAMS", "25")), deadline=None)
+FEW = examples(25)
 
 
 def test_without_labels_it_is_a_text_area() -> None:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it.token import Token
 
@@ -11,6 +11,7 @@ from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, chop, elided, line_cells, text_of, wrap
 from chatterm.markdown.table import table_lines
+from tests.fresh import examples
 
 SAMPLE = """\
 # Title
@@ -153,7 +154,7 @@ def test_an_address_that_does_something_is_no_link(address: str) -> None:
 @given(
     st.text(alphabet=st.sampled_from(" \n\t*_`#>-|[]()!1.)abc漢é👩=~\\&;"), max_size=300), st.integers(8, 50)
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_line_is_wider_than_the_screen(source: str, width: int) -> None:
     # Deep nesting keeps a few columns for text whatever the width: 16 is the narrowest that is promised.
     for line in markdown_lines(source, max(width, 40)):
@@ -182,7 +183,7 @@ GUESSES = st.lists(
 
 
 @given(GUESSES, st.integers(40, 60))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_what_was_guessed_changes_nothing_but_its_style(pieces: list[tuple[str, bool]], width: int) -> None:
     plain, tinted = Document(), Document()
     for text, guessed in pieces:
@@ -281,7 +282,7 @@ _PIECES = (
 
 
 @given(st.lists(st.sampled_from(_PIECES), max_size=30))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_word_vanishes(pieces: list[str]) -> None:
     words = iter(f"w{number}w" for number in range(100))
     source = "".join(
@@ -300,7 +301,7 @@ def test_elided() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(20, 90))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_streaming_ends_with_what_a_whole_document_gives(cuts: list[int], width: int) -> None:
     grown = Document()
     start = 0
@@ -364,7 +365,7 @@ CELL = st.text(alphabet=st.sampled_from("abcdé漢 -`*"), max_size=24).map(str.s
     ),
     st.integers(2, 70),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_table_of_any_width_breaks_no_word_that_a_line_holds(rows: list[list[str]], width: int) -> None:
     cells = [[[(cell, "")] for cell in row] for row in rows]
     lines = table_lines(cells, ["left", "right", "center"], width)

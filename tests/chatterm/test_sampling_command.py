@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
@@ -25,6 +25,7 @@ from chatterm.settings.settings import SamplingSettings, Settings
 from engine.params import SamplingParams
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import ScriptedBackend
+from tests.fresh import examples
 
 INFO = ModelInfo("m", "cpu", "float32", 4096, False, {"temperature": 0.6, "top_k": 20})
 NONE = SamplingSettings()
@@ -83,7 +84,7 @@ def test_no_setting_is_infinite(name: str, value: str) -> None:
     assert chosen == {"top_k": 3}
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.sampled_from([*NAMES, "default", "x"]), st.text(max_size=20))
 def test_whatever_is_typed_is_refused_in_one_line_or_can_be_sampled_with(name: str, rest: str) -> None:
     refused, chosen, lines = "", None, [""]

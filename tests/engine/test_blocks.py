@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
 from engine.cache.offload import HostTier, Offload, Restore, common_prefix
 from engine.cache.window import Window
+from tests.fresh import examples
 
 
 def filled(manager: BlockManager, keys: list[int]) -> BlockTable:
@@ -308,7 +309,7 @@ class Blocks(RuleBasedStateMachine):
         return max(table.length + 1 - self.window.rows, 0) if self.window is not None else 0
 
 
-Blocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Blocks.TestCase.settings = settings(examples(120), stateful_step_count=40)
 TestBlocks = Blocks.TestCase
 
 

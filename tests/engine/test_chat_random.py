@@ -13,6 +13,7 @@ from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
+from tests.fresh import seeds
 from tests.models.checkpoints import run
 
 STEPS = 40
@@ -22,10 +23,10 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize(("seed", "markers"), [(0, 0), (1, 1), (2, None)])
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
-def test_random_conversations(folder: Path, seed: int, markers: int | None, think_cache: str) -> None:
-    rng = Random(seed)
+def test_random_conversations(folder: Path, seed: int, think_cache: str) -> None:
+    rng, markers = Random(seed), (0, 1, None)[seed % 3]
     blocks = rng.choice([None, 110])
     tokenizer = harmony_tokenizer() if markers is None else tiny_tokenizer(markers=THINK_MARKERS[markers])
     with tiny_engine(folder, CONFIG, tokenizer, context=420, num_blocks=blocks) as engine:

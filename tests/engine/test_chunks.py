@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.blocks import BlockManager
@@ -15,6 +15,7 @@ from engine.errors import ContextFullError, EngineError
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.fresh import examples
 from tests.models.checkpoints import tiny_qwen3
 
 PAPER = [(11 * i) % 241 for i in range(200)]
@@ -155,7 +156,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(steps)
 def test_whatever_is_kept_the_blocks_are_in_order(actions: list[tuple[str, int, list[int]]]) -> None:
     blocks = BlockManager(12, 2)

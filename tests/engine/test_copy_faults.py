@@ -1,6 +1,5 @@
 """Copies of rows that fail, at random: afterwards there is the same text, or an error, and never other text."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,8 +14,9 @@ from engine.schedule.sequence import Priority, Sequence
 from tests.counting import until
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.fresh import seeds
 
-SEEDS, STEPS = int(os.environ.get("CHATTERM_FAULT_SEEDS", "4")), 60
+STEPS = 60
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
 
@@ -69,7 +69,7 @@ def answer(engine: TinyEngine, prompt: list[int]) -> list[int]:
     return [event.token_id for event in engine.stream(prompt, GREEDY)]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_the_same_text_or_an_error(folder: Path, seed: int) -> None:
     rng = Random(seed)
     asked = prompts(rng)

@@ -21,6 +21,7 @@ from engine.sampling.device_sampler import DeviceSampler, Draw
 from engine.sampling.sampler import Drawn, allowed
 from engine.schedule.guide import only
 from engine.schedule.sequence import Priority, Sequence
+from tests.fresh import seeds
 
 CPU = torch.device("cpu")
 VOCAB, BLOCK, BLOCKS = 97, 4, 30
@@ -175,7 +176,7 @@ class Stream:
         self.sequence.rows.append(token)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_alone(seed: int) -> None:
     random = Random(seed)
     slots = random.choice([1, 3, 8, 20])
@@ -184,7 +185,7 @@ def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_al
     drive(runner, streams, random, slots)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_sequences_that_share_prefixes_get_the_tokens_that_they_get_alone(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,13 @@
 
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Recorded
 from engine.schedule.chunk_pace import ATTENTION, DELAY_S, RowCost
 from tests.engine.gpu_clock import Machine, Served
+from tests.fresh import examples
 
 EVEN = 4000.0
 """What the engine believes (see `RowCost`)."""
@@ -67,7 +68,7 @@ def served(machine: Machine, prompts: list[tuple[int, int]], alone: int, streams
     return beside - quiet, max(told[prompt][0] for prompt in waiting) - arrived
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(machines, arrivals, st.sampled_from([0, 100, 3000, 16_384]), st.integers(1, 4))
 def test_prompts_delay_nobody_by_more_than_20_ms(
     machine: Machine, prompts: list[tuple[int, int]], alone: int, streams: int
@@ -76,7 +77,7 @@ def test_prompts_delay_nobody_by_more_than_20_ms(
     assert served(machine, prompts, alone, streams)[0] <= DELAY_S
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(machines, st.sampled_from([0, 16_384]))
 def test_a_prompt_takes_little_longer_than_it_would_in_chunks_of_20_ms(machine: Machine, alone: int) -> None:
     rows = 16_384

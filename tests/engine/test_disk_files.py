@@ -6,13 +6,14 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.store import checks, records
 from engine.store import folder as folders
 from engine.store.folder import Folder, forget
 from engine.store.readers import Readers
+from tests.fresh import examples, seeds
 
 
 def block(number: int, size: int = 50) -> tuple[bytes, memoryview]:
@@ -109,7 +110,7 @@ def test_what_the_system_does_not_hold_in_memory_is_cold(tmp_path: Path) -> None
     assert not folder.is_cold(digests)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_what_a_crash_leaves_is_cut_off_and_the_rest_is_there(data: st.DataObject) -> None:
     from tempfile import TemporaryDirectory
@@ -248,7 +249,7 @@ def test_a_block_that_two_conversations_have_is_there_when_one_goes(tmp_path: Pa
     assert read(folder, block(1)[0]) == block(1)[1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_several_that_write_and_delete_at_random_never_find_another_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

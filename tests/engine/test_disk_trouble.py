@@ -14,6 +14,7 @@ from engine.store import records
 from engine.store.folder import Folder, forget
 from tests.counting import PATIENCE, until
 from tests.engine.keeping import answer, is_saved, keep, on_disk, saved
+from tests.fresh import seeds
 
 PROMPT = [(17 * i) % 250 for i in range(120)]
 
@@ -172,7 +173,7 @@ def test_a_bit_that_is_flipped_changes_no_text(tmp_path: Path) -> None:
         engine.check()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed: int) -> None:
     """They write the same conversations, remove each other's for room, and one deletes what the other reads."""
     store, chance = tmp_path / "kv", Random(seed)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -43,8 +43,9 @@ from models.text.tokenizer_parts import TokenizerParts
 from tests.counting import until
 from tests.engine.speculation import Eager
 from tests.engine.test_native_engine import CPU, a_native_engine
-from tests.engine.test_speculation import EXAMPLES, PARAMS, asked, heard, told
+from tests.engine.test_speculation import PARAMS, asked, heard, told
 from tests.engine.tiny import tiny_tokenizer
+from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60, speculation="draft")
@@ -90,7 +91,7 @@ def draft(engine: Engine, pace: Pace | None = None) -> Speculating:
     return speculating
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12, *HealthCheck)
 @given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 1000))
 def test_an_answer_is_the_same_whatever_is_drafted(
     engine: Engine, several: list[SamplingParams], seed: int

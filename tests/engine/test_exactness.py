@@ -28,9 +28,9 @@ from engine.cache.window import Window
 from engine.conversation.chat import Chat, Turn
 from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
+from tests.fresh import seeds
 from tests.models.checkpoints import PlainAttention, run, tiny_qwen3
 
-SEEDS = int(os.environ.get("CHATTERM_FIRE_SEEDS", "8"))
 STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "50"))
 SIZES: dict[str, Any] = {
     "vocab_size": 272,
@@ -397,7 +397,7 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None:
     rng = Random(1000 + seed)
     size = rng.choice((1, 4, 4, 16))
@@ -418,7 +418,7 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
     assert min(compared.values()) > 0
 
 
-@pytest.mark.parametrize("seed", range(SEEDS // 2))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_so_it_is_where_no_layer_sees_further_than_a_window(tmp_path: Path, seed: int) -> None:
     """The cache holds little more than the window, or several of them: masked turns need what lies before it."""
     rng = Random(2000 + seed)

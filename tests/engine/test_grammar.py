@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConstraintError, EngineError
@@ -22,6 +22,7 @@ from engine.sampling.impossible import without_impossible
 from models.text.tokenizer import Tokenizer
 from tests.counting import PATIENCE, until
 from tests.engine.tiny import harmony_tokenizer, tiny_tokenizer
+from tests.fresh import examples
 from tests.models.tokenizer_data import tiny_tokenizer as small_vocabulary
 
 VOCAB = 272
@@ -312,7 +313,7 @@ WALKS: dict[Constraint, Callable[[str], object]] = {
 }
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(
     vocabulary=st.sampled_from(("tiny_bpe", "tiny_spm")),
     constraint=st.sampled_from(list(WALKS)),

@@ -1,6 +1,5 @@
 """A KV cache in fp8 and int8: what it takes, where it cannot be had, and that no row ever changes on its way."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +17,11 @@ from engine.schedule.loop import Loop
 from models.load import load_model
 from models.network import Network
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
+from tests.fresh import seeds
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 KINDS = ["fp8", "int8"]
-SEEDS = int(os.environ.get("CHATTERM_KV_SEEDS", "2"))
 native = pytest.mark.skipif(library.problem() is not None, reason="needs the native kernels")
 
 
@@ -118,7 +117,7 @@ def stored(engine: TinyEngine, ids: list[int]) -> Tensor:
 
 @native
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_rows_and_answers_are_the_same_to_the_bit_whatever_was_cached(
     network: Network, kind: str, seed: int
 ) -> None:

@@ -1,14 +1,15 @@
 """The set that knows its smallest member, against a plain set."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.blocks import BlockManager
 from engine.cache.min_set import MinSet
+from tests.fresh import examples
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=200))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_it_is_a_set_with_a_smallest_member(changes: list[tuple[bool, int]]) -> None:
     mine, plain, most = MinSet([3, 5]), {3, 5}, 2
     for adds, member in changes:

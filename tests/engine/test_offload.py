@@ -17,6 +17,7 @@ from tests.engine.test_blocks import Blocks
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.test_eviction import others
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
+from tests.fresh import examples
 
 
 def pieces(*sizes: int) -> HostTier:
@@ -214,7 +215,7 @@ class OffloadedBlocks(Blocks):
             assert [row[-1] for row in rows] == list(block.keys), "a slot has what was offloaded to it"
 
 
-OffloadedBlocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+OffloadedBlocks.TestCase.settings = settings(examples(120), stateful_step_count=40)
 TestOffloadedBlocks = OffloadedBlocks.TestCase
 
 

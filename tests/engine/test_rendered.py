@@ -1,7 +1,6 @@
 """Prompts with calls: sampled ids stand exactly where the template writes what they spell."""
 
 import json
-import os
 from random import Random
 from typing import Any
 
@@ -13,9 +12,8 @@ from models.text.tokenizer import Tokenizer
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.agent_formats import LLAMA3 as LLAMA3_TEMPLATE
 from tests.engine.tiny import tiny_tokenizer
+from tests.fresh import seeds
 
-FEW = int(os.environ.get("CHATTERM_FUZZ", "40"))
-"""CHATTERM_FUZZ=5000 tries so many."""
 HERMES, LLAMA3 = FORMATS[:2]
 WORDS = ["rain", "a < b", '"quoted"', "two\nlines", "é", "[TOOL_CALLS]"]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -60,7 +58,7 @@ def sampled(tokenizer: Tokenizer, format: Format, message: dict[str, Any], thoug
 def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
     tokenizer = format.tokenizer()
     thoughts = shown = 0
-    for seed in range(FEW):
+    for seed in seeds(40):
         random = Random(seed)
         messages = conversation(random, format)
         answers, whole = dict[int, Answer](), []

@@ -13,6 +13,7 @@ from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.test_chat import CONFIG, GREEDY
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
+from tests.fresh import seeds
 
 KINDS = {
     "think": tiny_tokenizer,
@@ -32,7 +33,7 @@ def script(engine: TinyEngine, thought: str | None, answer: str, think: bool | N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", seeds(2))
 def test_a_client_without_a_memory_is_served_as_a_chat_is(
     tmp_path: Path, kind: str, think_cache: ThinkCache, seed: int
 ) -> None:

@@ -22,11 +22,11 @@ from engine.store.records import scan
 from tests.counting import PATIENCE, until
 from tests.engine.restarted import READING, WRITING, load, played
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+from tests.fresh import seeds
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-CONVERSATIONS = int(os.environ.get("CHATTERM_RESTARTS", "2"))
-FIRST = int(os.environ.get("CHATTERM_RESTARTS_SEED", "0"))
+CONVERSATIONS = seeds(2)
 KILLS = 4
 """Of a conversation at most."""
 COMPUTED = (
@@ -180,7 +180,7 @@ def test_what_is_said_after_a_kill_is_what_would_have_been_said(
     seen: Counter[str] = Counter()
     shared, found = tmp_path / "shared", 0
     try:
-        for number in range(FIRST, FIRST + CONVERSATIONS):
+        for number in CONVERSATIONS:
             random = Random(number)
             talk = conversation(random, number)
             how = json.dumps(talk["options"])

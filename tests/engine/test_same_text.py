@@ -3,10 +3,9 @@
 Random programs are run on an engine with a small cache, which checks every guess that it has. Each answer, and the bits
 of all logits that it was drawn from, are compared with those of another engine, which has nothing cached, guesses
 nothing and gets the whole conversation at once. That holds for quantised weights on a CPU, whose decode steps and
-chunks of prompts add up in the same order. CHATTERM_EXAMPLES says how many programs to run.
+chunks of prompts add up in the same order.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,9 +29,9 @@ from models.network import Network
 from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
+from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "6"))
 CONTEXT = 400
 BLOCKS = CONTEXT // 4 + 10
 """Little more than one conversation: branches and what is prewarmed evict each other."""
@@ -102,9 +101,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, suppress_health_check=list(HealthCheck)
-)
+@examples(6, *HealthCheck)
 @given(steps=st.lists(STEPS, min_size=3, max_size=10))
 def test_the_text_of_a_seed_is_the_same_whatever_was_cached(
     pair: Pair, think_cache: str, steps: list[tuple[str, str, int]]

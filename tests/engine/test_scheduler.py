@@ -3,7 +3,7 @@
 from itertools import pairwise
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.blocks import BlockManager
@@ -13,6 +13,7 @@ from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.scheduler import MaskedRowsEvictedError, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
+from tests.fresh import examples
 
 
 def prompt(tokens: list[int], priority: Priority = Priority.PERSON, generate: bool = True) -> Sequence:
@@ -232,7 +233,7 @@ def test_masked_rows_that_are_gone_end_the_sequence_with_that_error() -> None:
         max_size=8,
     )
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_everything_ends_whatever_comes_in(jobs: list[tuple[int, int, bool, bool, int]]) -> None:
     """Prompts, idle work and cancels at random times in few blocks: nothing is lost, stuck or run twice."""
     s = scheduler(blocks=8, max_chunk=6, idle_chunk=3)
@@ -346,7 +347,7 @@ def test_a_client_with_many_requests_is_not_left_behind_by_new_clients() -> None
     assert all(sequence.status is Status.FINISHED for sequence in many)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.lists(st.tuples(st.sampled_from("aabbcd-"), st.integers(1, 50), st.integers(1, 30)), max_size=25),
     st.lists(st.integers(0, 4), max_size=25),

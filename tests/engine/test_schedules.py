@@ -1,19 +1,17 @@
 """Random schedules: whoever comes, goes, waits or is preempted, everybody gets the text that it gets alone.
 
-After every step the invariants of blocks, queues and slots hold. CHATTERM_EXAMPLES says how many schedules to run.
+After every step the invariants of blocks, queues and slots hold.
 """
 
-import os
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from engine.params import Constraint, SamplingParams
 from tests.engine.schedule_world import CONTEXT, World, needed_blocks
-
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "60"))
+from tests.fresh import examples
 
 PARAMS = st.builds(
     SamplingParams,
@@ -49,9 +47,7 @@ OPS = st.one_of(
 
 
 @pytest.mark.parametrize("slots", [0, 1, 3])
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, suppress_health_check=list(HealthCheck)
-)
+@examples(60, *HealthCheck)
 @given(
     spare=st.integers(1, 12),
     host=st.sampled_from([0, 0, 5, 60]),

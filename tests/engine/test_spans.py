@@ -12,6 +12,7 @@ from engine.conversation.turns import Answer
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.engine.test_chat import GREEDY, masked_reference
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
+from tests.fresh import seeds
 from tests.models.checkpoints import tiny_qwen3
 
 CONFIG = tiny_qwen3(vocab_size=272, max_position_embeddings=4096)
@@ -95,7 +96,7 @@ def thought(random: Random) -> str:
 
 
 @pytest.mark.parametrize("format", LOOPS, ids=lambda format: format.name)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_thoughts_of_a_loop_are_hidden_together(tmp_path: Path, format: Format, seed: int) -> None:
     random = Random(seed)
     with tiny_engine(tmp_path, CONFIG, format.tokenizer()) as engine:

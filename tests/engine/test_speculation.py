@@ -1,6 +1,5 @@
 """Guesses: what they are, how many pay, and that an answer is the same to the token and the bit with any of them."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from engine import Engine, EngineError, SamplingParams
@@ -41,9 +40,9 @@ from models.load import load_model
 from models.network import Network
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_native_engine import CPU, a_native_engine
+from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "12"))
 TOKENS = st.lists(st.integers(0, 3), max_size=200)
 
 
@@ -381,7 +380,7 @@ def told(sequence: Sequence) -> list[Any]:
     return [sequence.finish_reason, sequence.tail, sequence.generated, sequence.rows.keys, stats]
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12, *HealthCheck)
 @given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 1000))
 def test_an_answer_is_the_same_whatever_is_guessed(
     engine: Engine, several: list[SamplingParams], seed: int

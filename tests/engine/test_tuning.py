@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execute.tuning import store
 from engine.execute.tuning.search import MARGIN, WORTH, Choice, Measure, Numbers, search
 from engine.execute.tuning.store import Tuning, all_kept, keep, kept
+from tests.fresh import examples
 
 IDENTITY = {"gpu": "NVIDIA H200", "driver": "580.65.06", "triton": "3.6.0", "kernels": "abc", "model": "def"}
 TUNING = Tuning("Qwen3-0.6B", {"1 to 8 rows: 1024 x 3072": (2, 8, 1, 3)}, {"1": (5.6e-4, 5.4e-4)})
@@ -52,7 +53,7 @@ COSTS = st.dictionaries(
 
 
 @given(COSTS, st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_what_is_chosen_is_faster_and_what_is_much_faster_is_chosen(made: dict[str, Any], seed: int) -> None:
     costs: Costs = {name: [first, *rest] for name, (first, rest) in made.items()}
     found = search(candidates(costs), steps(costs, 0.001, seed))
@@ -71,7 +72,7 @@ def test_what_is_chosen_is_faster_and_what_is_much_faster_is_chosen(made: dict[s
 
 
 @given(st.integers(0, 1000), st.integers(1, 6), st.integers(2, 9))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_noise_chooses_nothing(seed: int, things: int, count: int) -> None:
     costs: Costs = {str(thing): [1.0] * count for thing in range(things)}
     assert search(candidates(costs), steps(costs, 0.004, seed)).chosen == {}
@@ -133,7 +134,7 @@ def written(folder: Path) -> Path:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_damaged_file_is_as_good_as_none_or_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, data: Any
 ) -> None:

@@ -1,6 +1,5 @@
 """Somebody types: drafts that typing on has superseded leave nothing behind, and take nothing from anybody."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -12,9 +11,10 @@ from engine.cache.offload import common_prefix
 from engine.schedule.sequence import Sequence
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.fresh import FRESH, seeds
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
-STROKES = int(os.environ.get("CHATTERM_STROKES", "150"))
+STROKES = FRESH or 150
 """An hour of typing at six keys a second are 21,600."""
 
 
@@ -56,7 +56,7 @@ def test_an_hour_of_typing_leaves_the_other_conversation_cached(
             talk.settle(wait=True)
     cached, history, others = engine.blocks_cached(), chat.history, other.history
     room = engine._blocks.blocks_for(150)  # for the longest draft and the glue after it
-    for stroke, draft in enumerate(strokes(Random(1), STROKES)):
+    for stroke, draft in enumerate(strokes(Random(1 + seeds(1).start), STROKES)):
         chat.prepare(draft, params=ahead, wait=wait or stroke % 50 == 49)
         if stroke % 50 == 49:
             assert engine.blocks_cached() <= cached + room

@@ -1,7 +1,4 @@
-"""Windows, caps and scales through the paged KV cache: what the engine computes is what transformers computes.
-
-`CHATTERM_MODELS=2000 pytest tests/engine/test_windows_random.py` draws many more.
-"""
+"""Windows, caps and scales through the paged KV cache: what the engine computes is what transformers computes."""
 
 from collections.abc import Sequence as Items
 from importlib.util import find_spec

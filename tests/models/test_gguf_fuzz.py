@@ -1,9 +1,5 @@
-"""Damaged GGUF files: whatever the bytes, loading ends with one line, and with little work and memory.
+"""Damaged GGUF files: whatever the bytes, loading ends with one line, and with little work and memory."""
 
-CHATTERM_FUZZ_FILES sets the number of random files, CHATTERM_FUZZ_SEED the seed of the first one.
-"""
-
-import os
 import resource
 import struct
 from dataclasses import dataclass
@@ -18,10 +14,10 @@ from models.errors import ModelError
 from models.load import load_model
 from models.weights.gguf import read_gguf
 from tests.counting import calls_in, patience
+from tests.fresh import seeds
 from tests.models.checkpoints import files_of, random_model, run, tiny_llama, write_gguf
 
-FILES = int(os.environ.get("CHATTERM_FUZZ_FILES", "3000"))
-SEED = int(os.environ.get("CHATTERM_FUZZ_SEED", "1"))
+FILES = seeds(5000)
 MOST_GROWTH_KB = 300_000
 
 EXTREMES = (0, 1, 2, 3, 7, 8, 31, 32, 255, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40)
@@ -164,7 +160,7 @@ def test_random_damage(header: Header, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     before = peak_kb()
     refused = 0
-    for number in range(SEED * 1_000_000, SEED * 1_000_000 + FILES):
+    for number in FILES:
         try:
             with patience():
                 refused += (
@@ -172,7 +168,7 @@ def test_random_damage(header: Header, tmp_path: Path) -> None:
                 )
         except Exception as error:
             raise AssertionError(f"file {number}: its number alone makes it again") from error
-    assert FILES / 2 < refused < FILES
+    assert len(FILES) / 2 < refused < len(FILES) or len(FILES) < 100
     assert peak_kb() - before < MOST_GROWTH_KB
 
 

@@ -4,11 +4,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.weights.block_formats import Kind
 from models.weights.packing import COLUMNS, PACKINGS, ROWS, empty_planes, pack, packed_bytes, tiles, unpack
+from tests.fresh import examples
 
 CPU = torch.device("cpu")
 _SCALES = {
@@ -53,7 +54,7 @@ def stands_for(data: torch.Tensor, kind: Kind) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(rows=st.integers(1, 40), blocks=st.integers(1, 13), seed=st.integers(0, 1 << 30))
 def test_packed_weights_are_the_numbers_of_their_blocks(
     kind: Kind, rows: int, blocks: int, seed: int

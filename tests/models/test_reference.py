@@ -1,15 +1,11 @@
-"""The reference network and its attention against float64, on random descriptions with every feature of a spec.
+"""The reference network and its attention against float64, on random descriptions with every feature of a spec."""
 
-`CHATTERM_MODELS=2000 pytest tests/models/test_reference.py` draws many more.
-"""
-
-import os
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,6 +24,7 @@ from models.weights.checkpoint import StoredTensor
 from models.weights.matching import match
 from models.weights.quantize import choose_kinds
 from models.weights.slots import Names, slots
+from tests.fresh import examples
 from tests.models.checkpoints import PlainAttention, run, tensors_in
 from tests.models.plain_network import PlainNetwork
 
@@ -35,7 +32,7 @@ VOCAB = 31
 POSITIONS = 32
 BLOCK = 4
 CPU = torch.device("cpu")
-EXAMPLES = settings(max_examples=int(os.environ.get("CHATTERM_MODELS", "30")), deadline=None)
+EXAMPLES = examples(30)
 
 norms = st.builds(
     Norm,

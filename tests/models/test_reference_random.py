@@ -2,10 +2,8 @@
 
 Whatever the config (sizes, groups, biases, tied heads, kinds of RoPE), whole prompts, prompts in chunks and several
 sequences of different lengths side by side have the logits that transformers computes for each text alone.
-`CHATTERM_MODELS=2000 pytest tests/models/test_reference_random.py` draws many more.
 """
 
-import os
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
@@ -29,11 +27,12 @@ from transformers import (
 from models.load import load_model
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
+from tests.fresh import examples
 from tests.models.checkpoints import PlainAttention, files_of, random_model, run_reference
 
 POSITIONS = 96
 VOCAB = 61
-EXAMPLES = settings(max_examples=int(os.environ.get("CHATTERM_MODELS", "25")), deadline=None)
+EXAMPLES = examples(25)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import ModelError
@@ -21,6 +21,7 @@ from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.sentencepiece_file import read_sentencepiece
 from models.text.tokenizer import Tokenizer, load_tokenizer
+from tests.fresh import examples
 from tests.models import nasty
 from tests.models.nasty import nasty_texts
 from tests.models.tokenizer_data import golden, tiny
@@ -210,7 +211,7 @@ def test_damaged_model_files_get_one_line(tmp_path: Path, data: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(changes=st.lists(st.tuples(st.integers(1, 150), st.integers(0, 255)), min_size=1), cut=st.booleans())
 def test_any_damage_gets_one_line(changes: list[tuple[int, int]], cut: bool) -> None:
     data = bytearray(GOOD)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from models.spec import Attention, FeedForward, Norm, uniform
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
 from tests.engine.divided import MORE_RANKS
+from tests.fresh import examples
 from tests.models.checkpoints import (
     PlainAttention,
     files_of,
@@ -136,7 +137,7 @@ def test_weights_that_are_quantised_as_they_are_loaded_are_divided_before(tmp_pa
         assert (found - alone).abs().max() < 0.1 * alone.abs().max(), "blocks may begin elsewhere"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 400), st.integers(1, 500), st.integers(1, 12))
 def test_every_head_every_column_and_every_word_has_one_rank(
     kv_heads: int, groups: int, size: int, vocab: int, ranks: int

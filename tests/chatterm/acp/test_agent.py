@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, text_block
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.acp.lines import understood
 from chatterm.sessions.store import Store
 from chatterm.tools.rules import read_rules, rules_path
+from tests.fresh import examples
 
 ROOT = Path(__file__).parents[3]
 
@@ -284,7 +285,7 @@ def test_what_goes_on_to_the_connection_is_a_message_that_it_can_stand(line: byt
         assert "\n" not in problem["error"]["message"]
 
 
-@settings(max_examples=2, deadline=None)
+@examples(2)
 @given(st.lists(LINES, min_size=40, max_size=60))
 def test_hostile_lines_never_end_it_and_give_no_traceback(lines: list[bytes]) -> None:
     asyncio.run(_survives(lines))

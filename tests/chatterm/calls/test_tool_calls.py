@@ -1,19 +1,18 @@
 """Calls of tools in a streamed answer: how the text is cut makes no difference, and nothing is lost."""
 
 import json
-import os
 from itertools import pairwise
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 from chatterm.server.service import ToolFormat
+from tests.fresh import examples
 
-few = settings(max_examples=int(os.environ.get("CHATTERM_FUZZ", "30")))
-"""CHATTERM_FUZZ=10000 tries so many."""
+few = examples(30)
 FORMATS = get_args(ToolFormat)
 TOOLS = ("get_weather", "add")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import (
@@ -50,6 +50,7 @@ from tests.chatterm.remote.rough_server import (
     Request as Received,
 )
 from tests.counting import until
+from tests.fresh import examples
 
 
 @contextmanager
@@ -623,7 +624,7 @@ SOME = st.sampled_from(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(
     st.lists(SOME | st.binary(max_size=20), max_size=8),
     st.booleans(),

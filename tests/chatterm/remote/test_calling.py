@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import (
@@ -26,6 +26,7 @@ from tests.chatterm.driving import driven
 from tests.chatterm.remote.rough_server import Handler, delta, document, events, rough, said, status, stream
 from tests.chatterm.remote.test_app_remote import address, anywhere
 from tests.chatterm.remote.test_backend import chat, last
+from tests.fresh import examples
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
 OFFERED = {"name": "add", "description": "Adds.", "parameters": dict(ADD.parameters)}
@@ -269,7 +270,7 @@ PARTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.lists(PARTS | VALUES, max_size=3) | VALUES, max_size=5))
 def test_whatever_comes_as_calls_can_be_kept_and_sent_again(parts: list[Any]) -> None:
     with rough(

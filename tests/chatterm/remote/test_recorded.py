@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import FinishReason, ToolCall
@@ -16,6 +16,7 @@ from chatterm.backends.remote.address import Api
 from chatterm.backends.remote.dialects.base import Listed
 from chatterm.backends.remote.reading import AnswerReader
 from chatterm.backends.remote.there import dialect_of
+from tests.fresh import examples
 
 FOLDER = Path(__file__).parent / "recorded"
 RIVERS = ("hm so", "A river: Rhine.")
@@ -61,7 +62,7 @@ def test_an_answer_as_it_was_sent(name: str) -> None:
     assert (() if usage is None else (usage.prompt, usage.cached, usage.generated)) == counts
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.sampled_from(sorted(SAID)), st.integers(0, 4000), st.integers(1, 400))
 def test_an_answer_that_is_cut_off_says_as_much_as_came(name: str, end: int, size: int) -> None:
     whole = (FOLDER / name).read_bytes()
@@ -75,7 +76,7 @@ def test_an_answer_that_is_cut_off_says_as_much_as_came(name: str, end: int, siz
         assert (thought, answer) == SAID[name][:2]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.sampled_from(sorted(CALLED)), st.integers(1, 400))
 def test_calls_as_they_were_sent(name: str, size: int) -> None:
     data = (FOLDER / name).read_bytes()

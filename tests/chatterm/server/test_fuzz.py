@@ -1,15 +1,11 @@
 """Whatever is sent, there is an answer, and it is never a mistake of ours. What is nearly right is made of the document
-that the server has of itself.
-
-CHATTERM_FUZZ=10000 tries so many requests.
-"""
+that the server has of itself."""
 
 import asyncio
 import json
-import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.server.http.app import make_app
@@ -21,8 +17,7 @@ from chatterm.server.http.openai.models import TOKENIZE
 from chatterm.server.http.openapi import document
 from chatterm.server.service import RequestError
 from tests.chatterm.server.fake import FakeService
-
-EXAMPLES = int(os.environ.get("CHATTERM_FUZZ", "60"))
+from tests.fresh import examples
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -217,7 +212,7 @@ async def call(app, path, body, headers=(), method="POST"):
     return status, b"".join(sent)
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(request=requests())
 def test_no_request_is_a_mistake_of_ours(request):
     path, body = request
@@ -270,7 +265,7 @@ def test_the_document_has_the_fields_that_are_taken(path):
 
 
 @pytest.mark.parametrize("path", sorted(VALID))
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@examples(10)
 @given(data=st.data())
 def test_what_the_document_allows_has_the_right_shape(path, data):
     """Values may be refused, types and names may not."""

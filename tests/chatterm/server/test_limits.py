@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.server.http.limits import Gate, Limits
 from chatterm.server.service import RequestError
+from tests.fresh import examples
 
 
 async def settle():
@@ -76,7 +77,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(steps=steps)
 def test_never_too_many_run_and_nobody_is_forgotten(steps):
     async def program():

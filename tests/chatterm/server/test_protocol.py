@@ -9,13 +9,14 @@ from typing import Any
 
 import h11
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.server.http.app import make_app
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen, make_server
 from tests.chatterm.server.fake import FakeService
+from tests.fresh import examples
 
 MOST = 2000
 """Bytes of headers."""
@@ -87,7 +88,7 @@ def responses(data: bytes, count: int) -> list[tuple[int, bytes]]:
     return found
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.lists(st.integers(1, MOST + 500), max_size=4), st.integers(1, 700))
 def test_headers_are_bounded_however_they_come(lengths: list[int], cut: int) -> None:
     fields = [b"x-%d: %b" % (number, b"a" * length) for number, length in enumerate(lengths)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import ChatOptions, ModelError
@@ -25,6 +25,7 @@ from models.files import ModelFiles
 from models.load import load_model, needed_bytes
 from tests.chatterm.server.conftest import Tinies, serving
 from tests.engine.tiny import TinyEngine
+from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -181,7 +182,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), max_size=30)
 
 
 @pytest.mark.usefixtures("light")
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 20), st.lists(st.integers(1, 12), min_size=6, max_size=6), STEPS)
 def test_whatever_is_asked_for(total: int, sizes: list[int], steps: list[tuple[str, bool]]) -> None:
     """Only what nobody uses goes, the oldest first, only for a model that fits then, and no more than it needs."""

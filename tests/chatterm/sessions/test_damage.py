@@ -18,6 +18,7 @@ from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 from engine.events import TurnStats
 from engine.params import SamplingParams
+from tests.fresh import seeds
 
 DOCUMENT = Document("document", "the text of a document")
 SAMPLING = {"temperature": 0.5, "top_k": 3, "stop": ("x",), "seed": 4, "speculation": "off"}
@@ -124,7 +125,7 @@ def test_what_is_whole_is_read(whole: bytes, path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_any_single_byte_may_be_another(whole: bytes, path: Path, seed: int) -> None:
     chance = random.Random(seed)
     places = [place for place, byte in enumerate(whole) if byte]  # most of the file is empty

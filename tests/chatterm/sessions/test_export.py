@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import Exchange
@@ -18,6 +18,7 @@ from chatterm.sessions.export import exported, file_name, format_of, read_import
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import is_safe
+from tests.fresh import examples
 
 CODE = "Look:\n\n```c\nint x = 1 < 2;\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
 
@@ -77,7 +78,7 @@ texts = st.text(st.characters(exclude_categories=[]), max_size=20)
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_any_tree_survives_json(data: st.DataObject) -> None:
     tree = Tree()
     for _ in range(data.draw(st.integers(0, 6))):

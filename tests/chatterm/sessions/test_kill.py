@@ -14,13 +14,14 @@ import pytest
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from tests.counting import until
+from tests.fresh import seeds
 
 ROOT = Path(__file__).resolve().parents[3]
 WRITER = "tests.chatterm.sessions.writer"
 
 
 @pytest.mark.parametrize("steps", [40, 10_000])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_killed_program_loses_nothing_that_another_could_see(
     path: Path, seed: int, steps: int, request: pytest.FixtureRequest
 ) -> None:

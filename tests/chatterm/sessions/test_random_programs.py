@@ -5,13 +5,14 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
+from tests.fresh import examples
 
 PROGRAMS = 3
 
@@ -22,7 +23,7 @@ def said(tree: Tree) -> dict[str, tuple[str, ...]]:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_what_is_saved_is_there_with_all_before_it(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "sessions.db"

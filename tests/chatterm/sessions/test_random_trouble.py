@@ -6,13 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import Document, Exchange, TokenEvent
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
+from tests.fresh import examples
 
 NAMES = st.sampled_from(["one", "two", "three"])
 
@@ -59,7 +60,7 @@ DOCUMENTS = [Document(f"document {number}", f"text {number // 2}") for number in
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_nothing_is_lost(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "sessions.db"

@@ -1,11 +1,12 @@
 """The tree of a session, driven by examples and by random programs."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import Exchange
 from chatterm.sessions.tree import Tree, extent
+from tests.fresh import examples
 
 
 def ids(exchanges: list[Exchange]) -> list[int]:
@@ -119,7 +120,7 @@ def test_unknown_parents_are_refused() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_random_programs(data: st.DataObject) -> None:
     tree = Tree()
     for _ in range(data.draw(st.integers(1, 30))):

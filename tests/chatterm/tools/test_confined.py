@@ -6,11 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chatterm.tools.builtin.confined import MOST_BYTES, Confined
 from chatterm.tools.tool import ToolError
+from tests.fresh import examples
 
 SECRET = "what nobody may see"
 
@@ -56,7 +57,7 @@ PIECES = st.sampled_from(
 PATHS = st.lists(PIECES, max_size=6).map("/".join)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300, HealthCheck.function_scoped_fixture)
 @given(path=PATHS, absolute=st.booleans())
 def test_no_path_leads_outside(tree: Path, path: str, absolute: bool) -> None:
     files = Confined(tree)
@@ -76,7 +77,7 @@ def test_no_path_leads_outside(tree: Path, path: str, absolute: bool) -> None:
     assert names(tree.parent) == ["outside", "work"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, HealthCheck.function_scoped_fixture)
 @given(path=st.text(max_size=40))
 def test_any_text_as_a_path_is_an_answer_or_one_line(tree: Path, path: str) -> None:
     said = ""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from engine.params import Constraint, SamplingParams
 from engine.sampling import sampler as plain
 from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
 from engine.sampling.sampler import SamplerState
+from tests.fresh import examples
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -31,7 +32,7 @@ def mask_of(vocab: int, share: float, generator: torch.Generator) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@examples(EXAMPLES)
 @given(
     vocab=st.sampled_from((33, 1000, 2048, 5003)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),

@@ -1,16 +1,14 @@
-"""The kernel of unusual layers and of prompts against plain attention, on the GPU or else in Triton's interpreter.
+"""The kernel of unusual layers and of prompts against plain attention, on the GPU or else in Triton's interpreter."""
 
-CHATTERM_EXAMPLES says how many random cases to try.
-"""
-
-import os
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.fresh import examples
 
 pytest.importorskip("triton")
 
@@ -23,7 +21,6 @@ from engine.kernels.triton.prompt_attention import FEW, TILES, Tile, choose_tile
 from tests.engine.attention_cases import Case, case
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "12"))
 # What the interpreter and a GPU both have products in.
 EXACT = DEVICE == "cpu"
 DTYPE = torch.float32 if EXACT else torch.bfloat16
@@ -56,7 +53,7 @@ def found(made: Case) -> float:
     return made.error(made.run(TritonBackend(made.cache, groups, made.unusual)))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100)
+@examples(12)
 @given(
     asked=ASKED,
     spans=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 70)), min_size=1, max_size=4),

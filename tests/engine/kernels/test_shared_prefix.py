@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
+from tests.fresh import examples
 
 pytest.importorskip("triton")
 
@@ -272,7 +274,7 @@ def test_when_sequences_stay_whole() -> None:
     assert is_whole(128, 1280, group=2)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.integers(0, 200_000),
     st.integers(1, 256),

@@ -1,10 +1,9 @@
 """Rows of several sequences in one call of the native kernels: the same bits as each row by itself.
 
 Random networks and random schedules: every step computes the next rows of some sequences, one or many each, and each
-is compared with the same sequence token by token. CHATTERM_EXAMPLES says how many to try.
+is compared with the same sequence token by token.
 """
 
-import os
 import tempfile
 from dataclasses import dataclass
 from itertools import count
@@ -13,7 +12,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,9 +22,9 @@ from engine.kernels.native.library import Library, Pool
 from models.network import Network
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_decode import BLOCK, cache_for, plain_model, quantized_model
+from tests.fresh import examples
 from tests.models.checkpoints import tiny_llama, tiny_qwen3
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "3"))
 LENGTHS = st.lists(st.sampled_from((1, 2, 7, 16, 30, 140)), min_size=2, max_size=9)
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 
@@ -70,9 +69,7 @@ def networks(draw: st.DrawFn) -> Network:
         return (quantized_model if quantized else plain_model)(Path(folder), config)
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, suppress_health_check=list(HealthCheck)
-)
+@examples(3, *HealthCheck)
 @given(
     model=networks(),
     lengths=LENGTHS,

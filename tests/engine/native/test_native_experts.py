@@ -1,9 +1,8 @@
 """Mixtures of experts by the native kernels: against the reference executor, and to the bit the same in any company.
 
-Random descriptions and weights; CHATTERM_EXAMPLES says how many to try.
+Random descriptions and weights.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from engine.execute.compatibility import has_experts, not_native
@@ -45,12 +44,12 @@ from tests.engine.native.test_native_decode import (
     step,
 )
 from tests.engine.test_compatibility import a_network
+from tests.fresh import examples
 from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
 from tests.models.families import FAMILIES, GGUF, tiny_ernie_moe, tiny_gpt_oss, tiny_qwen3_moe
 from tests.models.test_gpt_oss import write_quantised
 from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "3"))
 DENSE = FeedForward(96)
 POSITIONS = 256
 WINDOWS = st.none() | st.sampled_from((1, 5, 64, 100))
@@ -109,9 +108,7 @@ def networks(draw: st.DrawFn) -> Network:
     return in_blocks(plain) if quantised else plain
 
 
-EXAMPLE = settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, suppress_health_check=list(HealthCheck)
-)
+EXAMPLE = examples(3, *HealthCheck)
 
 
 @EXAMPLE

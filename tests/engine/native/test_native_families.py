@@ -1,16 +1,12 @@
-"""Whatever a dense network may ask for, by the native kernels: every family, and random descriptions.
+"""Whatever a dense network may ask for, by the native kernels: every family, and random descriptions."""
 
-CHATTERM_EXAMPLES says how many descriptions to try.
-"""
-
-import os
 from copy import deepcopy
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,11 +29,11 @@ from tests.engine.native.test_native_decode import (
     plain_model,
     rounded,
 )
+from tests.fresh import examples
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import FAMILIES, tiny_gpt2
 from tests.models.test_reference import VOCAB, checkpoint, feeds_of, network_of, specs
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "5"))
 COUNT = 150
 """Tokens of a prompt: more than the library computes at once."""
 DENSE = {
@@ -129,7 +125,7 @@ def logits_of(decoder: Decoder, text: Sequence) -> Tensor:
         return decoder.logits(decoder.forward(ids, positions, Attending(decoder.network)))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@examples(5)
 @given(
     spec=specs((32, 64), (8, 16, 32), feeds_of(32, 96), WINDOWS, POSITIONS),
     quantize=st.sampled_from(["none", "int8"]),
