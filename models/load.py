@@ -13,6 +13,7 @@ from models.assemble import Store, assemble
 from models.errors import TooLargeError
 from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
+from models.families.rope import replaced_theta
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
@@ -198,8 +199,9 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
             turned=family.turned,
             alternating=family.alternating,
         )
-        notes = [scheme.note] if scheme is not None and scheme.note is not None else []
-        return spec, without_empty_biases(spec, tensors, family.names), family.names, notes
+        notes = [scheme.note if scheme is not None else None, replaced_theta(raw, spec)]
+        tensors = without_empty_biases(spec, tensors, family.names)
+        return spec, tensors, family.names, [note for note in notes if note is not None]
     from models.weights.gguf import read_gguf
     from models.weights.gguf_tensors import stored_tensors
 

@@ -8,7 +8,7 @@ from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf, text_name
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.rope import rope_from_hf
+from models.families.rope import rope_from_hf, ropes_by_layer
 from models.spec import FeedForward, Layer, ModelSpec, Rope, each_layer
 
 _WITH_IMAGES = "Gemma3ForConditionalGeneration"
@@ -54,7 +54,12 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
         raise ModelError(f"{fields.where} requires attention to later tokens, which is not supported.")
     dim = fields.integer("head_dim")
     if is_3:
-        whole, local = _ropes(fields, dim)
+        whole, local = ropes_by_layer(
+            fields,
+            dim,
+            fields.number("rope_theta", _GLOBAL_THETA),
+            fields.number("rope_local_base_freq", _LOCAL_THETA),
+        )
     else:
         whole = local = rope_from_hf(fields, dim)
     bias = fields.flag("attention_bias")
@@ -131,27 +136,6 @@ def _gemma(
         embedding_scale=spec.hidden_size**0.5,
         logit_cap=logit_cap,
     )
-
-
-def _ropes(fields: Fields, head_dim: int) -> tuple[Rope, Rope]:
-    """Return the ropes of the layers that see all tokens, and of the others."""
-    given = fields.mapping("rope_parameters")
-    if given.raw:
-        parts = [given.mapping("full_attention"), given.mapping("sliding_attention")]
-    else:
-        parts = [fields.mapping("rope_scaling"), Fields({}, fields.where)]
-    thetas = (
-        fields.number("rope_theta", _GLOBAL_THETA),
-        fields.number("rope_local_base_freq", _LOCAL_THETA),
-    )
-    whole, local = (
-        rope_from_hf(
-            replace(fields, raw={**fields.raw, "rope_parameters": {"rope_theta": theta, **part.raw}}),
-            head_dim,
-        )
-        for part, theta in zip(parts, thetas, strict=True)
-    )
-    return whole, local
 
 
 def _global_layers(fields: Fields, layers: int, period: int) -> set[int]:

@@ -20,9 +20,7 @@ _YARN = {
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
-    fields = fields.or_else(rope_theta=150_000.0, rms_norm_eps=1e-5)
-    if not fields.raw.get("rope_parameters"):
-        fields = fields.or_else(rope_scaling=_YARN)
+    fields = fields.or_else(rope_theta=150_000.0, rms_norm_eps=1e-5, rope_parameters=_YARN)
     bias = fields.flag("attention_bias", True)
     spec = base_spec(architecture, fields, head_dim=64, qkv_bias=bias, out_bias=bias)
     spec = windows(spec, fields, fields.raw.get("sliding_window", _WINDOW), _sliding(len(spec.layers)))

@@ -5,26 +5,27 @@ from dataclasses import replace
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.rope import rope_from_hf
+from models.families.rope import ropes_by_layer
 from models.families.windows import sliding_layers, windows
 from models.spec import Layer, ModelSpec, Rope, each_attention, each_layer
+
+_THETA = 500_000.0
+"""The rope_theta of an OLMo 3 config that does not name one."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     bias, third = fields.flag("attention_bias"), architecture == "Olmo3ForCausalLM"
-    fields = fields.or_else(
-        rms_norm_eps=1e-5, **({"rope_theta": 5e5, "sliding_window": 4096} if third else {})
-    )
-    spec = base_spec(architecture, fields, head_norm=True, qkv_bias=bias, out_bias=bias)
+    fields = fields.or_else(rms_norm_eps=1e-5, **({"sliding_window": 4096} if third else {}))
+    plain = {key: value for key, value in fields.raw.items() if not third or "rope" not in key}
+    spec = base_spec(architecture, replace(fields, raw=plain), head_norm=True, qkv_bias=bias, out_bias=bias)
     if not third:
         return _normed(spec)
     sliding = sliding_layers(spec, fields, _usual(len(spec.layers)))
-    dim = spec.attention.head_dim
-    scaled, plain = (rope_from_hf(fields, dim, f"{kind}_attention") for kind in ("full", "sliding"))
-    if "sliding_attention" not in fields.mapping("rope_parameters").raw:
-        plain = Rope(plain.theta)  # rope_scaling applies to the layers without a window
+    # A rope_theta of the config itself is that of the layers without a window, as in transformers.
+    thetas = fields.number("rope_theta", _THETA), _THETA
+    scaled, local = ropes_by_layer(fields, spec.attention.head_dim, *thetas)
     spec = windows(spec, fields, fields.integer("sliding_window"), sliding)
-    return _normed(_rotated(spec, sliding, scaled, plain))
+    return _normed(_rotated(spec, sliding, scaled, local))
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:

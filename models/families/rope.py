@@ -1,23 +1,65 @@
 """Rotary positions from the configs of Hugging Face models and GGUF files."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from models.errors import ModelError
 from models.families.family import GGUFConfig
 from models.families.fields import Fields
-from models.spec import Rope, RopeKind
+from models.spec import ModelSpec, Rope, RopeKind
 
 
-def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None) -> Rope:
-    """Read rope_parameters (transformers 5) or rope_theta and rope_scaling (earlier versions). Raises ModelError.
+def rope_from_hf(fields: Fields, head_dim: int) -> Rope:
+    """Read the rotation of a config whose layers all rotate alike. Raises ModelError.
 
-    `layers` is the type of layer to read the parameters of, for a config that has some for each type.
+    As in transformers 5, rope_scaling replaces rope_parameters as a whole, and both take precedence over a rope_theta
+    beside them (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
     """
-    rope = fields.mapping("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
-    if layers is not None and layers in rope.raw:
-        rope = rope.mapping(layers)
+    scaling = fields.mapping("rope_scaling")
+    rope = scaling if scaling.raw else fields.mapping("rope_parameters")
+    if nested := next((key for key, value in rope.raw.items() if isinstance(value, Mapping)), None):
+        raise ModelError(
+            f"{rope.where} has values of its own for {nested[:60]!r}, but all layers of this model rotate alike; "
+            "write these values into it directly."
+        )
+    return _rope(rope, fields, head_dim)
+
+
+def ropes_by_layer(
+    fields: Fields, head_dim: int, whole_theta: float, local_theta: float
+) -> tuple[Rope, Rope]:
+    """Return the rotations of layers that see all tokens, and of those with a sliding window. Raises ModelError.
+
+    As in transformers 5 (`Gemma3TextConfig`), each kind of layer has its own part of rope_parameters, and values of
+    rope_scaling replace single ones of the former. The thetas are those for a part that has none.
+    """
+    given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    beside = {key: value for key, value in fields.raw.items() if key != "original_max_position_embeddings"}
+    fields = replace(fields, raw=beside)
+    whole, local = given.mapping("full_attention"), given.mapping("sliding_attention")
+    kind = {"rope_type": scaling.raw["type"]} if "type" in scaling.raw else {}
+    whole = replace(whole, raw={"rope_theta": whole_theta, **whole.raw, **kind, **scaling.raw})
+    local = replace(local, raw={"rope_theta": local_theta, **local.raw})
+    return _rope(whole, fields, head_dim), _rope(local, fields, head_dim)
+
+
+def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
+    """Return a line for the user if the rope_theta of rope_parameters does not count, because of rope_scaling."""
+    given, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
+    rope = spec.attention.rope
+    theta = given.get("rope_theta") if isinstance(given, Mapping) else None
+    if not scaling or theta is None or rope is None or rope.theta == theta:
+        return None
+    return (
+        f"rope_scaling in config.json replaces rope_parameters, so that rope_theta is {rope.theta:g} and not "
+        f"{theta:g}; if that is not intended, write rope_theta into rope_scaling."
+    )
+
+
+def _rope(rope: Fields, fields: Fields, head_dim: int) -> Rope:
+    """Read the parameters `rope`, with those of the config for missing ones."""
     kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if kind not in get_args(RopeKind):
         raise ModelError(
@@ -48,7 +90,7 @@ def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
     if plain.kind in ("linear", "dynamic"):
         return replace(plain, factor=rope.number("factor"))
     most = fields.integer("max_position_embeddings")
-    # Phi-3 has it beside rope_scaling, where it takes precedence, as in transformers.
+    # Beside the parameters it takes precedence, as in transformers (`standardize_rope_params`).
     original = fields.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", most)
     )
