@@ -8,7 +8,7 @@ from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf, text_name
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.rope import rope_from_hf, ropes_by_layer
+from models.families.rope import rope_from_hf, ropes_by_layer, unscaled_of_gguf
 from models.spec import FeedForward, Layer, ModelSpec, Rope, each_layer
 
 _WITH_IMAGES = "Gemma3ForConditionalGeneration"
@@ -92,7 +92,7 @@ def _from_gguf(config: GGUFConfig, name: str) -> ModelSpec:
         spec,
         {i for i in range(layers) if (i + 1) % period == 0},
         window=None if window is None else fields.integer(f"{name}.attention.sliding_window", window),
-        ropes=(attention.rope, Rope(local) if is_3 else attention.rope),
+        ropes=(attention.rope, unscaled_of_gguf(fields, name, local) if is_3 else attention.rope),
         scale=width**-0.5,
         score_cap=None if is_3 else score_cap,
         logit_cap=logit_cap,

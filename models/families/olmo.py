@@ -5,7 +5,7 @@ from dataclasses import replace
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.rope import ropes_by_layer
+from models.families.rope import ropes_by_layer, unscaled_of_gguf
 from models.families.windows import sliding_layers, windows
 from models.spec import Layer, ModelSpec, Rope, each_attention, each_layer
 
@@ -38,7 +38,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     rope = spec.attention.rope
     assert rope is not None
     sliding = [layer.attention.window is not None for layer in spec.layers]
-    plain = Rope(fields.number("olmo2.rope.freq_base_swa", rope.theta))
+    plain = unscaled_of_gguf(fields, "olmo2", fields.number("olmo2.rope.freq_base_swa", rope.theta))
     return _normed(_rotated(spec, sliding, rope, plain))
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from models.errors import ModelError
 from models.families.family import GGUFConfig
@@ -132,7 +132,10 @@ def longrope_attention(factor: float, original: int) -> float:
 
 
 def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
-    """Read the metadata of the architecture `name`, with `dims` rotated numbers per head. Raises ModelError."""
+    """Read the metadata of the architecture `name`, with `dims` rotated numbers per head. Raises ModelError.
+
+    The keys mean what they mean to llama.cpp (load_hparams in llama-model.cpp, llama_context in llama-context.cpp).
+    """
     fields, factors, long = config.fields, config.rope_factors, config.long_factors
     for found in (factors, long):
         if found is not None and len(found) != dims // 2:
@@ -140,24 +143,36 @@ def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
                 f"The file's divisors of RoPE frequencies are {len(found)}, but a rotation of {dims} numbers "
                 f"needs {dims // 2}; the GGUF file is damaged: download it again."
             )
-    plain = Rope(_theta(fields, f"{name}.rope.freq_base", 10_000.0), frequency_factors=factors)
     at = f"{name}.rope.scaling."
-    kind = fields.raw.get(f"{at}type", "none")
-    if long is not None and factors is not None and kind in ("none", "longrope"):
+    kind, factor = _gguf_kind(fields, at), _gguf_factor(fields, name)
+    plain = unscaled_of_gguf(fields, name, _theta(fields, f"{name}.rope.freq_base", 10_000.0))
+    if long is not None and factors is not None:
+        if kind == "yarn":
+            raise ModelError(
+                "RoPE scaling 'yarn' with tensors of long divisors in the GGUF file is not supported."
+            )
         most = fields.integer(f"{name}.context_length")
         original = fields.integer(f"{at}original_context_length", most)
-        attention = fields.number(f"{at}attn_factor", longrope_attention(most / original, original))
         return replace(
-            plain, kind="longrope", original_positions=original, long_factors=long, attention_factor=attention
+            plain,
+            kind="longrope",
+            original_positions=original,
+            frequency_factors=tuple(factor * each for each in factors),
+            long_factors=tuple(factor * each for each in long),
+            attention_factor=fields.number(f"{at}attn_factor", longrope_attention(most / original, original)),
         )
-    if kind == "none":
-        return plain
-    if kind not in ("linear", "yarn") or fields.raw.get(f"{at}yarn_log_multiplier"):
-        said = kind if kind != "yarn" else "yarn with a log multiplier"
+    if fields.raw.get(f"{at}type") == "longrope":
         raise ModelError(
-            f"RoPE scaling {str(said)[:60]!r} of the GGUF file is not supported; supported: linear, yarn, longrope."
+            "The GGUF file asks for RoPE scaling 'longrope', but has no tensors rope_factors_long.weight and "
+            "rope_factors_short.weight; it is incomplete: download it again."
         )
-    plain = replace(plain, kind=cast(RopeKind, kind), factor=fields.number(f"{at}factor"))
+    plain = replace(plain, frequency_factors=factors)
+    usual = yarn_attention(factor) if kind == "yarn" else 1.0
+    attention = fields.number(f"{at}yarn_attn_factor", usual) * plain.attention_factor
+    plain = replace(plain, attention_factor=attention)
+    if factor == 1.0:
+        return plain
+    plain = replace(plain, kind=kind, factor=factor)
     if kind == "linear":
         return plain
     return replace(
@@ -165,7 +180,43 @@ def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
         original_positions=fields.integer(
             f"{at}original_context_length", fields.integer(f"{name}.context_length")
         ),
-        attention_factor=fields.number(f"{at}yarn_attn_factor", yarn_attention(plain.factor)),
         beta_fast=fields.number(f"{at}yarn_beta_fast", 32.0),
         beta_slow=fields.number(f"{at}yarn_beta_slow", 1.0),
     )
+
+
+def unscaled_of_gguf(fields: Fields, name: str, theta: float) -> Rope:
+    """Return the rotation of layers whose frequencies the metadata do not scale. Raises ModelError."""
+    return Rope(theta, attention_factor=fields.number(f"{name}.rope.scaling.attn_factor", 1.0))
+
+
+def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
+    """Return how frequencies are scaled, as llama.cpp decides: linearly if nothing else is said, by 1 for "none"."""
+    kind = fields.raw.get(f"{at}type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise ModelError(
+            f"RoPE scaling {str(kind)[:60]!r} of the GGUF file is not supported; supported: linear, yarn, longrope."
+        )
+    extrapolated = fields.raw.get(
+        f"{at}yarn_ext_factor", -1
+    )  # how much of yarn is mixed in; below 0: not set
+    if not isinstance(extrapolated, int | float) or 0 < extrapolated != 1:
+        raise ModelError(
+            f"{at}yarn_ext_factor in the GGUF file is {str(extrapolated)[:60]}; supported: 0 and 1."
+        )
+    is_yarn = extrapolated == 1 if extrapolated >= 0 else kind == "yarn"
+    if is_yarn and fields.raw.get(f"{at}yarn_log_multiplier"):
+        raise ModelError(
+            "RoPE scaling 'yarn with a log multiplier' of the GGUF file is not supported; supported: linear, yarn, "
+            "longrope."
+        )
+    return "yarn" if is_yarn else "linear"
+
+
+def _gguf_factor(fields: Fields, name: str) -> float:
+    """Return the factor of the scaling; as in llama.cpp, 0 means none, and the older key counts if it is alone."""
+    keys = f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear"
+    key = keys[0] if keys[0] in fields.raw else keys[1]
+    if fields.raw.get(f"{name}.rope.scaling.type") == "none" or fields.raw.get(key) == 0:
+        return 1.0
+    return fields.number(key, 1.0)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
@@ -14,19 +15,25 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from models.errors import ModelError
-from models.families.registry import spec_of_hf
+from models.families.family import GGUFConfig
+from models.families.fields import Fields
+from models.families.registry import spec_of_gguf, spec_of_hf
+from models.families.rope import rope_from_gguf
 from models.load import load_model
 from models.network import Network
 from models.reference.rope import inverse_frequencies
 from models.spec import Rope
+from models.weights.gguf import read_gguf
 from tests.models.checkpoints import (
     files_of,
+    random_model,
     reference_model,
     run,
     run_reference,
     tiny_llama,
     tiny_qwen3,
     write_checkpoint,
+    write_gguf,
 )
 from tests.models.families import FAMILIES
 
@@ -159,5 +166,97 @@ def test_parameters_by_layer_are_refused_where_all_layers_rotate_alike() -> None
         spec_of_hf(raw)
 
 
-def load(folder: Path, on_note: Callable[[str], None] | None = None) -> Network:
-    return load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"), on_note=on_note)
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
+SCALED = YARN | {"rope_theta": 1e6}
+AT = "qwen3.rope.scaling."
+YARN_KEYS = {f"{AT}type": "yarn", f"{AT}factor": 4.0, f"{AT}original_context_length": ORIGINAL}
+ATTENTION = 0.1 * math.log(4) + 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope"),
+    [
+        ({f"{AT}factor": 4.0}, LINEAR),
+        ({"qwen3.rope.scale_linear": 4.0}, LINEAR),
+        ({f"{AT}factor": 4.0, "qwen3.rope.scale_linear": 8.0}, LINEAR),
+        ({f"{AT}type": "linear", "qwen3.rope.scale_linear": 4.0}, LINEAR),
+        (YARN_KEYS | {f"{AT}yarn_ext_factor": 0.0}, LINEAR),
+        (YARN_KEYS, SCALED),
+        (YARN_KEYS | {f"{AT}attn_factor": 1.5}, SCALED | {"attention_factor": 1.5 * ATTENTION}),
+        (
+            YARN_KEYS | {f"{AT}attn_factor": 1.5, f"{AT}yarn_attn_factor": 0.5},
+            SCALED | {"attention_factor": 0.75},
+        ),
+    ],
+)
+def test_the_keys_of_gguf_files_reach_the_logits_as_in_llama_cpp(
+    metadata: dict[str, Any], rope: dict[str, Any], tmp_path: Path
+) -> None:
+    tokens = [*range(3, 120)]
+    path = write_gguf(tmp_path / "model.gguf", random_model(tiny_qwen3()), metadata=metadata)
+    expected = run_reference(random_model(tiny_qwen3(rope_parameters=rope)), tokens)
+    torch.testing.assert_close(run(load(path), tokens), expected, atol=1e-4, rtol=1e-4)
+
+
+FACTORS = {"rope_factors": (1.0, 2.0), "long_factors": (3.0, 5.0)}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope", "factors"),
+    [
+        ({f"{AT}type": "none", f"{AT}factor": 4.0}, Rope(), {}),
+        ({f"{AT}type": "linear"}, Rope(), {}),
+        ({f"{AT}type": "linear", f"{AT}factor": 0.0}, Rope(), {}),
+        ({f"{AT}attn_factor": 1.5}, Rope(attention_factor=1.5), {}),
+        ({f"{AT}type": "none", f"{AT}attn_factor": 1.5}, Rope(attention_factor=1.5), {}),
+        (
+            {f"{AT}factor": 4.0, f"{AT}attn_factor": 1.5, f"{AT}yarn_log_multiplier": 0.1},
+            Rope(kind="linear", factor=4.0, attention_factor=1.5),
+            {},
+        ),
+        (
+            {f"{AT}type": "longrope", f"{AT}factor": 2.0, f"{AT}attn_factor": 1.5},
+            Rope(
+                kind="longrope",
+                original_positions=64,
+                frequency_factors=(2.0, 4.0),
+                long_factors=(6.0, 10.0),
+                attention_factor=1.5,
+            ),
+            FACTORS,
+        ),
+    ],
+)
+def test_what_the_keys_of_gguf_files_mean(
+    metadata: dict[str, Any], rope: Rope, factors: dict[str, Any]
+) -> None:
+    raw = {"qwen3.context_length": 64} | metadata
+    assert rope_from_gguf(GGUFConfig(Fields(raw, "the GGUF file"), {}, **factors), "qwen3", 4) == rope
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo2"])
+def test_the_attention_factor_of_a_gguf_file_is_that_of_all_layers(name: str, tmp_path: Path) -> None:
+    model = random_model(FAMILIES[name.replace("olmo2", "olmo3")])
+    metadata = {"olmo2.attention.sliding_window": 12} if name == "olmo2" else {}
+    metadata = metadata | {f"{name}.rope.scaling.attn_factor": 1.5}
+    spec = spec_of_gguf(read_gguf(write_gguf(tmp_path / "model.gguf", model, metadata=metadata)))[1]
+    ropes = {layer.attention.rope for layer in spec.layers}
+    assert {rope.attention_factor for rope in ropes if rope is not None} == {1.5}
+    assert None in {layer.attention.window for layer in spec.layers} != {None}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({f"{AT}type": "longrope"}, "has no tensors rope_factors_long.weight"),
+        (YARN_KEYS | {f"{AT}yarn_ext_factor": 0.5}, "yarn_ext_factor .* is 0.5; supported: 0 and 1"),
+        ({f"{AT}attn_factor": -1.0}, "attn_factor"),
+    ],
+)
+def test_keys_of_gguf_files_that_cannot_be_honoured_are_refused(metadata: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        rope_from_gguf(GGUFConfig(Fields(metadata, "the GGUF file"), {}), "qwen3", 4)
+
+
+def load(path: Path, on_note: Callable[[str], None] | None = None) -> Network:
+    return load_model(files_of(path), dtype=torch.float32, device=torch.device("cpu"), on_note=on_note)
