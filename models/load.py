@@ -35,6 +35,7 @@ from models.weights.sharding import shared_out
 from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
+from models.weights.tied import as_stored
 
 INT4_BYTES = 0.75
 """Bytes per weight with `--quantize int4`, including the matrices that stay in 8 bits."""
@@ -83,6 +84,7 @@ def load_model(
         share, tensors = shared_out(spec, tensors, names, *rank)
         spec = share.spec
     places = match(spec, tensors, names)
+    tensors = [tensor for tensor in tensors if tensor.name in places]
     in_planes = quantize != "none" and packs is not None and packs(spec)
     packed = choose_packed(tensors, places, quantize) if in_planes else {}
     kinds = {} if in_planes else choose_kinds(tensors, places, quantize, device)
@@ -90,7 +92,7 @@ def load_model(
     host_layers: frozenset[int] = frozenset()
     limit = room(spec) if room is not None else None
     if limit is not None:
-        experts = [t for t in tensors if t.name in places and places[t.name].expert is not None]
+        experts = [t for t in tensors if places[t.name].expert is not None]
         of_host = choose_kinds(experts, places, quantize, _CPU)
         found = _placement(spec, places, dtype, device, positions, kinds, packed, of_host, limit)
         host_layers = found.host_layers
@@ -199,8 +201,9 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
             turned=family.turned,
             alternating=family.alternating,
         )
-        notes = [scheme.note if scheme is not None else None, replaced_theta(raw, spec)]
         tensors = without_empty_biases(spec, tensors, family.names)
+        spec, tensors, note = as_stored(spec, tensors, family.names)
+        notes = [scheme.note if scheme is not None else None, replaced_theta(raw, spec), note]
         return spec, tensors, family.names, [note for note in notes if note is not None]
     from models.weights.gguf import read_gguf
     from models.weights.gguf_tensors import stored_tensors

@@ -78,9 +78,8 @@ def _rotated(spec: ModelSpec) -> ModelSpec:
     return each_attention(spec, lambda _, attention: replace(attention, rope=rope))
 
 
-def _name(name: str) -> str | None:
-    """Return the name to use; None for tensors of multi-token prediction."""
-    return None if "mtp" in name else name.replace("mlp.gate.moe_statics", "mlp.moe_statics")
+def _name(name: str) -> str:
+    return name.replace("mlp.gate.moe_statics", "mlp.moe_statics")
 
 
 FAMILY = Family(

@@ -60,4 +60,5 @@ class Fields:
         return value
 
     def _wrong(self, key: str, value: Any, allowed: str) -> ModelError:
-        return ModelError(f"{key} in {self.where} is {str(value)[:60]!r}; it must be {allowed}.")
+        alike = ", the same for all layers" if isinstance(value, list) else ""
+        return ModelError(f"{key} in {self.where} is {str(value)[:60]!r}; it must be {allowed}{alike}.")

@@ -100,9 +100,21 @@ def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
         return next((float_values(file.path, file.tensors[n]) for n in names if n in file.tensors), None)
 
     config = GGUFConfig(
-        Fields(file.metadata, "the GGUF file"),
+        Fields(_alike(file.metadata, name), "the GGUF file"),
         file.tensors,
         factors("rope_freqs.weight", "rope_factors_short.weight"),
         factors("rope_factors_long.weight"),
     )
     return family, family.from_gguf(config)
+
+
+def _alike(metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the metadata with one number for each list that repeats it for every layer of the architecture `name`."""
+    layers = metadata.get(f"{name}.block_count")
+
+    def of_all(key: str, value: Any) -> Any:
+        by_layer = isinstance(value, list) and len(value) == layers and key.startswith(f"{name}.")
+        is_number = by_layer and type(value[0]) in (int, float) and value.count(value[0]) == layers
+        return value[0] if is_number and not key.endswith("_pattern") else value
+
+    return {key: of_all(key, value) for key, value in metadata.items()}

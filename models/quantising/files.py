@@ -29,8 +29,8 @@ def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
     """Raise ModelError unless every matrix is stored as a tensor of its own."""
     if packed := sorted(name for name in held if name not in names):
         raise ModelError(
-            f"In this checkpoint {packed[0]} shares a tensor with others or is transposed; such models cannot be "
-            "written yet. chatterm run --quantize int4 quantises them while they are read."
+            f"In this checkpoint {packed[0]} shares a tensor with others, is transposed or has another name; such "
+            "models cannot be written yet. chatterm run --quantize int4 quantises them while they are read."
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.weights.block_formats import Kind
-from models.weights.safetensors_files import damaged, safetensors_files
+from models.weights.safetensors_files import damaged, safetensors_files, weight_map
 from models.weights.staging import Extent
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -79,8 +79,18 @@ class StoredTensor:
 
 
 def read_safetensors(folder: Path) -> list[StoredTensor]:
-    """Return all tensors of the checkpoint in a folder, in file order. Raises ModelError for a damaged file."""
-    return [tensor for path in safetensors_files(folder) for tensor in _read_file(path)]
+    """Return all tensors of the checkpoint in a folder, in file order. Raises ModelError for a damaged file.
+
+    Of several tensors with the same name, the one in the shard that the index names counts.
+    """
+    found = [(path.name, tensor) for path in safetensors_files(folder) for tensor in _read_file(path)]
+    shards, there = weight_map(folder), {(shard, tensor.name) for shard, tensor in found}
+
+    def counts(shard: str, name: str) -> bool:
+        named = shards.get(name, shard)
+        return shard == named or (named, name) not in there
+
+    return [tensor for shard, tensor in found if counts(shard, tensor.name)]
 
 
 def _read_file(path: Path) -> list[StoredTensor]:

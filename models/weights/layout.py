@@ -25,7 +25,8 @@ def laid_out(
 ) -> Iterator[StoredTensor]:
     """Yield the stored tensors, one for each slot of `spec` where possible; nothing is read.
 
-    `rename` returns the name to use, or None for a tensor that does not belong to this network. The weights of the
+    `rename` returns the name to use, or None for a tensor that does not belong to this network. Names may lack the
+    prefix of the embedding's ("model"), as those of a checkpoint saved without its head do. The weights of the
     parts `turned` are stored [columns, rows], unless they are in blocks. The rows of the parts `alternating`
     alternate in the tensor that holds them. `norm_offset` was added to the weights of all norms.
     """
@@ -34,10 +35,13 @@ def laid_out(
         # A set, because a packed tensor may have the name of one of its parts (ffn_up of Phi-3).
         for name in {slot.name(names), *_packed_names(slot, names, packed)}:
             inside.setdefault(name, []).append(slot)
+    base = names["embedding"].rpartition(".")[0]
     for stored in tensors:
         renamed = rename(stored.name)
         if renamed is None:
             continue
+        if f"{base}.{renamed}" in inside:
+            renamed = f"{base}.{renamed}"
         tensor, found = replace(stored, name=renamed), inside.get(renamed, [])
         is_matrix = bool(found) and len(found[0].shape) == len(tensor.shape) == 2
         if is_matrix and found[0].part in turned:

@@ -16,13 +16,18 @@ def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dic
     wanted = {slot.name(names): slot for slot in slots(spec)}
     places: dict[str, Slot] = {}
     for tensor in tensors:
-        if _is_redundant(tensor.name, spec, names):
+        if _is_unused(tensor.name):
             continue
         slot = wanted.pop(tensor.name, None)
+        if slot is None and tensor.name in places:
+            raise ModelError(
+                f"The checkpoint has the tensor {tensor.name[:80]} twice, and no index that says which counts; "
+                "download it again."
+            )
         if slot is None:
             raise ModelError(
                 f"The checkpoint has the tensor {tensor.name[:80]}, which {spec.architecture} with this "
-                "config does not use, or has it twice; the weights and the config do not match."
+                "config does not use; the weights and the config do not match."
             )
         if tensor.shape != slot.shape:
             raise ModelError(
@@ -38,6 +43,7 @@ def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dic
     return places
 
 
-def _is_redundant(name: str, spec: ModelSpec, names: Names) -> bool:
-    """Whether a tensor follows from other tensors; old checkpoints carry such tensors."""
-    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == f"{names['head']}.weight")
+def _is_unused(name: str) -> bool:
+    """Whether a tensor is none of the network's: old checkpoints have frequencies, some new ones predict tokens ahead
+    (multi-token prediction)."""
+    return name.endswith("rotary_emb.inv_freq") or any(part.startswith("mtp") for part in name.split("."))

@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from models.errors import ModelError
 from models.files import read_json
 
+_INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 _LONGEST = 200
@@ -16,7 +17,7 @@ _LONGEST = 200
 
 def safetensors_files(folder: Path) -> list[Path]:
     """Return the safetensors files that make up the checkpoint in a folder. Raises ModelError if there is none."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / _INDEX
     if index.is_file():
         return [folder / shard for shard in _shards(index)]
     single = folder / "model.safetensors"
@@ -34,11 +35,22 @@ def safetensors_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} has no *.safetensors file; download the model again.")
 
 
-def _shards(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+def weight_map(folder: Path) -> dict[str, str]:
+    """Return the shard of each tensor according to the index of the checkpoint in a folder; empty without an index.
+
+    Raises ModelError for a damaged index.
+    """
+    index = folder / _INDEX
+    if not index.is_file():
+        return {}
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
         raise ModelError(f"{index} has no weight_map; download it again.")
-    shards = sorted({str(shard) for shard in weight_map.values()})
+    return {name: str(shard) for name, shard in shards.items()}
+
+
+def _shards(index: Path) -> list[str]:
+    shards = sorted(set(weight_map(index.parent).values()))
     for shard in shards:
         if Path(shard).name != shard or len(shard) > _LONGEST:
             raise ModelError(

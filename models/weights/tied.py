@@ -1,0 +1,59 @@
+"""What a checkpoint says about an embedding and a head that are one matrix according to the config."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from models.spec import ModelSpec
+from models.weights.checkpoint import StoredTensor
+from models.weights.slots import Names
+
+_NUMBERS = 1 << 20
+"""How many numbers of the two matrices are compared at once."""
+
+
+def as_stored(
+    spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names
+) -> tuple[ModelSpec, list[StoredTensor], str | None]:
+    """Return spec and tensors with embedding and head as they are stored, and a note for the user or None.
+
+    As in transformers (`PreTrainedModel.tie_weights`), a stored head with numbers of its own counts, whatever the
+    config says, and a head that is stored alone is the embedding, too. Only where both are stored are they read.
+    Raises ModelError if they cannot be.
+    """
+    tensors = list(tensors)
+    embedding, head = (
+        next((t for t in tensors if t.name == f"{names[part]}.weight"), None)
+        for part in ("embedding", "head")
+    )
+    if not spec.tied or head is None:
+        return spec, tensors, None
+    if embedding is not None and not _equal(embedding, head):
+        note = f"The checkpoint has a head of its own ({head.name}), which is used although the config says otherwise."
+        return replace(spec, tied=False), tensors, note
+    rest = [tensor for tensor in tensors if tensor is not head]
+    return (
+        spec,
+        rest if embedding is not None else [replace(head, name=f"{names['embedding']}.weight"), *rest],
+        None,
+    )
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    if one.shape != other.shape or one.quantised or other.quantised:
+        return False  # rounded numbers are not those of the other
+    step = max(1, _NUMBERS // one.shape[1])
+    return all(
+        torch.equal(_rows(one, start, step), _rows(other, start, step))
+        for start in range(0, one.shape[0], step)
+    )
+
+
+def _rows(tensor: StoredTensor, start: int, count: int) -> torch.Tensor:
+    """Return rows of a matrix, fp32 [at most `count`, columns]."""
+    assert tensor.cut is not None
+    part = tensor.cut(start, min(count, tensor.shape[0] - start))
+    numbers = torch.empty(part.shape)
+    part.copy_into(numbers)
+    return numbers
