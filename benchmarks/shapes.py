@@ -204,6 +204,7 @@ class WordTokenizer:
 
     generation_defaults: dict[str, float | int]
     stop_ids: frozenset[int] = frozenset()
+    suppressed_ids: frozenset[int] = frozenset()
     think_start: int | None = None
     think_end: int | None = None
     channels: None = None

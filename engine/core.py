@@ -137,9 +137,12 @@ class EngineCore:
     def default_params(self, **overrides: Any) -> SamplingParams:
         """Return the sampling that the model's authors recommend (ours if they recommend none), with `overrides`.
 
-        Raises EngineError if a value is out of range.
+        Tokens that they never want sampled get a bias of -100. Raises EngineError if a value is out of range.
         """
-        return SamplingParams(**{**(self.generation_defaults or UNRECOMMENDED), **overrides})
+        values = {**(self.generation_defaults or UNRECOMMENDED), **overrides}
+        if suppressed := {id: -100.0 for id in self.tokenizer.suppressed_ids if id < self.vocab_size}:
+            values["logit_bias"] = {**suppressed, **(values.get("logit_bias") or {})}
+        return SamplingParams(**values)
 
     def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer a prompt, token by token. Closing the generator cancels the request within one step.

@@ -159,7 +159,11 @@ class Engine(EngineCore):
                 free=free if picked.type == "cpu" else None,
                 offload_gb=offload_gb,
                 streams=streams,
-                notes=tuple(filter(None, (files.note, *choice.notes, together, *told, *drafter_told))),
+                notes=tuple(
+                    filter(
+                        None, (files.note, *choice.notes, together, *tokenizer.notes, *told, *drafter_told)
+                    )
+                ),
                 ranks=ranks,
                 group=group,
                 draft=drafter,

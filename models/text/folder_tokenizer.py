@@ -1,6 +1,5 @@
 """A tokenizer from a folder in Hugging Face layout, with the same token ids as in transformers."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from models.errors import ModelError
 from models.files import read_json
+from models.text.generation_config import generation_defaults, suppressed_ids, unused_settings
 from models.text.sentencepiece import sentencepiece_backend
 from models.text.sentencepiece_file import read_sentencepiece
 from models.text.tekken import read_tekken
@@ -18,13 +18,6 @@ from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiec
 
 _FILE = "tokenizer.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_RANGES = {
-    "temperature": (0, sys.float_info.max),
-    "top_k": (0, 2**31),
-    "top_p": (sys.float_info.min, 1),
-    "min_p": (0, 1),
-    "repetition_penalty": (sys.float_info.min, sys.float_info.max),
-}
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _SLOW_FILES = ("vocab.json", "tiktoken.model")
 
@@ -53,12 +46,16 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
         ) from error
     eos = [backend.token_to_id(special_tokens["eos_token"])] if "eos_token" in special_tokens else []
     eos += [*_ids(generation.get("eos_token_id")), *_ids(model_config.get("eos_token_id"))]
+    stop_ids = frozenset(token_id for token_id in eos if token_id is not None)
+    unused = unused_settings(generation)
     return TokenizerParts(
         backend=backend,
         special_tokens=special_tokens,
-        stop_ids=frozenset(token_id for token_id in eos if token_id is not None),
+        stop_ids=stop_ids,
         chat_template=_chat_template(folder, config),
         generation_defaults=generation_defaults(generation),
+        suppressed_ids=suppressed_ids(generation, stop_ids),
+        notes=() if unused is None else (unused,),
         text_start=_text_start(backend, special_tokens.get("bos_token")),
     )
 
@@ -67,18 +64,6 @@ def _text_start(backend: tokenizers.Tokenizer, bos: str | None) -> str:
     """Return the bos token if the tokenizer puts it before every text, otherwise ""."""
     begins = bos is not None and backend.encode("").ids[:1] == [backend.token_to_id(bos)]
     return bos if begins and bos is not None else ""
-
-
-def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    """Return the sampling settings in a generation_config.json, without values that no sampler could use."""
-    found: dict[str, float | int] = {}
-    for name, (low, high) in _RANGES.items():
-        value = generation.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
-            found[name] = int(value) if name == "top_k" else value
-    if generation.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
 
 
 def _load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

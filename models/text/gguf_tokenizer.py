@@ -21,6 +21,11 @@ _ALWAYS_CONTROL = {name for name in END_OF_TURN if name.startswith("<|")} | {
 _DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "t5": {"eos": 1, "unknown": 2, "padding": 0}}
 """Ids of special tokens by kind of tokenizer, for files that name none."""
 
+_NO_SPLIT = (
+    "The GGUF file does not name its pre-tokenizer (tokenizer.ggml.pre), so text is split in the usual way, which may "
+    "not be that of the model; if its answers are poor, use a newer file of this model."
+)
+
 
 def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     """Return the tokenizer that GGUF `metadata` (plain Python values by key) describes.
@@ -36,7 +41,12 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         unused_ids=frozenset(i for i, kind in enumerate(_types(metadata, tokens)) if kind == UNUSED),
         chat_template=template if isinstance(template, str) else None,
         text_start=_text_start(metadata, tokens),
+        notes=(_NO_SPLIT,) if _lacks_split(metadata) else (),
     )
+
+
+def _lacks_split(metadata: Mapping[str, Any]) -> bool:
+    return metadata["tokenizer.ggml.model"] == "gpt2" and "tokenizer.ggml.pre" not in metadata
 
 
 def _backend(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:

@@ -56,6 +56,10 @@ class Tokenizer:
         """Tokens that end a turn."""
         self.generation_defaults: dict[str, float | int] = dict(parts.generation_defaults)
         """Sampling settings that the model's authors recommend; empty if they recommend none."""
+        self.suppressed_ids: frozenset[int] = parts.suppressed_ids
+        """Tokens that the model's authors never want sampled."""
+        self.notes: tuple[str, ...] = parts.notes
+        """Lines for the user about what the model's files ask for or lack."""
         self.think_markers: ThinkMarkers | None = self._find_markers(template or "")
         """The marks around a model's thinking; None for models without a think span."""
         markers = self.think_markers

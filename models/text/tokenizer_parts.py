@@ -78,6 +78,10 @@ class TokenizerParts:
     unused_ids: frozenset[int] = frozenset()
     """Tokens that only fill up the vocabulary and have no text."""
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    suppressed_ids: frozenset[int] = frozenset()
+    """Tokens that are never sampled."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about what the files ask for or lack."""
     text_start: str = ""
     """The text that the model expects before a text to complete: its bos token, or ""."""
 

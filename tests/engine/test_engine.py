@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -156,3 +157,17 @@ def test_the_authors_settings_come_first_then_ours_then_what_the_person_says(eng
     engine.generation_defaults = {"temperature": 0.6, "top_k": 20}
     params = engine.default_params(top_k=5, seed=3)
     assert params == SamplingParams(temperature=0.6, top_k=5, seed=3)
+
+
+def test_tokens_that_the_authors_suppress_are_not_sampled(engine: TinyEngine) -> None:
+    def answer(**settings: Any) -> list[int]:
+        params = engine.default_params(temperature=0.0, max_tokens=12, **settings)
+        return [event.token_id for event in engine.stream(PROMPT, params) if event.token_id is not None]
+
+    free = answer()
+    engine.tokenizer.suppressed_ids = frozenset({*free, 10**6})
+    try:
+        assert not set(answer()) & set(free)
+        assert answer(logit_bias={free[0]: 0.0})[0] == free[0], "a bias of the request counts"
+    finally:
+        engine.tokenizer.suppressed_ids = frozenset()

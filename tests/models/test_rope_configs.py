@@ -50,7 +50,7 @@ OF_LAYERS = {
 }
 ORIGINAL = 32
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
-PARAMETERS = (
+PARAMETERS: tuple[dict[str, Any], ...] = (
     {},
     {"rope_parameters": None},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 2e5}},
@@ -58,7 +58,7 @@ PARAMETERS = (
     {"rope_parameters": OF_LAYERS},
     {"rope_parameters": {"full_attention": {"rope_theta": 7e4}}},
 )
-SCALINGS = (
+SCALINGS: tuple[dict[str, Any], ...] = (
     {},
     {"rope_scaling": {}},
     {"rope_scaling": {"type": "linear", "factor": 8.0}},
@@ -66,7 +66,7 @@ SCALINGS = (
     {"rope_scaling": YARN},
     {"rope_scaling": {"type": "su", "short_factor": [1.0, 1.5] * 4, "long_factor": [2.0] * 8}},
 )
-BESIDE = (
+BESIDE: tuple[dict[str, Any], ...] = (
     {},
     {"rope_theta": 6e4},
     {"rope_theta": 6e4, "original_max_position_embeddings": 8 * ORIGINAL, "rope_local_base_freq": 300.0},
@@ -237,7 +237,7 @@ def test_what_the_keys_of_gguf_files_mean(
 @pytest.mark.parametrize("name", ["gemma3", "olmo2"])
 def test_the_attention_factor_of_a_gguf_file_is_that_of_all_layers(name: str, tmp_path: Path) -> None:
     model = random_model(FAMILIES[name.replace("olmo2", "olmo3")])
-    metadata = {"olmo2.attention.sliding_window": 12} if name == "olmo2" else {}
+    metadata: dict[str, Any] = {"olmo2.attention.sliding_window": 12} if name == "olmo2" else {}
     metadata = metadata | {f"{name}.rope.scaling.attn_factor": 1.5}
     spec = spec_of_gguf(read_gguf(write_gguf(tmp_path / "model.gguf", model, metadata=metadata)))[1]
     ropes = {layer.attention.rope for layer in spec.layers}

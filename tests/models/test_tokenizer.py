@@ -17,7 +17,8 @@ from tokenizers.processors import TemplateProcessing
 
 from models.errors import ModelError
 from models.files import ModelFiles
-from models.text.folder_tokenizer import generation_defaults, parts_from_folder
+from models.text.folder_tokenizer import parts_from_folder
+from models.text.generation_config import generation_defaults
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer, load_tokenizer
