@@ -30,6 +30,7 @@ from models.text.tokenizer import load_tokenizer
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
 from models.weights.matching import match
 from models.weights.memory import available_bytes
+from models.weights.quantize import quantised_as
 from models.weights.slots import Names, slots
 
 FORMAT = "int4, calibrated"
@@ -70,8 +71,7 @@ def _write(
     spec, tensors, names, _ = read_tensors(files)
     places = match(spec, tensors, names)
     tensors = [tensor for tensor in tensors if tensor.name in places]
-    kinds = (t.quantised or (t.blocks.kind.name if t.blocks else None) for t in tensors)
-    if stored := next((kind for kind in kinds if kind is not None), None):
+    if stored := quantised_as(tensors):
         raise ModelError(
             f"The weights of {files.name} are quantised already ({stored}); name the model in 16 or 32 bits."
         )

@@ -1,6 +1,8 @@
 """Quantise numbers to blocks of 32, and choose which weights of a checkpoint are held in which blocks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -33,9 +35,8 @@ def choose_kinds(
     if quantize not in QUANTIZE:
         raise ModelError(f"Unknown quantisation {quantize!r}; it must be one of {', '.join(QUANTIZE)}.")
     matrices = [tensor for tensor in tensors if tensor.name in places and places[tensor.name].is_matrix]
-    packed = [tensor.blocks.kind for tensor in matrices if tensor.blocks is not None]
+    packed = any(tensor.blocks is not None for tensor in matrices)
     odd = [tensor for tensor in matrices if tensor.shape[1] % _BLOCK]
-    apart = [tensor.quantised for tensor in matrices if tensor.quantised is not None]
     if quantize == "auto":
         if device.type != "cpu" or not packed or odd or any(t.quantised and not t.blocks for t in matrices):
             return {}
@@ -47,8 +48,7 @@ def choose_kinds(
             f"On a GPU there are no kernels for this model's weights in {quantize}; leave out --quantize "
             f"{quantize}, or add --device cpu."
         )
-    if packed or apart:
-        named = apart[0] if apart else packed[0].name
+    if named := quantised_as(matrices):
         raise ModelError(
             f"The weights of this model are quantised already ({named}); leave out --quantize {quantize}."
         )
@@ -59,6 +59,15 @@ def choose_kinds(
         )
     delicate = set(places) if quantize == "int8" else _delicate(places)
     return {t.name: Kind.Q8_0 if t.name in delicate else Kind.Q4_1 for t in matrices}
+
+
+def quantised_as(tensors: Iterable[StoredTensor]) -> str | None:
+    """Return how most of the numbers that are stored quantised are stored, for display; None if none are."""
+    numbers: Counter[str] = Counter()
+    for tensor in tensors:
+        if named := tensor.quantised or (tensor.blocks.kind.name if tensor.blocks is not None else None):
+            numbers[named] += prod(tensor.shape)
+    return numbers.most_common(1)[0][0] if numbers else None
 
 
 def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:

@@ -1,6 +1,7 @@
 """Calibrated quantisation: a smaller error, files that load as measured, and no half-written files."""
 
 import errno
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -181,6 +182,32 @@ def test_what_is_written_loads_as_what_was_measured(kind: str, tmp_path: Path) -
         quantise(files_of(source), out)
     with pytest.raises(ModelError, match="quantised already"):
         quantise(files_of(out), tmp_path / f"again{out.suffix}")
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_what_is_written_has_the_usual_modes(kind: str, tmp_path: Path) -> None:
+    source, out = write(tmp_path, kind), tmp_path / ("out" if kind == "folder" else "out.gguf")
+    before = os.umask(0o027)
+    try:
+        quantise(files_of(source), out)
+    finally:
+        os.umask(before)
+    made = [*out.parent.glob("out*"), *out.glob("*")]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made}
+    assert modes == {path.name: 0o750 if path.is_dir() else 0o640 for path in made}
+    assert len(modes) > 1
+
+
+def test_what_most_weights_are_stored_as_is_told(tmp_path: Path) -> None:
+    types = gguf.GGMLQuantizationType
+    kinds = {"token_embd": types.Q8_0} | dict.fromkeys(("attn_q", "attn_output", "ffn_up"), types.Q4_1)
+    path = write_gguf(tmp_path / "model.gguf", random_model(SMALL), kinds)
+    for failing in (
+        lambda: quantise(files_of(path), tmp_path / "out.gguf"),
+        lambda: load_model(files_of(path), dtype=torch.float32, device=CPU, quantize="int4"),
+    ):
+        with pytest.raises(ModelError, match=r"quantised already \(Q4_1\)"):
+            failing()
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
