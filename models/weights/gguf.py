@@ -22,6 +22,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct codes of the scalar value types, by their number in files."""
 _STRING, _ARRAY = 8, 9
+_VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MOST_HEADER_BYTES = 64 << 20
@@ -178,7 +179,12 @@ def _parse(path: Path, mapped: mmap) -> GGUFFile:
         raise ModelError(f"{path} is not a GGUF file; name one, or a folder in Hugging Face layout.")
     cursor.offset = 4
     version = cursor.number("I")
-    if version not in (2, 3):
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+        raise ModelError(
+            f"{path} is a big-endian GGUF file (of a version for other processors); download the usual file of this model, or "
+            "convert this one with gguf-convert-endian from the gguf package."
+        )
+    if version not in _VERSIONS:
         raise ModelError(
             f"{path} has the GGUF version {version}, which is not supported; supported: 2 and 3."
         )

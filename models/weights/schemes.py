@@ -83,6 +83,9 @@ class Scheme:
 def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
     """Read the scheme from a config.json; None if nothing is quantised. Raises ModelError for unsupported schemes."""
     raw = config.get("quantization_config", config.get("compression_config"))
+    of_mlx = config.get("quantization")  # and, in newer folders, the same as quantization_config
+    if isinstance(of_mlx, dict) and "bits" in of_mlx and raw in (None, of_mlx):
+        raise _refused("The checkpoint is quantised by MLX (quantization in config.json)")
     if raw is None:
         return None
     method = raw.get("quant_method") if isinstance(raw, dict) else None

@@ -381,6 +381,7 @@ def test_impossible_rope_factors(tmp_path: Path) -> None:
         (b"PK\x03\x04 a zip file", "not a GGUF file"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(16), "version 1"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(16), "version"),
+        (b"GGUF" + struct.pack(">I", 2) + bytes(16), "is a big-endian GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0), "damaged"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62), "damaged"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63), "damaged"),

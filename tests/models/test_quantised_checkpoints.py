@@ -194,6 +194,15 @@ def test_what_is_not_read_is_refused_by_name(config: Any, said: str) -> None:
         spec_of_hf(raw)
 
 
+def test_a_folder_of_mlx_is_called_so() -> None:
+    said = {"group_size": 64, "bits": 4}
+    for more in {}, {"quantization_config": said}:
+        raw = tiny_qwen3().to_dict() | {"architectures": ["Qwen3ForCausalLM"], "quantization": said} | more
+        with pytest.raises(ModelError, match=r"quantised by MLX .* use the original checkpoint, a GGUF file"):
+            spec_of_hf(raw)
+    assert scheme_of({"quantization": None}) is None
+
+
 @pytest.mark.parametrize(
     ("name", "digits"),
     [("gptq1, 4 bits", "qweight"), ("packed, 4 bits, 32", "weight_packed")],
