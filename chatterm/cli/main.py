@@ -486,8 +486,9 @@ def verify(
 
 
 @app.command()
-def show(model: options.ModelArgument) -> None:
-    """Show what MODEL is, and how it would run here; for a model on the Hub only its description is fetched."""
+def show(model: options.OptionalModel = None) -> None:
+    """Show what MODEL is, and how it would run here (on the Hub only its description is fetched); without MODEL, list
+    the architectures that can be run."""
     from chatterm.cli.show import show as show_model
 
     show_model(model)

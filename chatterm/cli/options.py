@@ -29,9 +29,9 @@ ASKED = (
     f"{MODEL[:-1]}; or a model on a server: openai://HOST:PORT/MODEL, ollama://HOST:PORT/MODEL, "
     "or a remote from the settings (NAME or NAME/MODEL)."
 )
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
-]
+_MODEL = typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
+ModelArgument = Annotated[str, _MODEL]
+OptionalModel = Annotated[str | None, _MODEL]
 MOST_STREAMS = 64
 """Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"

@@ -4,6 +4,7 @@ from chatterm.cli.models import place
 from chatterm.conversation.figures import rate_text
 from chatterm.terminal.sanitize import one_line
 from models.errors import ModelError
+from models.families.registry import FAMILIES
 from models.features import features
 from models.hub.download import HubModel
 from models.hub.inspect import ModelFacts, describe, describe_on_hub
@@ -13,8 +14,14 @@ from models.units import bytes_text, counted
 from models.weights.schemes import Scheme
 
 
-def show(model: str) -> None:
-    """Print what `model` is. Raises ModelError when there is no such model, or the Hub is out of reach."""
+def show(model: str | None) -> None:
+    """Print what `model` is, or with None what can be run.
+
+    Raises ModelError when there is no such model, or the Hub is out of reach.
+    """
+    if model is None:
+        _show_supported()
+        return
     facts, where = _facts(model)
     context = counted(facts.context_length, "token") if facts.context_length else "unknown"
     template = {True: "yes", False: "no: it completes text", None: "not known before it is downloaded"}
@@ -36,6 +43,15 @@ def show(model: str) -> None:
         rows.append(("Note", note))
     for label, value in rows:
         print(f"{label:<13}  {one_line(value, 1000)}")
+
+
+def _show_supported() -> None:
+    """Print every architecture that can be run, as config.json and as GGUF files name it."""
+    rows = [(", ".join(family.architectures), family.gguf_architecture or "") for family in FAMILIES]
+    rows.insert(0, ("Supported architectures in config.json", "in GGUF files"))
+    width = max(len(names) for names, _ in rows)
+    for names, gguf in rows:
+        print(f"{names:<{width}}  {gguf}".rstrip())
 
 
 def _facts(model: str) -> tuple[ModelFacts, str]:

@@ -20,7 +20,7 @@ from models.families import (
 )
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.unknown import missing_features, unknown
+from models.families.unknown import why_unknown
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
 from models.weights.schemes import MXFP4, scheme_of
@@ -47,9 +47,6 @@ FAMILIES: tuple[Family, ...] = (
     gpt_oss.FAMILY,
 )
 
-ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
-"""The supported architectures, as config.json names them."""
-
 
 def load_spec(files: ModelFiles) -> ModelSpec:
     """Return the description of local files. Raises ModelError if the config is missing, damaged or not supported."""
@@ -74,8 +71,7 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
     architecture = names[0] if isinstance(names, list) and names else types.get(kind, kind)
     family = next((family for family in FAMILIES if architecture in family.architectures), None)
     if family is None:
-        supported = ", ".join(ARCHITECTURES)
-        raise ModelError(unknown("architecture", architecture, missing_features(raw), supported))
+        raise ModelError(why_unknown("architecture", architecture, raw))
     scheme = scheme_of(raw)
     if scheme is not None and family.turned and scheme.layouts != (MXFP4,):
         raise ModelError(
@@ -92,9 +88,7 @@ def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
     name = file.metadata.get("general.architecture", "(none named)")
     family = next((family for family in FAMILIES if family.gguf_architecture == name), None)
     if family is None or family.from_gguf is None:
-        supported = ", ".join(f.gguf_architecture for f in FAMILIES if f.gguf_architecture is not None)
-        missing = missing_features(file.metadata, f"{name}.")
-        raise ModelError(unknown("GGUF architecture", name, missing, supported))
+        raise ModelError(why_unknown("GGUF architecture", name, file.metadata, f"{name}."))
 
     def factors(*names: str) -> tuple[float, ...] | None:
         return next((float_values(file.path, file.tensors[n]) for n in names if n in file.tensors), None)

@@ -1,50 +1,250 @@
-"""Unsupported features that an unknown architecture requires, as far as its config tells."""
+"""What keeps an unknown architecture from running, as far as its config and its name tell."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-_ASKED: tuple[tuple[str, frozenset[str]], ...] = (
-    ("multi-head latent attention", frozenset({"kv_lora_rank", "q_lora_rank", "attention.kv_lora_rank"})),
-    ("experts that are chosen in groups", frozenset({"topk_group", "expert_group_used_count"})),
-    ("sparse attention by an index", frozenset({"index_topk", "attention.indexer.top_k"})),
-    (
-        "state-space layers",
-        frozenset({"ssm_state_size", "state_size", "mamba_d_state", "d_state", "ssm_cfg", "ssm.state_size"}),
-    ),
-    ("linear attention", frozenset({"linear_num_value_heads", "linear_attn_config", "lightning_attn"})),
-    ("recurrent layers", frozenset({"lru_width", "rescale_every", "head_size_divisor", "wkv.head_size"})),
-    ("convolutions between rows", frozenset({"conv_L_cache", "shortconv.l_cache"})),
-    (
-        "embeddings for every layer",
-        frozenset({"hidden_size_per_layer_input", "embedding_length_per_layer_input"}),
-    ),
-    ("attention beside the feed-forward", frozenset({"parallel_attn", "use_parallel_residual"})),
-    ("ALiBi positions", frozenset({"alibi", "use_alibi", "attention.max_alibi_bias"})),
-    ("an encoder", frozenset({"is_encoder_decoder", "type_vocab_size", "tokenizer.ggml.token_type_count"})),
-    ("images", frozenset({"vision_config", "vision_tower", "mm_vision_tower"})),
-    ("sound", frozenset({"audio_config"})),
-)
-"""Words for the user, and the fields of config.json or of a GGUF file that mean this feature."""
+_GATED = "a gate for the attention's output"
+_PARALLEL = "attention beside the feed-forward"
+_SUM_NORMS = "norms of the sum with the residual"
+_NO_WEIGHTS = "norms without weights"
+_LATER_NORMS = "norms of query and key heads after their rotation"
+_STATE_SPACE, _LINEAR = "state-space layers", "linear attention"
+_CONVOLUTIONS, _INDEXED = "convolutions between rows", "sparse attention by an index"
+_ALIBI = "ALiBi positions"
+_GROUPS, _SCALED = "experts that are chosen in groups", "scaled sums of experts"
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("multi-head latent attention", ("kv_lora_rank", "q_lora_rank", "attention.kv_lora_rank")),
+    (_GROUPS, ("n_group", "num_expert_group", "expert_group_count")),
+    (
+        _SCALED,
+        (
+            *("routed_scaling_factor", "moe_routed_scaling_factor", "router_scaling_factor", "route_scale"),
+            "expert_weights_scale",
+        ),
+    ),
+    (_INDEXED, ("index_topk", "attention.indexer.top_k")),
+    (_LINEAR, ("linear_num_value_heads", "linear_attn_config", "lightning_attn")),
+    ("recurrent layers", ("lru_width", "rescale_every", "head_size_divisor", "wkv.head_size")),
+    (_CONVOLUTIONS, ("conv_L_cache", "shortconv.l_cache")),
+    ("embeddings for every layer", ("hidden_size_per_layer_input", "embedding_length_per_layer_input")),
+    (
+        "attention heads that differ from layer to layer",
+        ("global_head_dim", "per_layer_config", "num_attention_heads_per_layer"),
+    ),
+    (_PARALLEL, ("parallel_attn", "use_parallel_residual")),
+    ("clamped queries, keys and values", ("clip_qkv", "attention.clamp_kqv")),
+    ("LayerNorm of query and key heads", ("qk_layernorm",)),
+    (_ALIBI, ("alibi", "use_alibi", "attention.max_alibi_bias")),
+    ("an encoder", ("is_encoder_decoder", "type_vocab_size", "tokenizer.ggml.token_type_count", "encoder")),
+    (
+        "images",
+        (
+            *("vision_config", "vision_tower", "mm_vision_tower", "vision_model"),
+            *("vlm_config", "vq_config", "backbone_config"),
+        ),
+    ),
+    (
+        "sound",
+        (
+            *("audio_config", "audio_encoder", "audio_encoder_config", "audio_token_index", "speech_config"),
+            *("speech_encoder_layers", "num_codebooks", "acoustic_tokenizer_encoder_config"),
+        ),
+    ),
+    ("proteins", ("protein_encoder_config",)),
+)
+"""Words for the user, and the fields of config.json or of a GGUF file that mean this unless they are 0 or empty."""
+
+_OF_STATE_SPACE = ("ssm_state_size", "state_size", "mamba_d_state", "d_state", "ssm_cfg", "ssm.state_size")
+_ACTIVATIONS = (
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "mlp_hidden_act",
+    "hidden_activation_fn",
+)
+_KNOWN_ACTIVATION = re.compile(r"silu|swish|relu|gelu.*")
+
+_KINDS = {
+    **dict.fromkeys(("full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse")),
+    **dict.fromkeys(("mamba", "mamba2"), _STATE_SPACE),
+    "linear_attention": _LINEAR,
+    "conv": _CONVOLUTIONS,
+    "chunked_attention": "attention within chunks",
+    "indexed_attention": _INDEXED,
+    "recurrent": "recurrent layers",
+}
+"""Words for the kinds of layers; None: they are computed."""
+
+_BY_TYPE: Mapping[str, tuple[str, ...]] = {
+    "afmoe": (_GATED,),
+    "beam": (_GATED,),
+    "bert-generation": (_SUM_NORMS,),
+    "bitnet": ("norms inside attention and feed-forward",),
+    "bloom": (_ALIBI, "a norm of the embeddings"),
+    "blt": ("patches of bytes in place of tokens",),
+    "codegen": (_PARALLEL,),
+    "cohere": (_PARALLEL,),
+    "cohere2": (_PARALLEL,),
+    "cohere2_moe": (_PARALLEL,),
+    "cohere_compass_text": (_PARALLEL,),
+    "cpmant": ("biases of attention scores by distance",),
+    "ctrl": ("sinusoidal positions",),
+    "dbrx": ("clamped queries, keys and values",),
+    "diffusion_gemma": ("text that is written in blocks",),
+    "diffllama": ("differential attention",),
+    "doge": ("attention with a learned mask",),
+    "emu3": ("images",),
+    "flaubert": (_SUM_NORMS,),
+    "fuyu": ("images",),
+    "gemma4_assistant": ("guesses from another model's hidden states",),
+    "gemma4_unified_assistant": ("guesses from another model's hidden states",),
+    "gptj": (_PARALLEL,),
+    "gradium_phonon_tts": ("sound",),
+    "hrm_text": (_GATED, "layers that are passed several times"),
+    "hunyuan_v1_dense": (_LATER_NORMS,),
+    "hunyuan_v1_moe": (_LATER_NORMS,),
+    "inkling2_text": ("biases of attention scores by distance",),
+    "inkling_text": ("biases of attention scores by distance",),
+    "jetmoe": ("a mixture of attention heads",),
+    "kolibri1": ("experts that are chosen by biased logits",),
+    "laguna": (_GATED,),
+    "llama4_text": (_LATER_NORMS,),
+    "mimo_v2_flash": ("values of another width than keys",),
+    "minimax_m3_vl_text": (_INDEXED,),
+    "ministral3": ("queries that are scaled by their positions",),
+    "modernbert-decoder": ("a norm of the embeddings",),
+    "moshi": ("sound",),
+    "mpt": (_ALIBI,),
+    "nanochat": (_NO_WEIGHTS,),
+    "olmo": (_NO_WEIGHTS,),
+    "openai-gpt": (_SUM_NORMS,),
+    "phi": (_PARALLEL,),
+    "phimoe": ("experts that are chosen by sparsemixer",),
+    "pocket_tts": ("sound",),
+    "reformer": ("attention within hashed buckets",),
+    "trocr": ("images",),
+    "xglm": ("sinusoidal positions",),
+    "xlm": (_SUM_NORMS,),
+    "xlnet": ("positions that are relative to each other",),
+    "xlstm": ("recurrent layers",),
+    "zaya": (_CONVOLUTIONS,),
+}
+"""What a model_type of transformers needs that no field of its config tells."""
+
+_ONLY_UNREAD = frozenset({
+    "aria_text", "biogpt", "cwm", "dots1", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
+    "glm4_moe", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "granite_swa", "granitemoe_swa", "granitemoehybrid",
+    "helium", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe", "seed_oss",
+    "solar_open", "stablelm", "starcoder2", "vaultgemma",
+})  # fmt: skip
+"""Values of model_type whose networks have no part that is missing here, unless a field of their config says so."""
+
+_OF_GGUF = {
+    "command-r": "cohere",
+    "glm4moe": "glm4_moe",
+    "granitehybrid": "granitemoehybrid",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
+    "jais": "mpt",
+    "llama4": "llama4_text",
+    "mimo2": "mimo_v2_flash",
+    "minimax-m2": "minimax_m2",
+    "mistral3": "ministral3",
+    "phi2": "phi",
+    "qwen2moe": "qwen2_moe",
+    "refact": "mpt",
+    "starcoder": "gpt_bigcode",
+}
+"""GGUF architectures that need the same as a model_type of another name."""
+
+_WRITERS = (
+    *("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "WithLMHead", "GenerationDecoder"),
+    *("Text2Text", "ToText", "EncoderDecoderModel", "ForBlockDiffusion"),
+)
+_OTHERS = re.compile(r"(For[A-Z]\w+|Model|Encoder|Decoder|Backbone|Transformer|VAE|Gan)$")
+
+
+def why_unknown(what: str, name: object, config: Mapping[str, Any], prefix: str = "") -> str:
+    """Return one line for an architecture that no family describes.
+
+    `what` is the kind of `name`; `config` is its config.json, or GGUF metadata whose fields begin with `prefix`.
+    """
+    missing = missing_features(config, prefix)
+    *most, last = missing or [""]
+    if _has_no_head(str(name), config) and not {"an encoder", "images", "sound"} & set(missing):
+        why = "it has no head that writes text"
+    elif missing:
+        why = (
+            f"chatterm does not compute {', '.join(most)} and {last}"
+            if most
+            else f"chatterm does not compute {last}"
+        )
+    elif _types(config) & _ONLY_UNREAD:
+        why = "chatterm computes all of its parts, but cannot read its config and weights yet"
+    else:
+        why = "chatterm does not know it"
+    return f"The {what} {str(name)[:60]} is not supported: {why}. `chatterm show` lists what is supported."
 
 
 def missing_features(config: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the features that `config` requires and nothing here computes; `prefix` precedes GGUF field names."""
-    asked = {name.removeprefix(prefix) for name, value in config.items() if _says(value)}
-    found = [words for words, names in _ASKED if names & asked]
-    kinds = config.get("layer_types")
-    others = {k for k in kinds if isinstance(k, str)} - _LAYER_TYPES if isinstance(kinds, list) else set()
-    return found + [f"layers of the kind {kind[:40]}" for kind in sorted(others)[:3]]
+    found: dict[str, None] = {}
+    for part in _parts(config):
+        found |= dict.fromkeys(_of_part({name.removeprefix(prefix): value for name, value in part.items()}))
+    return list(found)
 
 
-def unknown(what: str, name: object, missing: list[str], supported: str) -> str:
-    """Return one line for an architecture that no family describes; `what` is the kind of name."""
-    *most, last = missing or [""]
-    words = f"{', '.join(most)} and {last}" if most else last
-    why = f"chatterm does not compute {words}" if missing else "chatterm does not know it"
-    return f"The {what} {str(name)[:60]} is not supported: {why}; supported: {supported}."
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a config and those of the networks inside it that write text."""
+    yield config
+    for name in ("text_config", "llm_config", "language_config", "thinker_config", "attn_config", "decoder"):
+        if isinstance(inner := config.get(name), Mapping):
+            yield from _parts(inner)
+
+
+def _of_part(config: Mapping[str, Any]) -> Iterator[str]:
+    for kind in _types(config):
+        yield from _BY_TYPE.get(kind, ())
+    for words, names in _FIELDS:
+        values = [config.get(name) for name in names]
+        if any(_says(value) and (value != 1 or words not in (_GROUPS, _SCALED)) for value in values):
+            yield words
+    if config.get("do_layer_norm_before") is False:
+        yield _SUM_NORMS
+    kinds = {
+        kind
+        for name in ("layer_types", "layers_block_type")
+        if isinstance(listed := config.get(name), list)
+        for kind in listed
+        if isinstance(kind, str)
+    }
+    # With kinds of layers, state-space layers are among them; transformers 5 calls them linear attention.
+    has_states = any(_says(config.get(name)) for name in _OF_STATE_SPACE)
+    if has_states and (not kinds or kinds & {"mamba", "mamba2", "linear_attention"}):
+        yield _STATE_SPACE
+        kinds -= {"linear_attention"}
+    yield from (
+        words for kind in sorted(kinds) if (words := _KINDS.get(kind, f"layers of the kind {kind[:40]}"))
+    )
+    for activation in (config.get(name) for name in _ACTIVATIONS):
+        if isinstance(activation, str) and not _KNOWN_ACTIVATION.fullmatch(activation):
+            yield f"the activation {activation[:40]}"
 
 
 def _says(value: Any) -> bool:
-    return value not in (None, False, 0, 0.0, "", [], {})
+    if isinstance(value, list) and all(item == value[0] for item in value):
+        return False  # the same in all layers
+    return value not in (None, False, 0, "", {})
+
+
+def _types(config: Mapping[str, Any]) -> set[str]:
+    architecture = str(config.get("general.architecture", ""))
+    return {str(config.get("model_type", "")), _OF_GGUF.get(architecture, architecture)}
+
+
+def _has_no_head(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether an architecture, by the way in which transformers names them, is for something else than writing text."""
+    writes = "ForCausalLM" in str(config.get("auto_map")) or name.endswith(_WRITERS)
+    return not writes and _OTHERS.search(name) is not None

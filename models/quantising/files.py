@@ -101,7 +101,9 @@ def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = read_json(source / "config.json") | {"quantization_config": _config(held)}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    shutil.copymode(out / "config.json", out / "model.safetensors")  # which safetensors writes for its owner alone
+    shutil.copymode(
+        out / "config.json", out / "model.safetensors"
+    )  # which safetensors writes for its owner alone
 
 
 def _packed(held: Held) -> dict[str, Tensor]:

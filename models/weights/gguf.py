@@ -181,8 +181,8 @@ def _parse(path: Path, mapped: mmap) -> GGUFFile:
     version = cursor.number("I")
     if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
         raise ModelError(
-            f"{path} is a big-endian GGUF file (of a version for other processors); download the usual file of this model, or "
-            "convert this one with gguf-convert-endian from the gguf package."
+            f"{path} is a big-endian GGUF file (of a version for other processors); download the usual file of this "
+            "model, or convert this one with gguf-convert-endian from the gguf package."
         )
     if version not in _VERSIONS:
         raise ModelError(

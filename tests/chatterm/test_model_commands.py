@@ -16,6 +16,7 @@ from engine.execute.compatibility import not_fused, not_native
 from engine.machine.expected import PROGRAMS, Here
 from engine.machine.shapes import CONFIGS
 from models.errors import ModelError
+from models.families import registry
 from models.families.registry import load_spec
 from models.features import features
 from models.files import ModelFiles
@@ -298,7 +299,7 @@ UNKNOWN = {
     ),
     "Lfm2ForCausalLM": (
         {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"]},
-        "chatterm does not compute convolutions between rows and layers of the kind conv",
+        "chatterm does not compute convolutions between rows",
     ),
     "BertModel": ({"type_vocab_size": 2}, "chatterm does not compute an encoder"),
     "NewForCausalLM": ({"kv_lora_rank": None, "hidden_size": 8}, "chatterm does not know it"),
@@ -313,9 +314,18 @@ def test_an_unknown_architecture_is_refused_with_what_is_missing(
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
     write_weights(tmp_path)
     rows = shown_of(str(tmp_path), capsys)
-    said = f"no: The architecture {architecture} is not supported: {why}; supported: Qwen3ForCausalLM, "
-    assert rows["Runs here"].startswith(said)
+    said = f"no: The architecture {architecture} is not supported: {why}. `chatterm show` lists what is supported."
+    assert rows["Runs here"] == said
     assert "Speed" not in rows
+
+
+def test_show_without_a_model_lists_what_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for family in registry.FAMILIES:
+        (line,) = (line for line in lines if family.architectures[0] in line.replace(",", "").split())
+        assert all(name in line for name in family.architectures)
+        assert line.endswith(f"  {family.gguf_architecture}") or family.gguf_architecture is None
 
 
 def test_show_of_a_model_on_the_hub_fetches_its_description_alone(
