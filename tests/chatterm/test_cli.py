@@ -226,7 +226,7 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --theme plaid", "choose one of: dusk, ember"),
         ("run --inline --theme plaid", "Unknown theme 'plaid'"),
         ("frobnicate", "frobnicate"),
-        ("show", "MODEL"),
+        ("pull", "MODEL"),
         ("rm smollm2", "--yes"),
     ],
 )
