@@ -119,6 +119,15 @@ class TestTied:
         assert load(folder).spec.tied
         assert_those_of_transformers(folder)
 
+    @pytest.mark.parametrize("shape", [(160,), (160, 0), ()])
+    def test_embedding_and_head_of_an_impossible_shape_are_told(
+        self, shape: tuple[int, ...], tmp_path: Path
+    ) -> None:
+        folder = write_checkpoint(tmp_path, tiny_qwen3())
+        change(folder, lambda tensors: tensors | {HEAD: torch.ones(shape), EMBEDDING: torch.ones(shape)})
+        with pytest.raises(ModelError, match="has the shape"):
+            load(folder)
+
     def test_a_head_of_another_size_is_told(self, tmp_path: Path) -> None:
         folder = write_checkpoint(tmp_path, tiny_qwen3())
         change(folder, lambda tensors: tensors | {HEAD: torch.ones(159, 48)})
