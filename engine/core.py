@@ -273,7 +273,8 @@ class EngineCore:
             self.__dict__.pop(owner_of_memory, None)
         if self.device.type == "cuda":  # free the memory for the next model and for other programs
             gc.collect()
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # a GPU that was lost has nothing to give back
+                torch.cuda.empty_cache()
 
     def tuner(self) -> "Tuner":
         """Return a tuner, which measures how the decode kernels run best here. Raises EngineError if it cannot."""
@@ -343,15 +344,9 @@ class EngineCore:
             raise EngineError(
                 f"logit_bias names token {unknown[0]}; this model has tokens 0 to {self.vocab_size - 1}."
             )
-        answer = list(earlier or [])
+        answer, output = list(earlier or []), output or self.output(params)
         sequence = Sequence(
-            rows,
-            Priority.PERSON,
-            params,
-            output or self.output(params),
-            client=client,
-            origin=origin,
-            generated=answer,
+            rows, Priority.PERSON, params, output, client=client, origin=origin, generated=answer
         )
         if follow is not None:
             follow(sequence)
@@ -417,6 +412,11 @@ class EngineCore:
     def is_closed(self) -> bool:
         """Whether the engine is closed and takes no more requests."""
         return self._loop.closed
+
+    @property
+    def lost_gpu(self) -> bool:
+        """Whether the engine is closed because the GPU was lost, which only another process may use again."""
+        return self._loop.lost_gpu
 
     @property
     def on_loop_thread(self) -> bool:

@@ -18,6 +18,7 @@ from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
 from engine.execute.cpu.held_weights import read_model
+from engine.execute.faults import not_loaded
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.room import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Order, Ranks
@@ -181,11 +182,13 @@ class Engine(EngineCore):
             # They load while this process does.
             ranks = Ranks(asked, tensor_parallel, loop.fail) if asked is not None else None
             engine = loop.call(build)
-        except BaseException:
+        except BaseException as error:
             if ranks is not None:
                 ranks.close()
             loop.close()
             tokenizer.close()
+            if picked.type == "cuda" and isinstance(error, RuntimeError):
+                raise not_loaded(error) from error
             raise
         if tunes and not deterministic:
             engine.tune_when_idle()

@@ -11,6 +11,10 @@ class OutOfRoomError(EngineError, NoRoomError):
     """There is too little memory for a model's KV cache."""
 
 
+class GpuLostError(EngineError):
+    """The GPU answers this process no more, and never will; another process may still use it."""
+
+
 class ConstraintError(EngineError):
     """What an answer has to be is too complex, which showed only in the answer."""
 

@@ -228,7 +228,11 @@ class Attached:
     def _load(self, load: Callable[[], object]) -> None:
         try:
             load()
-        except ServerGoneError:
+        except ServerGoneError as error:
+            if error.why:
+                raise EngineError(
+                    f"{error} Open the model again: it is then loaded in this process."
+                ) from None
             raise EngineError(
                 "The engine process ended while it was loading the model; it may have run out of memory. Choose a "
                 "smaller model, or free some memory."

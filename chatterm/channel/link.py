@@ -34,8 +34,9 @@ _CHUNK = 256 * 1024
 class ServerGoneError(EngineError):
     """The server has ended, or was ended, while it was asked something."""
 
-    def __init__(self) -> None:
-        super().__init__("The chatterm server has ended.")
+    def __init__(self, why: str = "") -> None:
+        super().__init__(f"The chatterm server has ended{why and f': {why}'}.")
+        self.why = why
 
 
 Then = Callable[[Item | Done | Failed | None], None]
@@ -157,6 +158,8 @@ def error_of(failed: Failed) -> EngineError | ModelError:
     """The error that the server told of."""
     if failed.fields.get("code") == "shutting_down":
         return ServerGoneError()
+    if failed.kind == "gpu_lost":
+        return ServerGoneError("the GPU was lost")
     if failed.kind == "model":
         return ModelError(failed.message)
     if failed.kind == "context":

@@ -1,8 +1,29 @@
 """What goes wrong while something is computed, for people."""
 
-from engine.errors import EngineError
+import torch
+
+from engine.errors import EngineError, GpuLostError, OutOfRoomError
+from engine.kernels.recording import wait_for
 from models.errors import ModelError
 from models.load import is_out_of_memory
+
+_LOST = (
+    "unspecified launch failure",
+    "illegal memory access",
+    "device-side assert",
+    "misaligned address",
+    "illegal instruction",
+    "invalid program counter",
+    "hardware stack error",
+    "launch timed out",
+    "uncorrectable",
+    "context is destroyed",
+    "CUDA error: unknown error",
+    "no CUDA-capable device",
+    "device is lost",
+    "GPU is lost",
+)
+"""What drivers say when they have given up on this process: after a kernel that failed, a reset, a sleep."""
 
 
 def explain(error: Exception, remedy: str = "Try again.") -> EngineError:
@@ -15,5 +36,44 @@ def explain(error: Exception, remedy: str = "Try again.") -> EngineError:
         return error
     if isinstance(error, ModelError):
         return EngineError(str(error))
-    text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
+    if (lost := lost_gpu(error)) is not None:
+        return lost
+    text = first_line(error) if isinstance(error, RuntimeError) else repr(error)
     return EngineError(f"The computation failed ({text[:200]}); the conversation is intact. {remedy}")
+
+
+def not_loaded(error: RuntimeError) -> EngineError:
+    """One line for people about an error of torch, or of what it calls, while a GPU was made ready for a model."""
+    if is_out_of_memory(error):
+        return OutOfRoomError(
+            "Out of memory while the GPU was made ready for the model. Close other programs, choose a smaller model, "
+            "or use --device cpu."
+        )
+    failed = f"The GPU could not be made ready for the model ({first_line(error)}). Use --device cpu."
+    return lost_gpu(error) or EngineError(failed)
+
+
+def lost_gpu(error: BaseException) -> GpuLostError | None:
+    """Return what to tell people if no later call of this process can reach the GPU; None if it still answers."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return None
+    if not any(words in str(error) for words in _LOST) and _answers():
+        return None
+    why = first_line(error).removeprefix("CUDA error: ")
+    return GpuLostError(f"The GPU was lost ({why}); the conversation is intact. Restart chatterm.")
+
+
+def _answers() -> bool:
+    """Whether the GPU, if this process uses one, still takes calls: an error that lasts comes back with any of them."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        wait_for(torch.device("cuda"))
+    except RuntimeError:
+        return False
+    return True
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of what an error says, without the full stop."""
+    return (str(error).strip().splitlines() or [repr(error)])[0][:200].rstrip(".")

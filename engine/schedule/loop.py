@@ -12,7 +12,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
-from engine.errors import EngineError
+from engine.errors import EngineError, GpuLostError
+from engine.execute.faults import lost_gpu
 
 T = TypeVar("T")
 
@@ -38,6 +39,11 @@ class Loop:
         return self._closed is not None
 
     @property
+    def lost_gpu(self) -> bool:
+        """Whether it has ended because the GPU was lost."""
+        return isinstance(self._closed, GpuLostError)
+
+    @property
     def inside(self) -> bool:
         """Whether the caller is on the loop's thread, which must not wait for the loop."""
         return threading.current_thread() is self._thread
@@ -61,7 +67,7 @@ class Loop:
         """Have `job` run, and return at once. It must not raise. Raises EngineError once closed."""
         with self._door:  # a job posted after the end would never run, and its poster would wait forever
             if self._closed is not None:
-                raise EngineError(*self._closed.args)
+                raise type(self._closed)(*self._closed.args)
             self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
@@ -102,7 +108,7 @@ class Loop:
         try:
             self._serve()
         except BaseException as error:  # noqa: BLE001 - callers must learn of any error
-            failure = error if isinstance(error, EngineError) else None
+            failure = error if isinstance(error, EngineError) else lost_gpu(error)
             failure = failure or EngineError(
                 f"The engine stopped after an unexpected error ({error!r:.200}); load the model again."
             )

@@ -184,7 +184,8 @@ class Scheduler:
         for sequence in mine:
             if sequence.joined and self._goes_on(sequence) and self._reserve(sequence, 1):
                 step.launched.append(sequence)
-        self._add_chunks(step, mine, self.max_chunk if level is Priority.PERSON else self.idle_chunk)
+        most = self.max_chunk if level is Priority.PERSON else min(self.idle_chunk, self.max_chunk)
+        self._add_chunks(step, mine, most)
         # A reservation may have preempted an earlier choice.
         step.launched = [sequence for sequence in step.launched if sequence.joined]
         step.joining = [sequence for sequence in step.joining if sequence.status is Status.RUNNING]

@@ -99,6 +99,8 @@ class Sequence:
     """The part of the prompt that was present when the sequence was first admitted."""
     reached: int = 0
     """How many rows were present when it ended or was preempted."""
+    tried_again: int = -1
+    """How many rows were present when memory ran out and it was to try again; -1: that never happened."""
     generated: list[int] = field(default_factory=list)
     """The tokens of the answer, which are also the last ones of `rows`."""
     earlier: int = 0

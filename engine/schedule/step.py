@@ -1,7 +1,7 @@
 """A step of the engine: compute what the scheduler chose, and report the results."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -11,7 +11,7 @@ import torch
 from engine.batch import StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
-from engine.errors import EngineError
+from engine.errors import EngineError, GpuLostError
 from engine.events import FinishReason
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.faults import explain
@@ -21,6 +21,7 @@ from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
 from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
 from engine.schedule.decoding import Decoding
+from engine.schedule.ending import Ending
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.jumping import FEWEST_FORCED, MOST_FORCED
 from engine.schedule.scheduler import Chunk, Scheduler, Step
@@ -55,6 +56,7 @@ class EngineStep:
     seconds: float = 0.0
     """The seconds of this step's batch, if it only decodes and runs on a CPU; otherwise 0."""
     others: Others = field(default_factory=Others)
+    ending: Ending = field(init=False)
     alone: bool = False
     """Whether idle work is currently restricted to one core."""
     torch_threads: int = 0
@@ -77,6 +79,7 @@ class EngineStep:
     """Constrained sequences in slots whose tokens were just read, in reading order."""
 
     def __post_init__(self) -> None:
+        self.ending = Ending(self.scheduler)
         if self.device.type == "cuda":
             self.timer = ChunkTimer()
 
@@ -110,18 +113,19 @@ class EngineStep:
             return True
         if self.device.type == "cpu":
             return self.runner.while_idle() or more
-        return (self.decoding is not None and self.decoding.runner.while_idle()) or more
+        return (self.decoding is not None and self.ending.idle(self.decoding.runner.while_idle)) or more
 
     def step(self) -> None:
         """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
 
         The tokens are read earlier if the draws of this step depend on them. An error ends the sequences whose work
-        failed, so that no client is left waiting.
+        failed, so that no client is left waiting. Raises GpuLostError.
         """
         scheduler, decoding = self.scheduler, self.decoding
+        self.ending.is_short = False
         step = Step()
         drawn: list[tuple[Chunk, list[torch.Tensor]]] = []
-        with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
+        with self.ending.of(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
             if self.timer is not None:
@@ -132,9 +136,10 @@ class EngineStep:
             step = scheduler.next_step()
             if self.speculating is not None and step.chunks:
                 step.chunks = self.speculating.offer(step.chunks)
+        step = Step() if self.ending.is_short else step  # then all have been preempted
         self._report_finished()
         for sequence in step.joining:
-            with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
+            with self.ending.of(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._join(sequence, None)
         # A sequence that joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
@@ -142,7 +147,7 @@ class EngineStep:
         if not launched or step.chunks:
             self._checked = None
         elif len(launched) < MOST_ROWS:
-            with self._ending(lambda: launched):
+            with self.ending.of(lambda: launched):
                 checked = self._check(launched)
         if checked:
             self._report_finished()
@@ -151,7 +156,7 @@ class EngineStep:
         behind = decoding.behind if decoding is not None else 0
         follows = decoding is not None and bool(decoding.in_flight)
         if decoding is not None and launched:
-            with self._ending(lambda: [*decoding.joined]):
+            with self.ending.of(lambda: [*decoding.joined]):
                 waits = decoding.launch(launched)
                 self._launched(launched)
                 if waits:
@@ -160,7 +165,8 @@ class EngineStep:
         # the tokens drawn behind the last chunk: the next tokens would be late.
         self._read(behind + bool(launched))
         if step.chunks:
-            with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
+            rows = sum(chunk.count for chunk in step.prompts)
+            with self.ending.of(lambda: [chunk.sequence for chunk in step.chunks], rows):
                 drawn = self._run(step.chunks)
         self._read(int(bool(launched)))
         if self.speculating is not None and decoding is not None:
@@ -221,17 +227,8 @@ class EngineStep:
     def _read(self, ahead: int) -> None:
         decoding = self.decoding
         if decoding is not None and decoding.in_flight:
-            with self._ending(lambda: [*decoding.joined]):
+            with self.ending.of(lambda: [*decoding.joined]):
                 decoding.read(ahead, self._took, self._failed)
-
-    @contextmanager
-    def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
-        """Finish `sequences` with any error raised inside."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, no client may be left waiting
-            for sequence in sequences():
-                self.scheduler.finish(sequence, None, error)
 
     def _run(self, chunks: list[Chunk]) -> list[tuple[Chunk, list[torch.Tensor]]]:
         """Compute chunks. Return those whose next token is drawn now, each with logits [vocab] of its row and of the
@@ -266,7 +263,7 @@ class EngineStep:
         """Draw the next tokens of these chunks, and record how their guesses did."""
         before = [chunk.sequence.accepted for chunk, _ in drawn]
         for chunk, logits in drawn:
-            with self._ending(lambda: [chunk.sequence]):  # noqa: B023 - it is called here
+            with self.ending.of(lambda: [chunk.sequence]):  # noqa: B023 - it is called here
                 if self.speculating is not None:
                     self.speculating.draw(chunk, logits, self._draw)
                 else:
@@ -425,7 +422,7 @@ class EngineStep:
         jumping, self._guided = self._guided, {}
         for sequence in jumping:
             if self.jumps and self.decoding is not None and sequence.joined:
-                with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
+                with self.ending.of(lambda: [sequence]):  # noqa: B023 - it is called here
                     self._jump(sequence, FEWEST_FORCED * len(self.decoding.joined))
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
@@ -468,12 +465,15 @@ class EngineStep:
             self.scheduler.finish(sequence, reason)
 
     def _report_finished(self) -> None:
-        failed = any(sequence.error is not None for sequence in self.scheduler.finished)
+        """Report the ends of sequences. Raises GpuLostError if that ended one, which ends the loop."""
         for sequence in self.scheduler.finished:
             self._report(sequence)
+        errors = [sequence.error for sequence in self.scheduler.finished if sequence.error is not None]
         self.scheduler.finished.clear()
+        if lost := [error for error in errors if isinstance(error, GpuLostError)]:
+            raise GpuLostError(*lost[0].args)
         # Not earlier: the frames of an error hold the tensors that were being computed.
-        if failed and self.device.type == "cuda":
+        if (errors or self.ending.is_short) and self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _report(self, sequence: Sequence) -> None:

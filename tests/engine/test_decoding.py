@@ -1,7 +1,7 @@
 """Several sequences in the slots of a decode runner, with the real engine on a tiny model and without a network."""
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -89,15 +89,62 @@ def test_a_runner_that_fails_ends_those_who_decode_and_the_engine_lives_on(
     with monkeypatch.context() as patch:
 
         def fail(sequences: list[Sequence]) -> None:
-            raise RuntimeError("CUDA error: unspecified launch failure\nmore")
+            raise RuntimeError("CUDA error: invalid argument\nmore")
 
         patch.setattr(runner, "launch", fail)
-        with pytest.raises(EngineError, match="unspecified launch failure") as caught:
+        with pytest.raises(EngineError, match="invalid argument") as caught:
             list(engine.stream(PROMPTS[0], GREEDY))
         assert "\n" not in str(caught.value)
     assert not runner.slots
     assert len(list(engine.stream(PROMPTS[0], GREEDY))) == 20
     engine.check()
+
+
+def too_little_memory(runner: FakeRunner, fails: Callable[[int], bool]) -> Callable[[list[Sequence]], bool]:
+    """The launch of `runner` where memory runs out at the numbers of launches that `fails` names."""
+    launch, numbers = runner.launch, count()
+
+    def launched(sequences: list[Sequence]) -> bool:
+        if fails(next(numbers)):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+        return launch(sequences)
+
+    return launched
+
+
+def test_a_decode_step_that_runs_out_of_memory_is_tried_again(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [[event.token_id for event in engine.stream(prompt, GREEDY)] for prompt in PROMPTS]
+    runner = runner_of(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "launch", too_little_memory(runner, lambda launch: launch in (3, 8)))
+        assert together(engine, PROMPTS, GREEDY) == alone
+    engine.check()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "launch", too_little_memory(runner, lambda launch: launch >= 3))
+        with pytest.raises(EngineError, match="Out of memory"):
+            list(engine.stream(PROMPTS[0], GREEDY))
+    assert not runner.slots
+    engine.check()
+
+
+def test_idle_work_that_runs_out_of_memory_ends_and_nothing_else(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[None] = []
+
+    def record() -> bool:
+        tries.append(None)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+
+    monkeypatch.setattr(runner_of(engine), "while_idle", record, raising=False)
+    step = engine._engine_step
+    monkeypatch.setattr(step, "device", torch.device("meta"))  # on a CPU other work is done
+    assert engine._loop.call(lambda: [step.while_idle() for _ in range(3)]) == [False] * 3
+    monkeypatch.undo()
+    assert len(tries) == 1
+    assert len(list(engine.stream(PROMPTS[0], GREEDY))) == 20
 
 
 def test_logits_that_are_no_numbers_end_one_answer(engine: TinyEngine) -> None:

@@ -104,10 +104,14 @@ def test_the_max_of_tokens_and_the_end_of_turn(engine: TinyEngine) -> None:
     engine.scripted.script.clear()
 
 
-def test_a_step_that_fails_ends_its_stream_with_one_line_and_the_engine_lives_on(engine: TinyEngine) -> None:
-    engine.scripted.fail_next = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
-    with pytest.raises(EngineError, match="Out of memory") as caught:
-        ids(engine, PROMPT)
+def test_a_step_that_fails_ends_its_stream_with_one_line_and_the_engine_lives_on(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scripted.model, "forward", lambda *_: (_ for _ in ()).throw(error))
+        with pytest.raises(EngineError, match="Out of memory") as caught:
+            ids(engine, PROMPT)
     assert "\n" not in str(caught.value)
     engine.check()
     assert len(ids(engine, PROMPT)) == 12

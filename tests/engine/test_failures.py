@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,15 @@ import torch
 from engine import EngineError, FinishReason, SamplingParams
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
+from engine.device import DeviceChoice
+from engine.engine import Engine
+from engine.errors import GpuLostError
+from engine.execute.faults import lost_gpu
+from engine.schedule.loop import Loop
 from engine.schedule.sequence import Priority, Sequence
-from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
-from tests.models.checkpoints import run
+from tests.counting import until
+from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
+from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=900)
@@ -42,6 +49,123 @@ def test_any_exception_of_a_step_is_one_line_and_the_engine_lives_on(
     assert "\n" not in str(caught.value)
     engine.check()
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
+
+
+class Narrow:
+    """A network that has memory for `room` rows at once. Keeps how many rows were asked for."""
+
+    def __init__(self, engine: TinyEngine, room: int) -> None:
+        self.asked: list[int] = []
+        self._room, self._forward = room, engine.scripted.model.forward
+        engine.scripted.model.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, token_ids: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        self.asked.append(len(token_ids))
+        if len(token_ids) > self._room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return self._forward(token_ids, *arguments)
+
+
+def test_a_chunk_that_memory_is_too_short_for_is_halved_and_stays_so(engine: TinyEngine) -> None:
+    expected = [event.token_id for event in engine.stream(PROMPT[::-1], GREEDY)]
+    narrow = Narrow(engine, room=40)
+    assert [event.token_id for event in engine.stream([1, *PROMPT], GREEDY)]
+    assert narrow.asked[:4] == [61, 30, 30, 1]
+    engine._loop.call(engine._blocks.evict_all)
+    narrow.asked.clear()
+    assert [event.token_id for event in engine.stream(PROMPT[::-1], GREEDY)] == expected
+    assert narrow.asked[:2] == [30, 30], "the next prompt does not try the large chunk again"
+    engine.check()
+
+
+def test_memory_that_stays_too_short_is_tried_once_more_and_then_told(engine: TinyEngine) -> None:
+    narrow = Narrow(engine, room=0)
+    with pytest.raises(EngineError, match="Out of memory; the conversation is intact"):
+        list(engine.stream(PROMPT, GREEDY))
+    assert narrow.asked == [60, 30]
+    with pytest.raises(EngineError, match="Out of memory"):
+        list(engine.stream(PROMPT, GREEDY))
+    assert narrow.asked[2:] == [16, 16], "fewer rows hardly take less memory"
+    engine.check()
+
+
+LOST = [
+    "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: device-side assert triggered",
+    "CUDA error: unknown error",
+    "Triton Error [CUDA]: an illegal memory access was encountered",
+]
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_a_gpu_that_is_lost_ends_the_engine_once_and_keeps_the_conversation(folder: Path, error: str) -> None:
+    with tiny_engine(folder) as engine:
+        chat = engine.chat()
+        engine.scripted.script = say(engine, None, "first")
+        list(chat.send("one", ENDLESS))
+        tries: list[object] = []
+
+        def run(*arguments: object) -> None:
+            tries.append(arguments)
+            raise RuntimeError(error)
+
+        engine._runner.run = run  # type: ignore[method-assign, assignment]
+        for _ in range(3):
+            with pytest.raises(
+                EngineError, match=r"^The GPU was lost \(.*intact\. Restart chatterm\.$"
+            ) as caught:
+                list(chat.send("two", ENDLESS))
+            assert "\n" not in str(caught.value)
+        with pytest.raises(EngineError, match="Restart chatterm"):
+            chat.settle()
+        assert len(tries) == 1, "nothing is tried again, in idle time neither"
+        assert engine.is_closed
+        assert engine.lost_gpu
+        assert chat.turns[0].answer.text == "first"
+
+
+def test_a_gpu_that_does_not_answer_is_lost_whatever_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
+    assert lost_gpu(error) is None, "this process uses none"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr("engine.execute.faults.wait_for", lambda device: None)
+    assert lost_gpu(error) is None
+    monkeypatch.setattr("engine.execute.faults.wait_for", silent)
+    assert "CUBLAS_STATUS_EXECUTION_FAILED" in str(lost_gpu(error))
+    assert lost_gpu(torch.OutOfMemoryError("CUDA out of memory")) is None
+    assert lost_gpu(ValueError("device-side assert")) is None
+
+
+def test_a_gpu_that_is_lost_in_idle_time_is_told_as_such() -> None:
+    loop = Loop()
+    loop.call(
+        lambda: loop.work(lambda: False, lambda: None, lambda _: None, once(RuntimeError(LOST[0]), bool))
+    )  # type: ignore[arg-type]
+    until(lambda: loop.closed)
+    assert loop.lost_gpu
+    with pytest.raises(GpuLostError, match="Restart chatterm"):
+        loop.post(lambda: None)
+    loop.close()
+
+
+def test_a_model_for_a_gpu_that_was_lost_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(device: torch.device) -> int:
+        raise RuntimeError(LOST[3])
+
+    write_checkpoint(tmp_path, tiny_qwen3())
+    monkeypatch.setattr("engine.engine.pick_device", lambda name: DeviceChoice(torch.device("cuda")))
+    monkeypatch.setattr("engine.engine.pick_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr("engine.engine.check_parallel", lambda ranks, device: None)
+    monkeypatch.setattr("engine.engine.load_tokenizer", lambda files: tiny_tokenizer())
+    monkeypatch.setattr("engine.engine.available_memory", refuse)
+    with pytest.raises(GpuLostError, match=r"unknown error.*Restart chatterm"):
+        Engine.load(files_of(tmp_path))
 
 
 def test_a_scheduler_that_fails_ends_everything_that_waits(

@@ -29,7 +29,7 @@ from chatterm.server.service import (
     TokenLogprob,
     Usage,
 )
-from engine.errors import ConstraintError
+from engine.errors import ConstraintError, GpuLostError
 from engine.events import Kind as EventKind
 from models.errors import NoRoomError
 
@@ -411,6 +411,9 @@ def request_error(error: Exception, has_begun: bool = False, has_ended: bool = F
         )
     if isinstance(error, NoRoomError):
         return RequestError(503, "server_error", str(error), param="model")
+    if isinstance(error, GpuLostError):
+        message = "The GPU was lost, and another engine process starts. Send the request again."
+        return RequestError(503, "server_error", message, code="engine_ended", retry_after_s=1.0)
     if has_ended and isinstance(error, EngineError) and not isinstance(error, ConstraintError):
         message = f"{error} Send the request again: the model is loaded for it."
         return RequestError(503, "server_error", message, code="engine_ended", retry_after_s=1.0)

@@ -26,6 +26,7 @@ from chatterm.channel.runtime import is_own
 from chatterm.server.process.pump import Pump, Source
 from chatterm.server.service import RequestError
 from chatterm.terminal.error_log import error_line, write_down
+from engine.errors import GpuLostError
 
 ENDING = RequestError(503, "server_error", "The server is shutting down.", code="shutting_down")
 MOST_CALLS = 4096
@@ -89,6 +90,8 @@ def failure(id: int, error: Exception) -> Failed:
         return Failed(id, "context", str(error), {"needed": error.needed, "available": error.available})
     if isinstance(error, ModelError):
         return Failed(id, "model", str(error), {})
+    if isinstance(error, GpuLostError):  # the process ends, and another one can use the GPU
+        return Failed(id, "gpu_lost", str(error), {})
     if isinstance(error, EngineError):
         return Failed(id, "engine", str(error), {})
     return Failed(id, "engine", f"{error_line(error)} {write_down(error)}", {})

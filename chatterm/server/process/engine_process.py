@@ -34,6 +34,7 @@ from chatterm.server.process.memory import give_back
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.terminal import Terminal, named
 from chatterm.server.service import Generation
+from engine.errors import GpuLostError
 
 MOST_CLIENTS = 256
 _LOOK = 1.0
@@ -181,11 +182,17 @@ class EngineProcess:
     # -- its life
 
     async def run(self) -> None:
-        """Look after what is not used any more, until somebody ends the process."""
+        """Look after what is not used any more, until somebody ends the process.
+
+        Raises GpuLostError when only another process can use the GPU; whoever started this one starts another.
+        """
         tidied, models = time.monotonic(), list[Held]()
         while not self.ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _LOOK)
+            if self.host.lost_gpu:
+                self.ended.set()
+                raise GpuLostError("The GPU was lost; another engine process can use it.")
             now = time.monotonic()
             await asyncio.to_thread(self.host.unload_unused, now)
             if self._freezes and models != (held := self.host.held):

@@ -14,6 +14,7 @@ from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnPr
 from chatterm.backends.local import Engines, OwnEngines
 from chatterm.calls.format import tool_format
 from chatterm.server.service import ToolFormat
+from engine.errors import GpuLostError
 from models.errors import NoRoomError
 from models.units import bytes_text
 
@@ -133,6 +134,13 @@ class Host:
         self._loading = threading.Lock()
         """One model at a time: a load takes memory step by step."""
         self._closed = False
+        self._lost_gpu = False
+
+    @property
+    def lost_gpu(self) -> bool:
+        """Whether this process can use the GPU no more, as a model or a load has found out."""
+        with self._state:
+            return self._lost_gpu or any(held.engine.lost_gpu for held in self._held)
 
     @property
     def held(self) -> list[Held]:
@@ -296,6 +304,9 @@ class Host:
             except NoRoomError as error:  # it needs more than was expected
                 if not can_fit or not self._unload_oldest():
                     raise self._refused(error) from None
+            except GpuLostError:
+                self._lost_gpu = True
+                raise
 
     def _idle(self) -> list[Held]:
         """The models that nobody uses, the one that was used longest ago first."""

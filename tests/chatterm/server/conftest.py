@@ -163,11 +163,12 @@ class serving:
         self._process = ProcessOptions(chat or ChatOptions(), keep_alive_s, ends_unused=parent is not None)
         self._parent = parent
         self._thread: threading.Thread | None = None
+        self.problems: list[BaseException] = []
 
     def __enter__(self) -> Served:
         came: list[Served] = []
         is_ready = threading.Event()
-        problem: list[BaseException] = []
+        problem = self.problems
 
         def ready(calls: EngineProcess) -> None:
             came.append(Served(calls, self._tinies, asyncio.get_running_loop()))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from chatterm.backends import attach
+from chatterm.backends import attach, local
 from chatterm.backends.attach import attached, greeted
 from chatterm.backends.backend import (
     Backend,
@@ -31,8 +31,12 @@ from chatterm.backends.local import LocalBackend
 from chatterm.backends.process import ProcessBackend
 from chatterm.channel.link import ServerGoneError
 from chatterm.channel.runtime import listening
+from chatterm.server.process import engine_process
+from chatterm.server.process.host import Host
 from chatterm.server.process.terminal import SharedEngines
-from tests.chatterm.server.conftest import ROOT, Gate, Served
+from engine.errors import GpuLostError
+from tests.chatterm.server.conftest import ROOT, Gate, Served, Tinies, serving
+from tests.counting import until
 
 SAMPLING = {"max_tokens": 10, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 OPTIONS = ChatOptions(system="Be terse.", sampling=SAMPLING)
@@ -274,10 +278,6 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from chatterm.backends import local
-    from chatterm.server.process.host import Host
-    from tests.chatterm.server.conftest import Tinies
-
     backend, why = attached("tiny", LONG)
     assert backend is not None, why
     backend.open()
@@ -345,6 +345,32 @@ def test_a_server_that_is_ended_says_so(served: Served) -> None:
     with pytest.raises(ServerGoneError):
         list(events)
     assert backend.last is not None
+
+
+def test_a_server_that_has_lost_its_gpu_ends_and_the_chat_goes_on_in_another_process(
+    runtime: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_LOOK", 0.01)
+    server = serving(checkpoint)
+    with server as served:
+        backend, why = attached("tiny", LONG)
+        assert backend is not None, why
+        backend.open()
+        events = backend.send("Name a river.")
+        said = [next(events) for _ in range(3)]
+        served.engine.scripted.fail_next = RuntimeError("CUDA error: unspecified launch failure\nmore")
+        with pytest.raises(EngineError, match=r"the GPU was lost\. What had arrived") as caught:
+            said.extend(events)
+        assert "\n" not in str(caught.value)
+        until(lambda: served.has_ended and backend._has_ended)
+    (problem,) = server.problems
+    assert isinstance(problem, GpuLostError), "so its exit code tells that another one is to be started"
+    Here.engines = SharedEngines(Host(ChatOptions(), None, Tinies(checkpoint)))
+    monkeypatch.setattr(local, "LocalBackend", Here)
+    list(backend.resume())
+    assert backend.last is not None
+    assert list(backend.last.token_ids)[: len(said)] == [event.token_id for event in said]
+    backend.close()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(

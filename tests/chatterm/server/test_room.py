@@ -17,7 +17,7 @@ from chatterm.server.process import host as host_module
 from chatterm.server.process.host import Held, Host
 from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
-from engine.errors import EngineError, OutOfRoomError
+from engine.errors import EngineError, GpuLostError, OutOfRoomError
 from engine.machine import room
 from engine.machine.room import Need, mapped_bytes, need_of
 from models.errors import NoRoomError, TooLargeError
@@ -58,7 +58,12 @@ class Memory:
             raise TooLargeError(f"The model needs {size} B; free some memory.")
         figures = SimpleNamespace(weight_bytes=size, host_bytes=0, kv_bytes=0, draft_bytes=0)
         engine = SimpleNamespace(
-            model_name=model, is_closed=False, tokenizer=None, figures=lambda: figures, mapped_bytes=0
+            model_name=model,
+            is_closed=False,
+            lost_gpu=False,
+            tokenizer=None,
+            figures=lambda: figures,
+            mapped_bytes=0,
         )
         self.loaded.append(engine)
         return engine
@@ -168,6 +173,21 @@ def test_one_that_an_error_has_ended_makes_room_for_itself() -> None:
     host.give_back(lost)
     host.unload_unused(0.0)
     assert memory.unloaded == ["a", "a"]
+
+
+@pytest.mark.usefixtures("light")
+def test_a_gpu_that_is_lost_is_known_from_its_model_and_from_a_load() -> None:
+    memory = Memory(10, {"a": 4, "b": 4})
+    host = host_of(memory)
+    used(host, "a")
+    assert not host.lost_gpu
+    memory.loaded[0].lost_gpu = True
+    assert host.lost_gpu
+    host = host_of(Memory(10, {"a": 4}))
+    host.engines.load = _raising(GpuLostError("The GPU was lost."))  # type: ignore[method-assign]
+    with pytest.raises(GpuLostError):
+        host.take("a")
+    assert host.lost_gpu
 
 
 def _raising(error: Exception) -> Any:
