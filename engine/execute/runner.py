@@ -19,6 +19,7 @@ from engine.execute.cpu.executor import NativeDecoder, takes_prompts, unsupporte
 from engine.execute.cpu.interleaving import Interleaving
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.plain_modules import plain_modules
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Network
 from models.reference.attention import Attention
@@ -58,11 +59,7 @@ class Runner:
     ) -> None:
         """`on_host` computes the experts in host memory while the GPU computes the rest. `peers` are the processes that
         compute the other parts of a divided network."""
-        self._model: Decoder = (
-            Reference(network, on_host=None if on_host is None else on_host.mix)
-            if peers is None
-            else _part(network, peers)
-        )
+        self._model: Decoder = plain_modules(network, None if on_host is None else on_host.mix, peers)
         self._on_host = on_host
         self._peers = peers
         self.together: Callable[[StepBatch], AbstractContextManager[None]] = lambda batch: nullcontext()
@@ -233,15 +230,6 @@ class Runner:
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
-
-
-def _part(network: Network, peers: Peers) -> Reference:
-    """Plain modules for a part of a network, but for the products with weights that are packed for a GPU."""
-    if not network.is_packed or network.device.type == "cpu":
-        return Reference(network, peers=peers)
-    from engine.execute.cuda.packed import packed_embedding, packed_product
-
-    return Reference(network, packed_product, embedding=packed_embedding, peers=peers)
 
 
 def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecoder:

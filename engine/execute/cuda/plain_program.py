@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.plain_modules import plain_modules
 from engine.execute.cuda.slots import StepInput
 from models.network import Network
-from models.reference.decoder import Decoder
 
 
 class PlainDecoder:
@@ -30,7 +30,7 @@ class PlainDecoder:
     ) -> None:
         """`attention` names the backend whose kernel attends: "flash", or else Triton's. `on_host` computes the experts
         in host memory."""
-        self._model = Decoder(network, on_host=None if on_host is None else on_host.mix)
+        self._model = plain_modules(network, None if on_host is None else on_host.mix)
         self._cache = cache
         self._given = given
         self._flash = attention == "flash" and not cache.row.is_quantised
