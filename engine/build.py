@@ -28,7 +28,7 @@ from engine.cache.sizing import (
     plan_with_draft,
 )
 from engine.cache.window import Window
-from engine.device import FULL_SPEED, available_memory
+from engine.device import available_memory, is_unfit
 from engine.errors import EngineError
 from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.cuts import Cuts
@@ -41,6 +41,7 @@ from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
+from engine.kernels import on_gpu
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.drafting import Drafting
@@ -147,11 +148,8 @@ def build(
     max_chunk = options.max_chunk or most_prefill_rows(device)
     asked = kinds(layer.attention for layer in spec.layers)
     row = kv_row(options.kv_dtype, spec.attention.kv_heads, spec.attention.head_dim, dtype, device)
-    if row.is_quantised and device.type == "cuda" and torch.cuda.get_device_capability(device) < FULL_SPEED:
-        raise EngineError(
-            f"--kv-dtype {row.kind} cannot be used: it needs a GPU of compute capability 8.0 or later. "
-            "Use --kv-dtype auto."
-        )
+    if row.is_quantised and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
+        raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
     choice = choose_attention(
         options.attention, device, dtype, spec.attention.head_dim, asked, options.kv_dtype
     )
@@ -234,7 +232,7 @@ def build(
         if why is None:
             try:
                 pieces.draft = _build_draft(options.draft, network, pieces, plan, options)
-            except (EngineError, RuntimeError, ImportError) as error:  # a draft model is optional
+            except Exception as error:  # noqa: BLE001 - a draft model is optional
                 why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         if why is not None:
             pieces.notes += (f"No draft model is used: {why}.",)
@@ -319,7 +317,7 @@ def _host_experts(network: Network, device: torch.device, options: Options) -> H
 
 def _can_fetch(network: Network, device: torch.device, options: Options) -> bool:
     """Return whether prompts are computed by kernels that can fetch experts from host memory."""
-    if device.type != "cuda" or not options.fused or torch.cuda.get_device_capability(device) < FULL_SPEED:
+    if not options.fused or on_gpu.problem(device) is not None:
         return False
     try:
         from engine.execute.cuda.fused_program import unsupported
@@ -364,10 +362,12 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
     """Set up the fused kernels, graphs and the decode runner, as far as this GPU supports them."""
-    is_old = torch.cuda.get_device_capability(device) < FULL_SPEED
-    if is_old or not options.fused:
-        _refuse_deterministic(options, "the fused kernels do not run here")
-    if is_old:
+    reason = on_gpu.problem(device)
+    if reason is not None or not options.fused:
+        _refuse_deterministic(options, reason or "the fused kernels do not run here")
+    if reason is not None:
+        if not is_unfit(device):  # otherwise choosing the device has told it
+            _tell(pieces, reason)
         return
     graphs = Graphs() if options.graphs else None
     fused = options.fused
@@ -454,8 +454,8 @@ def _parts_not_fused(network: Network, device: torch.device, options: Options) -
     """Why this part of a network is not computed by fused kernels, as the middle of a sentence; None if it can be."""
     if not options.fused or not options.decode_runner:
         return DIVIDED
-    if torch.cuda.get_device_capability(device) < FULL_SPEED:
-        return "this GPU is too old"
+    if (reason := on_gpu.problem(device)) is not None:
+        return reason
     try:
         from engine.execute.cuda.fused_program import unsupported
     except ImportError as error:

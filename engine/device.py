@@ -162,7 +162,7 @@ def _failed_start(error: Exception) -> CudaProblem:
 def _unsupported_gpu() -> CudaProblem | None:
     """Return the problem if this torch has no code for the GPU."""
     capability = torch.cuda.get_device_capability()
-    if torch.version.hip or runs_on(capability, torch.cuda.get_arch_list()):
+    if is_amd() or runs_on(capability, torch.cuda.get_arch_list()):
         return None
     what = f"this build of torch does not support {torch.cuda.get_device_name()} ({sm(capability)})"
     # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for CUDA 13 support the newest GPUs.
@@ -185,6 +185,16 @@ def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
     return not built_for
 
 
+def is_amd() -> bool:
+    """Return whether torch is built for AMD GPUs (ROCm), which it calls "cuda", too: our kernels do not run there."""
+    return torch.version.hip is not None
+
+
+def is_unfit(device: torch.device) -> bool:
+    """Return whether no kernel of ours is for this GPU, which `pick_device` notes."""
+    return is_amd() or torch.cuda.get_device_capability(device) < FULL_SPEED
+
+
 def sm(capability: tuple[int, int]) -> str:
     """Return a compute capability as compilers write it: "sm_90"."""
     return f"sm_{capability[0]}{capability[1]}"
@@ -192,7 +202,12 @@ def sm(capability: tuple[int, int]) -> str:
 
 def _old_gpu_notes(device: torch.device) -> tuple[str, ...]:
     capability = torch.cuda.get_device_capability(device)
-    if torch.version.hip or capability >= FULL_SPEED:
+    if is_amd():
+        return (
+            f"{torch.cuda.get_device_name(device)} computes with plain PyTorch, which is slower: our own kernels, CUDA "
+            "graphs and quantised weights in the GPU's memory are for NVIDIA GPUs. Nobody has tested AMD GPUs.",
+        )
+    if capability >= FULL_SPEED:
         return ()
     return (
         f"{torch.cuda.get_device_name(device)} ({sm(capability)}) is older than {sm(FULL_SPEED)}: bfloat16, "

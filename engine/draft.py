@@ -7,6 +7,7 @@ from engine.cache.sizing import GRAPH_BYTES, USEFUL_CONTEXT, USUAL_BYTES, kv_sha
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
 from engine.execute.cpu.held_weights import packs, read_model
+from engine.kernels import on_gpu
 from engine.machine.drafts import first_here
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for
@@ -92,6 +93,6 @@ def _lacks_kernels(model: Network, device: torch.device) -> bool:
     """Whether no kernels here can check guesses for `model`: its decode steps compute one row per sequence."""
     if device.type == "cpu":
         return model.share is not None or unsupported(model.spec) is not None
-    if model.share is not None and not_divided(model.whole) is not None:
+    if on_gpu.problem(device) is not None or (model.share and not_divided(model.whole)):
         return True
     return model.dtype != torch.bfloat16 or not_fused(model.spec) is not None

@@ -24,7 +24,13 @@ from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
 from models.weights.matching import match
 from models.weights.memory import available_bytes
-from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
+from models.weights.packed_groups import (
+    PackedPart,
+    choose_packed,
+    expanded_note,
+    expansion_note,
+    packed_weights,
+)
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantised_checkpoint import joined, without_empty_biases
@@ -102,6 +108,8 @@ def load_model(
     if in_planes:
         held = {name: slot for name, slot in places.items() if not _is_held(slot, host_layers)}
         told.append(expansion_note(tensors, held, packed, dtype))
+    elif packs is None and quantize == "auto" and device.type == "cuda":
+        told.append(expanded_note(tensors, places, dtype))
     if on_note is not None:
         for note in filter(None, told):
             on_note(note)

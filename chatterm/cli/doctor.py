@@ -166,6 +166,7 @@ def _hardware(machine: "Machine") -> Section:
         how = "copied within the GPU" if machine.device == "cuda" else "read by the CPU"
         rows.append(("Bandwidth", f"{machine.bandwidth / 1e9:,.0f} GB/s {how}, measured"))
     built = f"built for CUDA {machine.torch_cuda}" if machine.torch_cuda else "built without CUDA"
+    built = "built for AMD GPUs" if gpu is not None and gpu.is_amd else built
     packages = [f"{name} {version}" for name, version in machine.packages.items()]
     packages[:1] = [f"{first} ({built})" for first in packages[:1]]
     rows.append(("Packages", ", ".join(packages)))

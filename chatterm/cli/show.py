@@ -90,9 +90,10 @@ def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str
     """Rows that say what computes such a network on a CPU, this one, and on a GPU."""
     from engine.execute.compatibility import by_torch, not_fused, not_native
     from engine.execute.cpu import products
+    from engine.kernels import on_gpu
     from engine.kernels.native.library import problem
 
-    no_native, no_fused = not_native(spec) or problem(), not_fused(spec)
+    no_native, no_fused = not_native(spec) or problem(), not_fused(spec) or on_gpu.problem_here()
     return [
         (
             "On the CPU",

@@ -14,8 +14,9 @@ from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Layers, on_trial
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.device import FULL_SPEED
+from engine.device import FULL_SPEED, is_amd
 from engine.errors import EngineError
+from engine.kernels.on_gpu import triton_problem
 from models.features import Feature
 from models.spec import Attention
 
@@ -129,7 +130,7 @@ def _problem(
 ) -> _Problem | None:
     if name == "sdpa":
         return None
-    if device.type != "cuda":
+    if device.type != "cuda" or is_amd():
         return _Problem("it needs an NVIDIA GPU", broken=False)
     capability = torch.cuda.get_device_capability(device)
     if capability < FULL_SPEED:
@@ -158,6 +159,8 @@ def _tried(
     package = _PACKAGES[name]
     try:
         importlib.import_module(package.module)
+        if name == "triton" and device.type == "cuda" and (why := triton_problem(device)) is not None:
+            return _Problem(why, broken=False)  # a note about all kernels says it
         error = _error(name, device, dtype, asked or (Attention(4, 2, head_dim),), kind)
     except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, another backend works
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:

@@ -12,6 +12,7 @@ from engine.cache.blocks import Copy, RowCopy
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_rows import kv_row
 from engine.cache.window import Window
+from engine.kernels.on_gpu import triton_problem
 
 Runs = Sequence[tuple[int, int]]
 """Runs of slots, each as its first slot and the slot after its last."""
@@ -145,7 +146,7 @@ class KVCache:
         if sources.numel() != targets.numel():
             raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
         slots = torch.stack((sources, targets)).to(self.kv.device, non_blocking=True)
-        if self.kv.device.type == "cuda":
+        if self.kv.device.type == "cuda" and triton_problem(self.kv.device) is None:
             from engine.kernels.triton.copy_rows import copy_rows
 
             copy_rows(self.kv, slots)

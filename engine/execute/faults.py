@@ -65,7 +65,7 @@ def lost_gpu(error: BaseException) -> GpuLostError | None:
 
 def _answers() -> bool:
     """Whether the GPU, if this process uses one, still takes calls: an error that lasts comes back with any of them."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
         wait_for(torch.device("cuda"))

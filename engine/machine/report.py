@@ -24,12 +24,15 @@ from engine.device import (
     cuda_problem,
     driver_cuda,
     driver_version,
+    is_amd,
+    is_unfit,
     pick_device,
     pick_dtype,
     sm,
 )
 from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning, all_kept
+from engine.kernels import on_gpu
 from engine.kernels.native import library as native
 from engine.kernels.recording import wait_for
 from engine.machine.bandwidth import cpu_name, known_bandwidth
@@ -62,15 +65,16 @@ _READ_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The NVIDIA GPU that the engine uses. Memory is in bytes."""
+    """The GPU that the engine uses. Memory is in bytes."""
 
     name: str
     capability: str
-    """Compute capability: "sm_90"."""
+    """Compute capability: "sm_90"; of an AMD GPU, its architecture: "gfx1100"."""
     memory_free: int
     memory_total: int
     count: int
     """Number of GPUs that torch sees; the engine uses the first."""
+    is_amd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Machine:
     driver_cuda: str | None
     """The newest CUDA version that the driver runs."""
     torch_cuda: str | None
-    """The CUDA version that torch was built for; None for a CPU build."""
+    """The CUDA version that torch was built for; None for a build for CPUs or AMD GPUs."""
     packages: dict[str, str]
     """Versions of the relevant packages that are installed."""
     attention: tuple[Feature, ...]
@@ -192,6 +196,7 @@ def _inspect() -> Machine:
             flash_attn=_installed("flash_attn"),
             triton=_installed("triton"),
             no_native=native.problem(),
+            no_triton=probe("Triton", lambda: _no_triton(device), None),
         ),
         failures=tuple(failures),
     )
@@ -292,15 +297,10 @@ def decode_programs(device: torch.device) -> tuple[Feature, ...]:
             Feature("plain modules, CUDA graph", no_gpu),
             Feature("plain modules", None),
         )
-    capability = torch.cuda.get_device_capability(device)
-    fused = None
-    if capability < FULL_SPEED:
-        fused = f"it needs {sm(FULL_SPEED)} or newer, this GPU is {sm(capability)}"
-    elif not _installed("triton"):
-        fused = "triton is not installed"
+    reason = on_gpu.problem(device)  # steps in graphs have kernels of ours, too
     return (
-        Feature("fused kernels, CUDA graph", fused),
-        Feature("plain modules, CUDA graph", None),
+        Feature("fused kernels, CUDA graph", reason),
+        Feature("plain modules, CUDA graph", reason),
         Feature("plain modules", None),
     )
 
@@ -320,10 +320,11 @@ def advice(
     flash_attn: bool,
     triton: bool,
     no_native: str | None = None,
+    no_triton: str | None = None,
 ) -> tuple[str, ...]:
     """Return what to install or change for better results on this machine, most valuable first.
 
-    `no_native` is why there are no native kernels.
+    `no_native` is why there are no native kernels, `no_triton` why Triton, though installed, does not work.
     """
     lines = []
     if problem is not None and problem.remedy:
@@ -333,6 +334,12 @@ def advice(
             why = f"{no_native[:1].upper()}{no_native[1:]}"
             lines.append(f"{why}; torch decodes more slowly, with expanded weights.")
         return tuple(lines)
+    if gpu.is_amd:
+        lines.append(
+            "The GPU is an AMD one: it computes with plain PyTorch, and quantised weights are expanded; "
+            "our own kernels need an NVIDIA GPU."
+        )
+        return tuple(lines)
     if int(gpu.capability.removeprefix("sm_")) < 10 * FULL_SPEED[0] + FULL_SPEED[1]:
         lines.append(
             f"The GPU is older than {sm(FULL_SPEED)}: it computes in float16 with SDPA and plain modules; "
@@ -341,6 +348,10 @@ def advice(
         return tuple(lines)
     if not triton:
         lines.append("Triton is missing, so nothing is fused and decoding is slower: pip install triton")
+    elif no_triton is not None:
+        lines.append(
+            f"{no_triton}. Until then nothing is fused, quantised weights are expanded, and all is slower."
+        )
     if not flash_attn:
         lines.append(
             "flash-attn is missing, so long prompts are read more slowly: "
@@ -364,8 +375,12 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Feature, ...]:
     return tuple(Feature(name, reason) for name, reason in usable_backends(device, dtype))
 
 
+def _no_triton(device: torch.device) -> str | None:
+    return None if device.type != "cuda" or is_unfit(device) else on_gpu.triton_problem(device)
+
+
 def _tunings(device: torch.device) -> tuple[Tuning, ...]:
-    if device.type != "cuda" or not _installed("triton"):
+    if on_gpu.problem(device) is not None:
         return ()
     from engine.execute.cuda.tuner import machine_identity
 
@@ -376,11 +391,18 @@ def _gpu(device: torch.device) -> Gpu:
     free, total = torch.cuda.mem_get_info(device)
     return Gpu(
         name=torch.cuda.get_device_name(device),
-        capability=sm(torch.cuda.get_device_capability(device)),
+        capability=_architecture(device),
         memory_free=free,
         memory_total=total,
         count=torch.cuda.device_count(),
+        is_amd=is_amd(),
     )
+
+
+def _architecture(device: torch.device) -> str:
+    if is_amd():
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    return sm(torch.cuda.get_device_capability(device))
 
 
 def _cpu() -> Cpu:

@@ -95,6 +95,22 @@ def expansion_note(
     )
 
 
+def expanded_note(
+    tensors: Iterable[StoredTensor], places: Mapping[str, Slot], dtype: torch.dtype
+) -> str | None:
+    """Return a line for the user if the matrices of a quantised file become plain numbers on a GPU whose kernels read
+    none of them; otherwise None."""
+    found = [(t, t.blocks.kind.name) for t in tensors if t.name in places and t.blocks and not t.quantised]
+    if not found:
+        return None
+    names = ", ".join(sorted({name for _, name in found}))
+    held = sum(t.shape[0] * t.shape[1] for t, _ in found) * dtype.itemsize
+    return (
+        f"The weights of this file ({names}) are expanded from {bytes_text(sum(t.nbytes for t, _ in found))} to "
+        f"{bytes_text(held)}: no kernels here read them as they are."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PackedPart:
     """A matrix, or several, on a GPU: tiles of planes that neighbouring matrices may share."""

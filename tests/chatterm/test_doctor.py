@@ -92,6 +92,18 @@ BROKEN = replace(
     attention=(),
     failures=("The CPU could not be\x1b[2J read",),
 )
+AMD = replace(
+    GPU,
+    gpu=Gpu("AMD Radeon RX 7900 XTX", "gfx1100", 24_000_000_000, 25_000_000_000, 1, is_amd=True),
+    driver=None,
+    driver_cuda=None,
+    torch_cuda=None,
+    packages={"torch": "2.11.0+rocm6.4", "triton": "3.6.0"},
+    attention=(Feature("triton", "it needs an NVIDIA GPU"), Feature("sdpa", None)),
+    decode=(Feature("fused kernels, CUDA graph", "this is an AMD GPU"), Feature("plain modules", None)),
+    program=PROGRAMS["plain modules"],
+    tunings=(),
+)
 MACHINES = {
     "gpu": with_speeds(GPU, 84_000_000_000),
     "cpu": with_speeds(CPU, 8_000_000_000),
@@ -124,6 +136,17 @@ def test_models_that_can_draft_for_others(
     assert ["qwen3:8b-q4", "qwen3:0.6b-q8", "639", "MB", "918", "MB", "yes"] in rows(text)
     assert "--draft auto" in text
     assert "Draft models" not in printed(monkeypatch, capsys, MACHINES["gpu"])
+
+
+def test_an_amd_gpu_is_called_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(monkeypatch, capsys, with_speeds(AMD, 24_000_000_000))
+    assert "AMD Radeon RX 7900 XTX (gfx1100), 24 GB of 25 GB free" in text
+    assert "torch 2.11.0+rocm6.4 (built for AMD GPUs)" in text
+    assert ["Decode", "fused", "kernels,", "CUDA", "graph", "no:", "this", "is", "an", "AMD", "GPU"] in rows(
+        text
+    )
 
 
 def test_a_gpu_in_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,18 +252,19 @@ def test_quantised_experts_stay_so_on_a_gpu_whose_kernels_read_them() -> None:
 @pytest.mark.parametrize(
     ("capability", "triton", "reason"),
     [
-        ((9, 0), True, None),
-        ((9, 0), False, "triton is not installed"),
-        ((7, 5), True, "it needs sm_80 or newer, this GPU is sm_75"),
+        ((9, 0), None, None),
+        ((9, 0), "triton is not installed", "triton is not installed"),
+        ((9, 0), "Triton needs a C compiler: install gcc", "Triton needs a C compiler: install gcc"),
+        ((7, 5), None, "it needs sm_80 or newer, this GPU is sm_75"),
     ],
 )
 def test_the_decode_programs_of_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], triton: bool, reason: str | None
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], triton: str | None, reason: str | None
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(machine_module, "_installed", lambda module: triton)
+    monkeypatch.setattr("engine.kernels.on_gpu.triton_problem", lambda device: triton)
     programs = decode_programs(torch.device("cuda"))
-    assert [part.reason for part in programs] == [reason, None, None]
+    assert [part.reason for part in programs] == [reason, reason, None], "graphs have kernels of ours, too"
     assert {part.name for part in programs} < set(PROGRAMS)
 
 
@@ -283,6 +284,17 @@ def test_advice_is_what_to_install() -> None:
     assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True) == ()
     lines = advice(None, gpu("sm_120"), (), flash_attn=False, triton=False)
     assert [line.split()[0] for line in lines] == ["Triton", "flash-attn"]
+    (line,) = advice(
+        None,
+        gpu("sm_90"),
+        (),
+        flash_attn=True,
+        triton=True,
+        no_triton="Triton needs a C compiler: install gcc",
+    )
+    assert line.startswith("Triton needs a C compiler: install gcc. Until then nothing is fused")
+    (line,) = advice(None, replace(gpu("gfx1100"), is_amd=True), (), flash_attn=False, triton=True)
+    assert "plain PyTorch" in line
     (old,) = advice(None, gpu("sm_75"), (), flash_attn=False, triton=False)
     assert "sm_80" in old
     features = (

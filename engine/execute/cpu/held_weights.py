@@ -1,15 +1,16 @@
 """How a model's weights are held here: as in their files or expanded; on a GPU, or partly in host memory beside it."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 
 from engine.cache.sizing import weight_room
-from engine.device import FULL_SPEED, available_memory
+from engine.device import available_memory, is_amd
 from engine.execute.compatibility import not_fused, not_on_host
 from engine.execute.cpu import products
+from engine.kernels import on_gpu
 from engine.kernels.native import library as native
+from models.errors import TooLargeError
 from models.files import ModelFiles
 from models.load import Room, load_model
 from models.network import Network
@@ -36,7 +37,7 @@ def read_model(
     Quantised weights are expanded if no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """
     told: list[str] = []
-    if room is None and rank[1] == 1 and device.type == "cuda" and native.problem() is None:
+    if room is None and rank[1] == 1 and device.type == "cuda" and native.problem() is None and not is_amd():
         room = _gpu_room(dtype, device, context)
 
     def load(quantize: str) -> Network:
@@ -54,7 +55,13 @@ def read_model(
             rank=rank,
         )
 
-    network = load(quantize)
+    try:
+        network = load(quantize)
+    except TooLargeError as error:
+        why = on_gpu.problem(device) if device.type == "cuda" else None
+        if why is None or not any("expanded" in note for note in told):
+            raise
+        raise TooLargeError(f"The quantised weights have to be expanded ({why}): {error}") from None
     if device.type == "cpu" and network.is_quantized and (reason := products.problem()) is not None:
         if quantize == "auto":
             network = load("none")
@@ -66,9 +73,7 @@ def read_model(
 
 def packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
     """Return a test of whether the GPU kernels for weights in planes run a network; None if they never do here."""
-    if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
-        return None
-    if torch.cuda.get_device_capability(device) < FULL_SPEED:
+    if dtype != torch.bfloat16 or on_gpu.problem(device) is not None:
         return None
     return lambda spec: not_fused(spec) is None
 

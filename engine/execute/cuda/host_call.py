@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
+from engine.device import is_amd
+
 
 def problem() -> str | None:
     """Return why such calls are unavailable here, as the middle of a sentence; None if they are available."""
+    if is_amd():
+        return "only the driver of an NVIDIA GPU calls functions on the host"
     try:
         _driver()
     except (OSError, AttributeError):

@@ -1,0 +1,19 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+"""The smallest kernel: whether Triton can compile and launch anything here."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def trial_kernel(x, out):
+    tl.store(out, tl.load(x) + 1)
+
+
+def runs(device: torch.device) -> bool:
+    """Launch the kernel; return whether its result is right. Raises whatever Triton and the driver do."""
+    x = torch.zeros(1, dtype=torch.int32, device=device)
+    out = torch.empty_like(x)
+    trial_kernel[(1,)](x, out)
+    return out.item() == 1
