@@ -19,6 +19,7 @@ from engine.cache.rows import Rows, Span
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
 from engine.execute.faults import explain
+from engine.kernels import on_gpu
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
 from engine.params import UNRECOMMENDED, SamplingParams
@@ -282,9 +283,10 @@ class EngineCore:
         if self._ranks is not None:
             raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
         if decode_runner is None or not hasattr(decode_runner.program, "cuts"):
+            why = on_gpu.problem(self.device)
             raise EngineError(
                 "Only the fused kernels of a GPU can be tuned or profiled; this model is computed by "
-                f"{self._decode_name}."
+                f"{self._decode_name}{f' ({why})' if why else ''}."
             )
         from engine.execute.cuda.tuner import Tuner
 

@@ -47,6 +47,7 @@ class KVCache:
         self.is_free = kind == "auto"
         """Whether the format was left open ("auto"), so `hold_as` may change it."""
         self.kv = torch.empty((2, num_layers, slots, *self.row.shape), dtype=self.row.stored, device=device)
+        self._by_kernel = device.type == "cuda" and triton_problem(device) is None
         self._window = window
         if window is not None:
             self.kv[:, :, num_blocks * block_size :] = 0
@@ -146,7 +147,7 @@ class KVCache:
         if sources.numel() != targets.numel():
             raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
         slots = torch.stack((sources, targets)).to(self.kv.device, non_blocking=True)
-        if self.kv.device.type == "cuda" and triton_problem(self.kv.device) is None:
+        if self._by_kernel:
             from engine.kernels.triton.copy_rows import copy_rows
 
             copy_rows(self.kv, slots)

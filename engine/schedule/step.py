@@ -109,7 +109,7 @@ class EngineStep:
         if self.device.type == "cpu":
             self.alone = self.others.are_busy()
             self.runner.set_alone(self.alone)
-        if self.speculating is not None and self.speculating.while_idle():
+        if self.speculating is not None and self.ending.idle(self.speculating.while_idle):
             return True
         if self.device.type == "cpu":
             return self.runner.while_idle() or more

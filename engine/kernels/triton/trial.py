@@ -5,6 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.recording import wait_for
+
 
 @triton.jit
 def trial_kernel(x, out):
@@ -16,4 +18,7 @@ def runs(device: torch.device) -> bool:
     x = torch.zeros(1, dtype=torch.int32, device=device)
     out = torch.empty_like(x)
     trial_kernel[(1,)](x, out)
-    return out.item() == 1
+    seen = torch.empty(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+    seen.copy_(out, non_blocking=True)
+    wait_for(device)  # not by reading `out`: another thread may be recording
+    return seen.item() == 1
