@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 import torch
 
 from engine.device import FULL_SPEED, cuda_problem, is_amd, sm
+from models.load import is_out_of_memory
 
+_HEADERS = "python3-dev (on Fedora python3-devel)"
 _AMD = "this is an AMD GPU, and our kernels are for NVIDIA's"
 
 
@@ -41,7 +43,6 @@ def problem_here() -> str | None:
     return problem(torch.device("cuda")) if cuda_problem() is None else None
 
 
-@cache
 def triton_problem(device: torch.device) -> str | None:
     """Return why Triton does not work on `device`, a GPU, as the middle of a sentence; None if it does."""
     if is_amd():
@@ -49,21 +50,36 @@ def triton_problem(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed"
     try:
+        return tried(device)
+    except (RuntimeError, MemoryError):  # there is no memory for a trial: whoever loads a model says so
+        return None
+
+
+@cache
+def tried(device: torch.device) -> str | None:
+    """Launch a kernel and return as `triton_problem` does. Raises torch's errors if memory runs out."""
+    try:
         if (reason := missing()) is not None:
             _compile_nothing(reason)
         from engine.kernels.triton.trial import runs
 
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return None if runs(device) else "Triton computes wrong results here"
-    except Exception as error:  # noqa: BLE001 - compilers, drivers and file systems raise all sorts
-        return in_words(error)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return in_words(error)  # compilers, drivers and file systems raise all sorts
 
 
 def in_words(error: Exception) -> str:
     """Return what to do about an error of Triton's first launch, as the middle of a sentence."""
     if isinstance(error, _MissingError):
         return str(error)
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"Triton's C compiler fails here ({Path(error.cmd[0]).name}): install gcc and {_HEADERS}"
     said = (str(error).strip().splitlines() or [repr(error)])[0]
+    if "C compiler" in said:
+        return "Triton needs a C compiler: install gcc"
     if "libcuda" in said or "ldconfig" in said:
         return "Triton does not find libcuda.so.1: set TRITON_LIBCUDA_PATH to the folder that has it"
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
@@ -88,7 +104,7 @@ def missing() -> str | None:
         packages.append("gcc")
     if not _has_headers(compiler):
         lacks.append("Python's headers")
-        packages.append("python3-dev (on Fedora python3-devel)")
+        packages.append(_HEADERS)
     return f"Triton needs {' and '.join(lacks)}: install {' and '.join(packages)}" if lacks else None
 
 

@@ -33,10 +33,9 @@ GCC = "Triton needs a C compiler: install gcc"
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    forget = on_gpu.triton_problem.cache_clear
-    forget()
+    on_gpu.tried.cache_clear()
     yield Machine(monkeypatch)
-    forget()
+    on_gpu.tried.cache_clear()
 
 
 @pytest.fixture
@@ -111,8 +110,14 @@ def test_what_triton_lacks_is_named_with_what_to_install(
             "Triton does not find libcuda.so.1: set TRITON_LIBCUDA_PATH to the folder that has it",
         ),
         (
-            subprocess.CalledProcessError(1, ["gcc", "x.c"]),
-            "Triton does not work here (CalledProcessError: Command '['gcc', 'x.c']' returned non-zero exit status 1)",
+            subprocess.CalledProcessError(1, ["/usr/bin/gcc", "x.c"]),
+            "Triton's C compiler fails here (gcc): install gcc and python3-dev (on Fedora python3-devel)",
+        ),
+        (
+            RuntimeError(
+                "Failed to find C compiler. Please specify via CC environment variable or set a knob."
+            ),
+            GCC,
         ),
         (RuntimeError(""), "Triton does not work here (RuntimeError: RuntimeError(''))"),
     ],
@@ -137,7 +142,13 @@ def test_a_triton_that_computes_nonsense_is_found_out(machine: Machine, tools: T
     tools.header.touch()
     machine.patch.setattr("engine.kernels.triton.trial.runs", lambda device: False)
     assert on_gpu.triton_problem(CPU) == "Triton computes wrong results here"
-    on_gpu.triton_problem.cache_clear()
+    on_gpu.tried.cache_clear()
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    machine.patch.setattr("engine.kernels.triton.trial.runs", lambda device: (_ for _ in ()).throw(full))
+    assert on_gpu.triton_problem(CPU) is None, "who loads a model says that there is no memory"
+    machine.patch.setattr("engine.kernels.triton.trial.runs", lambda device: False)
+    assert on_gpu.triton_problem(CPU) is not None, "and the trial is made once there is some"
+    on_gpu.tried.cache_clear()
     machine.patch.setattr("engine.kernels.triton.trial.runs", lambda device: True)
     assert on_gpu.triton_problem(CPU) is None
 
