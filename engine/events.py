@@ -17,6 +17,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     CANCELLED = "cancelled"
     CONTEXT_FULL = "context_full"
+    REPETITION = "repetition"
+    """It repeated itself without end (see `SamplingParams.stop_repetition`)."""
 
 
 @dataclass(frozen=True, slots=True)

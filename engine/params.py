@@ -92,6 +92,8 @@ class SamplingParams:
     """The most tokens to generate; None: as many as the context holds."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it and may span tokens."""
+    stop_repetition: bool = False
+    """Whether an answer ends once it repeats itself without end (`engine/schedule/repetition.py`)."""
     speculation: Speculation = "off"
     """Whether tokens are guessed and several are checked at once. The text is the same to the token."""
 

@@ -35,6 +35,7 @@ _GRANTS: dict[Answer, schema.PermissionOptionKind] = {
 _STOPS: dict[FinishReason, schema.StopReason] = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.CONTEXT_FULL: "max_tokens",
+    FinishReason.REPETITION: "max_tokens",
     FinishReason.CANCELLED: "cancelled",
 }
 _MOST_SHOWN = 20_000

@@ -19,7 +19,7 @@ from chatterm.backends.backend import (
 from chatterm.backends.documents import with_documents
 from engine.params import SamplingParams
 
-OURS: Mapping[str, Any] = {"speculation": "auto"}
+OURS: Mapping[str, Any] = {"speculation": "auto", "stop_repetition": True}
 """Sampling defaults of a local engine."""
 
 

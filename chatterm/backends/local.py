@@ -464,10 +464,13 @@ class LocalBackend(Chosen):
     ) -> SamplingParams:
         """Return the model's own sampling with overrides. A text completion gets a limit, as it has no end of turn."""
         constraint = self._options.constraint
+        # An answer in a format may have to repeat itself, and is of no use cut short.
+        is_free = sampling.get("constraint", constraint) is None
+        ours = OURS if is_free else {**OURS, "stop_repetition": False}
         if calling is not None:
             constraint = calling.constraint(engine, constraint)
         limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
-        return engine.default_params(**{**limit, "constraint": constraint, **OURS, **sampling})
+        return engine.default_params(**{**limit, "constraint": constraint, **ours, **sampling})
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:

@@ -48,6 +48,7 @@ def batch(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
+    stop_repetition: options.StopRepetition = None,
     speculation: options.Speculation = None,
     think: options.Think = "auto",
     device: options.Device = "auto",
@@ -71,7 +72,7 @@ def batch(
 
     It may have an "id", and these, which take precedence over the options given here:
     temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-    frequency_penalty, seed, max_tokens, stop, speculation, think and
+    frequency_penalty, seed, max_tokens, stop, stop_repetition, speculation, think and
     response_format.
 
     A "response_format" is {"type": "json_object"} or

@@ -184,6 +184,7 @@ def run(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
+    stop_repetition: options.StopRepetition = None,
     speculation: options.Speculation = None,
     schema: options.Schema = None,
     json_object: options.JsonObject = False,

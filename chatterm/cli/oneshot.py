@@ -128,6 +128,9 @@ def answer(
         close_store(store, err)
 
 
+UNSTOPPED = "; --no-stop-repetition lets it go on"
+
+
 def close_store(store: "Store | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
@@ -199,6 +202,8 @@ def _turn(
         write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
     if outcome.finish_reason is FinishReason.LENGTH:
         write(err, "chatterm: The answer ends at the token limit (--max-tokens).\n")
+    if outcome.finish_reason is FinishReason.REPETITION:
+        write(err, f"chatterm: The answer was repeating itself and was stopped{UNSTOPPED}.\n")
     if stats:
         write(err, stats_line(outcome) + "\n")
 

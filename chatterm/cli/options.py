@@ -104,6 +104,13 @@ Seed = Annotated[
         help="The same seed gives the same text for the same conversation.", rich_help_panel=_SAMPLING
     ),
 ]
+StopRepetition = Annotated[
+    bool | None,
+    typer.Option(
+        help="Stop an answer that repeats itself without end; on by default where the model runs here.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 Speculation = Annotated[
     Literal["auto", "off", "suffix", "draft"] | None,
     typer.Option(

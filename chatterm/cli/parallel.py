@@ -9,7 +9,16 @@ from time import monotonic
 from typing import TextIO
 
 from chatterm.backends.backend import Backend, FinishReason, Message, Outcome, Part, Request, TokenEvent
-from chatterm.cli.oneshot import Page, json_of, say_beside, say_notes, start_line, stats_line, write
+from chatterm.cli.oneshot import (
+    UNSTOPPED,
+    Page,
+    json_of,
+    say_beside,
+    say_notes,
+    start_line,
+    stats_line,
+    write,
+)
 from chatterm.cli.progress import progress_on
 from chatterm.cli.waits import waits_told
 from chatterm.conversation.figures import rate_text, seconds_text
@@ -120,7 +129,7 @@ class _Writer:
         self._page = Page(None if as_json else out, None if waits else err)
         self._front = 0
         self._is_labelled = False
-        self._done = self._tokens = self._cut = 0
+        self._done = self._tokens = self._cut = self._looped = 0
         self._began = monotonic()
         self.failed = 0
 
@@ -149,6 +158,9 @@ class _Writer:
         if self._cut:
             cut = "1 answer ends" if self._cut == 1 else f"{self._cut:,} answers end"
             self._say(f"chatterm: {cut} at the token limit (--max-tokens).")
+        if self._looped:
+            looped = "1 answer was" if self._looped == 1 else f"{self._looped:,} answers were"
+            self._say(f"chatterm: {looped} stopped because of repetition{UNSTOPPED}.")
         if self._stats:
             took = monotonic() - self._began
             rate = rate_text(self._tokens / took) if took > 0 else ""
@@ -190,6 +202,7 @@ class _Writer:
 
     def _ended(self, one: _Asked, outcome: Outcome) -> None:
         self._cut += outcome.finish_reason is FinishReason.LENGTH
+        self._looped += outcome.finish_reason is FinishReason.REPETITION
         if self._as_json:
             seed = {"seed": outcome.seed} if outcome.seed is not None else {}
             self._line({**_name(one), **json_of(outcome), **seed})

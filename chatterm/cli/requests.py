@@ -17,10 +17,13 @@ LINE_LIMIT = 16 * 1024 * 1024
 _NUMBERS = {
     name: int in get_args(kind)
     for name, kind in get_type_hints(SamplingSettings).items()
-    if name not in ("stop", "speculation")
+    if name not in ("stop", "speculation", "stop_repetition")
 }
 """Fields of the sampling, and whether they are whole numbers."""
-_FIELDS = ("prompt", "messages", "id", *_NUMBERS, "stop", "speculation", "think", "response_format")
+_FIELDS = (
+    *("prompt", "messages", "id", *_NUMBERS, "stop", "stop_repetition", "speculation", "think"),
+    "response_format",
+)
 _THINK: Mapping[Any, ThinkMode] = {True: "on", False: "off", "on": "on", "off": "off", "auto": "auto"}
 
 
@@ -130,6 +133,10 @@ def _request(fields: dict[str, Any]) -> Request:
     for name, whole in _NUMBERS.items():
         if fields.get(name) is not None:
             sampling[name] = _number(name, fields[name], whole=whole)
+    if (detection := fields.get("stop_repetition")) is not None:
+        if not isinstance(detection, bool):
+            raise LineError("stop_repetition must be true or false.")
+        sampling["stop_repetition"] = detection
     if fields.get("speculation") is not None:
         sampling["speculation"] = _text(fields["speculation"], "speculation")
     if fields.get("stop") is not None:

@@ -26,6 +26,7 @@ _OFFERED = {
     "frequency_penalty": ("0", "0.2", "0.5"),
     "max_tokens": ("256", "1024", "4096"),
     "seed": ("0", "42"),
+    "stop_repetition": ("on", "off"),
     "speculation": ("auto", "off", "suffix", "draft"),
 }
 """Values that completion offers; any other can be typed."""
@@ -114,6 +115,8 @@ def value_text(value: object) -> str:
     """A value as a person reads it."""
     if value in (None, (), []):
         return "–"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if isinstance(value, tuple | list):
         return " ".join(repr(one_line(str(item), 60)) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

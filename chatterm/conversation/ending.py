@@ -20,6 +20,7 @@ class Ending:
 _ENDINGS: Mapping[FinishReason, Ending] = {
     FinishReason.CANCELLED: Ending("stopped", "/continue resumes it"),
     FinishReason.LENGTH: Ending("cut off at the token limit", "/continue resumes it"),
+    FinishReason.REPETITION: Ending("stopped, the answer was repeating itself", "/continue goes on"),
     FinishReason.CONTEXT_FULL: Ending("the context is full; /compact makes room"),
 }
 

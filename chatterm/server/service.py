@@ -16,7 +16,7 @@ from chatterm.calls.constraint import ToolFormat as ToolFormat
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Think = Literal["auto", "on", "off"]
 Kind = Literal["reasoning", "answer"]
-Reason = Literal["eos", "stop", "length", "context_full", "cancelled"]
+Reason = Literal["eos", "stop", "length", "context_full", "cancelled", "repetition"]
 """As engine.events.FinishReason."""
 
 

@@ -162,6 +162,10 @@ def checked_sampling(values: dict[str, Any]) -> dict[str, Any]:
     if not set(values) <= set(known):
         raise SessionError(f"sampling contains an unknown setting; choose one of: {', '.join(known)}.")
     for name, value in values.items():
+        if name == "stop_repetition":
+            if not isinstance(value, bool):
+                raise SessionError(f"sampling: {name} is {_shown(value)}; it must be true or false.")
+            continue
         if name in ("stop", "speculation") or (value is None and name in ("seed", "max_tokens")):
             continue
         if not (_is_int(value) if name in whole else is_number(value)):

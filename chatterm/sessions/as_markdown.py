@@ -14,6 +14,7 @@ ENDINGS = {
     "cancelled": "stopped",
     "length": "cut off: the token limit was reached",
     "context_full": "cut off: the context was full",
+    "repetition": "stopped: the answer was repeating itself",
 }
 """Said below an answer that did not end by itself."""
 

@@ -112,6 +112,9 @@ class SamplingSettings:
     """The same seed gives the same text for the same conversation."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer when they are generated."""
+    stop_repetition: bool | None = None
+    """Stop an answer that repeats itself without end; /continue goes on with it. On by default where the model runs
+    here, except for answers in a format (--json-schema and others)."""
     speculation: Literal["auto", "off", "suffix", "draft"] | None = None
     """Guess what comes next, and check several tokens at once; the text stays the same. suffix: from what was said
     before; draft: by the draft model (see model.draft); auto: by both, as many as seem to pay, which is the default

@@ -18,6 +18,7 @@ from engine.sampling.sampler import SamplerState, Words
 from engine.schedule.channel_guide import ChannelGuide
 from engine.schedule.guide import Guide, only
 from engine.schedule.output import Output
+from engine.schedule.repetition import repeats
 
 
 class Status(Enum):
@@ -161,6 +162,20 @@ class Sequence:
     def decodes(self) -> bool:
         """Whether only the tokens of the last draw have yet to be computed."""
         return 1 <= self.pending <= self.told and len(self.generated) - self.earlier >= self.pending
+
+    @property
+    def ending(self) -> FinishReason | None:
+        """Why the answer ends with its newest token, which does not end a turn; None: it goes on."""
+        assert self.params is not None
+        assert self.output is not None
+        if self.output.stopped:
+            return FinishReason.STOP
+        if len(self.generated) == self.params.max_tokens:
+            return FinishReason.LENGTH
+        # Only what is new counts: an answer that is continued is not ended again at once.
+        if self.params.stop_repetition and repeats(self.generated, self.earlier):
+            return FinishReason.REPETITION
+        return None
 
     def allow(self, words: Words, drawn: int | None = None) -> None:
         """Write which tokens may follow the known answer, or `drawn`, if that token was drawn after it.

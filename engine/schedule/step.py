@@ -427,8 +427,7 @@ class EngineStep:
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """Record a new token: update the text, send the event, and finish the sequence if it ends here."""
-        params, output, rows, token_id = sequence.params, sequence.output, sequence.rows, drawn.token_id
-        assert params is not None
+        output, rows, token_id = sequence.output, sequence.rows, drawn.token_id
         assert output is not None
         if token_id < 0:
             raise EngineError(
@@ -442,17 +441,11 @@ class EngineStep:
         sequence.generated.append(token_id)
         rows.append(token_id)
         sequence.told = 1
-        reason = None
         if token_id in self.stop_ids:
             event, reason = output.end(token_id), FinishReason.EOS
         else:
             event = output.push(token_id)
-            if output.stopped:
-                reason = FinishReason.STOP
-            elif len(sequence.generated) == params.max_tokens:
-                reason = FinishReason.LENGTH
-            elif self.scheduler.is_full(rows):
-                reason = FinishReason.CONTEXT_FULL
+            reason = sequence.ending or (FinishReason.CONTEXT_FULL if self.scheduler.is_full(rows) else None)
             if reason is not None:
                 event = replace(event, text=event.text + output.flush())
         if token_id == sequence.expected:

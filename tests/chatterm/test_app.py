@@ -108,6 +108,7 @@ async def test_nothing_is_sent_for_nothing() -> None:
     [
         (FinishReason.LENGTH, "cut off at the token limit"),
         (FinishReason.CONTEXT_FULL, "the context is full; /compact makes room"),
+        (FinishReason.REPETITION, "stopped, the answer was repeating itself"),
         (FinishReason.CANCELLED, "stopped"),
     ],
 )

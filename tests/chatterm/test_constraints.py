@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from chatterm.backends.backend import ChatOptions, EngineError, Message, Outcome, Request
+from chatterm.backends.backend import ChatOptions, EngineError, FinishReason, Message, Outcome, Request
 from chatterm.backends.local import LocalBackend
 from chatterm.cli.constraints import given, of_format
 from chatterm.cli.requests import asked_of, lines_of
 from chatterm.cli.usage import WrongUsage
 from engine import Constraint
+from engine.schedule import repetition
 
 SCHEMA = {
     "type": "object",
@@ -148,3 +149,19 @@ def test_a_request_has_its_own_format_and_one_that_is_wrong_fails_alone(backend:
     assert isinstance(second, EngineError)
     assert isinstance(third, Outcome)
     assert re.fullmatch("(yes|no), [a-z]+", third.text)
+
+
+def test_an_answer_in_a_loop_is_stopped_unless_it_is_in_a_format(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repetition, "FEWEST_TOKENS", repetition.STRIDE)
+    backend = LocalBackend(str(smollm2), ChatOptions(context=512))
+    backend.open()
+    always = {"temperature": 0.0, "max_tokens": 70, "logit_bias": {28: 100.0}}
+    messages = [Message("user", "Go on.")]
+    off, form = {"stop_repetition": False}, {"constraint": Constraint("regex", "(.|\n)+")}
+    requests = [Request(messages, always | more) for more in ({}, off, form)]
+    reasons = [part.finish_reason for _, part in backend.answers(requests) if isinstance(part, Outcome)]
+    backend.close()
+    ends = [reason for reason in reasons if reason is not None]
+    assert sorted(ends) == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.REPETITION]

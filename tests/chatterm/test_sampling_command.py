@@ -110,6 +110,7 @@ def test_each_value_says_where_it_comes_from() -> None:
         "max_tokens": (None, ""),
         "seed": (3, "this conversation"),
         "stop": ((), ""),
+        "stop_repetition": (True, "chatterm"),
         "speculation": ("auto", "chatterm"),
     }
     there = ModelInfo("m", "a server", "", 0, False, is_remote=True)

@@ -101,7 +101,7 @@ class AnswerState:
     @property
     def is_incomplete(self) -> bool:
         """Whether a limit ended it."""
-        return self.reason in ("length", "context_full")
+        return self.reason in ("length", "context_full", "repetition")
 
     @property
     def open(self) -> Item | None:

@@ -237,6 +237,15 @@ def test_seeds_of_any_sign(client, running):
     assert running.service.asked[-1].sampling["seed"] == 2**63 - 5
 
 
+def test_repetition_is_stopped_only_where_a_request_asks_for_it_and_is_told_as_a_limit(client, running):
+    running.service.reason = "repetition"
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, extra_body={"stop_repetition": True}
+    )
+    assert running.service.asked[-1].sampling == {"stop_repetition": True}
+    assert answer.choices[0].finish_reason == "length"
+
+
 def test_a_top_p_of_zero_keeps_the_likeliest_token(client, running):
     client.chat.completions.create(model="tiny", messages=HELLO, top_p=0)
     top_p = running.service.asked[-1].sampling["top_p"]

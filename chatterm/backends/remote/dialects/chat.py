@@ -46,7 +46,7 @@ class ChatCompletions:
     path = "/chat/completions"
     models_path = "/models"
     is_lines = False
-    unknown = ("logprobs", "logit_bias", "speculation")
+    unknown = ("logprobs", "logit_bias", "stop_repetition", "speculation")
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -31,7 +31,7 @@ class Ollama:
     path = "/api/chat"
     models_path = "/api/tags"
     is_lines = True
-    unknown = ("logprobs", "logit_bias", "speculation")
+    unknown = ("logprobs", "logit_bias", "stop_repetition", "speculation")
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:
         options = {

@@ -35,7 +35,7 @@ class Responses:
     is_lines = False
     unknown = (
         *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop"),
-        *("logprobs", "logit_bias", "speculation"),
+        *("logprobs", "logit_bias", "stop_repetition", "speculation"),
     )
 
     def body(self, asked: Asked, server: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from chatterm.server.service import Constraint, Generation, RequestError, Served
 
 _SAMPLING = (
     *("seed", "temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_repetition"),
 )
 MOST_ALTERNATIVES = 20
 
@@ -66,6 +66,7 @@ class CompletionsRequest(Request, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    stop_repetition: bool | None = None
     logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     response_format: ResponseFormat | None = None
