@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
@@ -56,12 +57,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file atomically: whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+def write_whole(
+    path: Path, text: str, *, mode: int = 0o666, errors: str = "strict", parents: bool = True
+) -> None:
+    """Write a small file atomically: whole or not at all, so that a full disk or a crash leaves what was there.
+
+    A file that is replaced keeps its mode, and a link stays a link: the file that it leads to is replaced. A new file
+    gets `mode`, less the umask; `parents`: its folders are made. `errors` is as for `open`. Raises OSError, and
+    UnicodeEncodeError if `errors` says so.
+    """
+    target = Path(os.path.realpath(path))
+    if parents:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    found = target.stat().st_mode & 0o777 if target.exists() else None
+    scratch = target.with_name(f".{token_hex(8)}.tmp")
+    first = mode if found is None else found & 0o700  # nobody else may read it before it has its own mode
+
+    def made(name: str, flags: int) -> int:
+        return os.open(name, flags, first)
+
     try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
+        with open(scratch, "x", encoding="utf-8", errors=errors, newline="\n", opener=made) as file:
+            file.write(text)
+        if found is not None:
+            scratch.chmod(found)
+        scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 """Code blocks of an answer: which one, and the name to save it under. Nothing is overwritten without a second Enter."""
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +18,7 @@ from chatterm.markdown.lines import Line, elided, wrap
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+from models.files import write_whole
 from models.units import counted
 
 _SHOWN = 6
@@ -118,8 +121,14 @@ class SaveCodeScreen(ModalScreen[Path | None]):
                     )
                 self._over = path
                 return self._view.say("That file exists; Enter overwrites it. Or write another name.")
-            with path.open("w" if self._over == path else "x", encoding="utf-8", errors="replace") as file:
-                file.write(self._view.block.text + "\n")
+            text = self._view.block.text + "\n"
+            if self._over == path:
+                if not os.access(path, os.W_OK):  # it could be replaced all the same
+                    raise PermissionError(errno.EACCES, "the file is write-protected")
+                write_whole(path, text, errors="replace", parents=False)
+            else:
+                with path.open("x", encoding="utf-8", errors="replace") as file:
+                    file.write(text)
         except (OSError, ValueError, RuntimeError) as error:
             why = error.strerror if isinstance(error, OSError) else None
             return self._view.say(f"It cannot be saved there: {one_line(why or str(error), 200)}.")

@@ -1,8 +1,6 @@
 """Sessions as files: which formats there are, how a file is called, and how it is written and read."""
 
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Literal, cast, get_args
@@ -11,6 +9,7 @@ from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import UNTITLED
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line
+from models.files import write_whole
 from models.units import bytes_text
 
 Format = Literal["md", "json", "html"]
@@ -55,18 +54,13 @@ def file_name(info: SessionInfo, format: Format) -> str:
 def write_export(path: Path, text: str, *, replace: bool = False) -> None:
     """Write all of it or nothing. Raises SessionError, also when the file is there and not to be replaced."""
     shown = one_line(str(path), 200)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.exists() and not replace:
             raise SessionError(f"{shown} already exists; choose another name or delete it first.")
         if path.exists() and not path.is_file():  # a device would be replaced, too
             raise SessionError(f"{shown} is not a regular file; choose another name.")
-        with beside.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.write(text)
-        beside.replace(path)
+        write_whole(path, text, errors="replace", parents=False)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise SessionError(
             f"{shown} cannot be written: {error.strerror or error}; choose another place."
         ) from error

@@ -1,11 +1,8 @@
 """The settings file is changed: one setting at a time, and comments stay as they are."""
 
-import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from chatterm.settings.paths import check_regular
 from chatterm.settings.reading import parse_settings
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.toml import read_source, statement_lines, toml_value
+from models.files import write_whole
 
 
 def changed(source: str, table: str, key: str, value: object | None, path: Path) -> str:
@@ -75,19 +73,8 @@ def store(path: Path, table: str, key: str, value: object | None) -> None:
 def write(path: Path, text: str) -> None:
     """Replace the file, at once and whole. Raises SettingsError."""
     check_regular(path)  # a device would be replaced, too
-    target = path.resolve()  # a link into a folder of dotfiles stays a link
-    scratch = ""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".config-")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        with suppress(FileNotFoundError):
-            os.chmod(scratch, target.stat().st_mode & 0o777)  # noqa: PTH101
-        os.replace(scratch, target)  # noqa: PTH105
+        write_whole(path, text, mode=0o600)
     except (OSError, UnicodeEncodeError) as error:
-        with suppress(OSError):
-            if scratch:
-                os.unlink(scratch)  # noqa: PTH108
         why = error.strerror if isinstance(error, OSError) else "it would contain what is no character"
         raise SettingsError(f"{path} cannot be written: {why or error}.") from error

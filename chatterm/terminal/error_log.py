@@ -6,6 +6,7 @@ from pathlib import Path
 from time import strftime
 
 from chatterm.terminal.sanitize import one_line, visible
+from models.files import write_whole
 
 _LARGEST = 200_000
 """Bytes of the file from which its older half goes."""
@@ -33,8 +34,7 @@ def write_down(error: BaseException) -> str:
         if len(before) + len(entry) > _LARGEST:
             before = before[-_LARGEST // 2 :]
             before = before[before.find(b"\n--- ") + 1 :]
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(before + entry)
+        write_whole(path, (before + entry).decode("utf-8", "replace"), mode=0o600)
     except OSError as problem:
         return f"Details could not be written to {path}: {problem.strerror or problem}."
     return f"Details are in {path}."

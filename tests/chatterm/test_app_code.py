@@ -48,6 +48,36 @@ async def test_a_block_is_saved_and_nothing_overwritten_unasked(folder: Path) ->
     assert (folder / "there.py").read_text() == "mine"
 
 
+async def test_what_is_overwritten_is_whole_before_and_after(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "kept.py").write_text("mine")
+    (folder / "kept.py").chmod(0o750)
+    (folder / "link.py").symlink_to("kept.py")
+
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    async with driven(ScriptedBackend([Script(TEXT)])) as driver:
+        await driver.send("code")
+        driver.app.chat.select(driver.app.chat.transcript.entries[-1])
+        await driver.pilot.press("s")
+        await driver.until(lambda: isinstance(driver.app.screen, SaveCodeScreen))
+        await driver.pilot.press("up")
+        driver.app.screen.query_one(Input).value = "link.py"
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", full)
+            await driver.pilot.press("enter", "enter")
+            await driver.shows("No space left")
+        assert (folder / "kept.py").read_text() == "mine"
+        assert sorted(path.name for path in folder.iterdir()) == ["kept.py", "link.py"]
+        await driver.pilot.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+    assert (folder / "link.py").is_symlink()
+    assert (folder / "kept.py").read_text() == "print(6 * 7)\n"
+    assert (folder / "kept.py").stat().st_mode & 0o777 == 0o750
+
+
 @pytest.mark.parametrize("answer", ["once", "no"])
 async def test_a_block_runs_only_after_a_yes(answer: str) -> None:
     async with driven(ScriptedBackend([Script(TEXT)])) as driver:
