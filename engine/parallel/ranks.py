@@ -292,17 +292,22 @@ def _no_start(error: OSError) -> EngineError:
     )
 
 
-def _start(number: int, count: int, order: Order, meeting: Path) -> _Rank:
+def _start(number: int, count: int, order: Order, meeting: Path, platform: str = sys.platform) -> _Rank:
+    """Start a rank in a process group of its own, so that Ctrl-C goes to this process only, which ends the ranks.
+
+    It stays in this session: if this process ends, the group has no parent there any more, and a system that follows
+    POSIX then sends SIGHUP and SIGCONT to its processes that are stopped, which could not see that they are alone.
+    """
     ours, theirs = socket.socketpair()
     with theirs, open_file() as memory:
         ring = Ring(memory)
         process = subprocess.Popen(
-            [sys.executable, "-P", _START, str(theirs.fileno()), str(memory)],
+            [sys.executable, "-P", _START, str(theirs.fileno()), str(memory), platform],
             pass_fds=(theirs.fileno(), memory),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to this process only, which ends the ranks
+            process_group=0,
         )
     ours.settimeout(_SILENCE_S)
     tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})

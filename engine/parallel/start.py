@@ -1,4 +1,4 @@
-"""The program of every rank but 0: `start.py SOCKET RING`. It sends signs of life before the heavy imports."""
+"""The program of every rank but 0: `start.py SOCKET RING PLATFORM`. It sends signs of life before the heavy imports."""
 
 import ctypes
 import signal
@@ -15,8 +15,10 @@ if __name__ == "__main__":
         sys.path.insert(0, _ROOT)
     from engine.parallel.link import beat
 
-    if sys.platform == "linux":
+    if sys.argv[3] == "linux":
         # While this process is stopped it cannot see that the socket is closed. If rank 0 has ended already, it will.
+        # On other systems `ranks._start` relies on what happens to a group without a parent; here its next parent may
+        # be in the same session, as the first process of a container.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     link = socket(fileno=int(sys.argv[1]))
     Thread(target=beat, args=(link,), daemon=True).start()

@@ -198,16 +198,22 @@ def test_nothing_holds_a_closed_model(folder: Path, monkeypatch: pytest.MonkeyPa
     assert not [thread.name for thread in enumerate_threads() if thread.name.startswith("rank ")]
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_ranks_end_with_the_first_however_that_ends(folder: Path, is_stopped: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_stopped", "platform"), [(False, sys.platform), (True, sys.platform), (True, "another")]
+)
+def test_ranks_end_with_the_first_however_that_ends(folder: Path, is_stopped: bool, platform: str) -> None:
     program = (
-        "import sys; from engine.engine import Engine;"
+        "import sys; from functools import partial; from engine.engine import Engine;"
+        "from engine.parallel import ranks; ranks._start = partial(ranks._start, platform=sys.argv[2]);"
         "e = Engine.load(sys.argv[1], device='cpu', dtype='float32', threads=1, context=64, tensor_parallel=2);"
         "print(*[rank.process.pid for rank in e._ranks._ranks], flush=True);"
         "[list(e.stream([1, 2, 3])) for _ in range(10_000)]"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(folder), platform],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # the ranks' next parent is in another
     ) as first:
         assert first.stdout is not None
         pids = [int(pid) for pid in first.stdout.readline().split()]
