@@ -17,6 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from models.errors import ModelError
 from models.hub.digests import content_id
 from models.hub.fetching import Meter, size_of
+from models.hub.response_head import limit_head
 from models.units import bytes_text
 
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
@@ -91,7 +92,12 @@ class Connection:
         except ValueError:
             raise self._no_address() from None
         try:
-            self._client = self._http.Client(headers=headers, timeout=timeout_s, follow_redirects=True)
+            self._client = self._http.Client(
+                headers=headers,
+                timeout=timeout_s,
+                follow_redirects=True,
+                event_hooks={"request": [_limit_head]},
+            )
         except (ValueError, OSError, ImportError) as error:
             raise ModelError(
                 f"Cannot open a connection: {error}; check HF_TOKEN and the proxy settings."
@@ -311,6 +317,10 @@ class Connection:
 def partial(target: Path) -> Path:
     """Return the path of the beginning of `target` while it is being downloaded."""
     return target.with_name(target.name + ".incomplete")
+
+
+def _limit_head(request: Any) -> None:
+    request.extensions["trace"] = limit_head
 
 
 def _paced(chunks: Iterable[bytes]) -> Iterator[bytes]:

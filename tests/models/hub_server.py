@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,6 +62,8 @@ class HubServer:
         """Names of files whose content is altered in transit."""
         self.drips: Callable[[str], bool] = lambda path: False
         """Returns whether a body is sent byte by byte, 100 a second, by path."""
+        self.drips_head: Callable[[str], bool] = lambda path: False
+        """Returns whether the head of a response is sent so, and never ends, by path."""
         self.ranges = True
         self.moved: dict[str, str] = {}
         """New names of repositories, by their old names."""
@@ -230,9 +233,20 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             cut = cuts.pop(0) if cuts and self.command == "GET" else None
             self._reply(status, content[start:], headers, cut)
 
+        def _drip(self, begins: bytes) -> None:
+            self.close_connection = True
+            with suppress(OSError):  # the client goes away
+                self.wfile.write(begins)
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.01)
+
         def _reply(
             self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None
         ) -> None:
+            if hub.drips_head(urlsplit(self.path).path):
+                self._drip(b"HTTP/1.1 200 OK\r\nX: ")
+                return
             self.send_response(status)
             for key, value in (headers or {}).items():
                 self.send_header(key, value)

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from chatterm.cli.main import call
 from models.errors import ModelError
-from models.hub import transfer
+from models.hub import response_head, transfer
 from models.hub.cache import RepoCache
 from models.hub.sources import local_models, resolve
 from tests.counting import PATIENCE, patience
@@ -56,6 +56,15 @@ def test_what_drips_counts_as_broken_off(
     monkeypatch.setattr(transfer, "PATIENCE_S", 0.2)
     server.drips = lambda path: what in path
     one_line_of(REPO, words="(less than 1 kB a second arrives)")
+
+
+@pytest.mark.parametrize("what", ["/api/", "config.json", "model.safetensors"])
+def test_a_head_that_drips_counts_as_broken_off(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(response_head, "HEAD_S", 0.2)
+    server.drips_head = lambda path: what in path
+    one_line_of(REPO, words="(no answer in time)")
 
 
 def test_what_dripped_for_a_while_is_continued(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

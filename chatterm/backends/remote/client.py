@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 from chatterm.backends.remote.address import Address
 from chatterm.backends.remote.faults import Refused, lost, refused_field, wait_of
 from engine.errors import EngineError
+from models.hub.response_head import limit_head_async
 
 if TYPE_CHECKING:
     import httpx
@@ -74,12 +75,13 @@ Inbox = SimpleQueue[tuple[int, Item]]
 
 @dataclass(slots=True)
 class Stage:
-    """The latest stage of a request, as reported by httpcore."""
+    """The latest stage of a request, as reported by httpcore. The head of its response has a deadline."""
 
     name: str = ""
 
     async def __call__(self, name: str, about: Mapping[str, Any]) -> None:
         self.name = name
+        await limit_head_async(name, about)
 
     @property
     def in_handshake(self) -> bool:

@@ -148,6 +148,8 @@ def lost(
         return f"The proxy does not connect to {host}: {one_line(str(error), 120)}. See HTTPS_PROXY and NO_PROXY."
     if isinstance(error, (httpx.InvalidURL, ValueError)):
         return f"The address of a proxy in the environment is not valid: {one_line(str(error), 120)}. See HTTPS_PROXY."
+    if isinstance(error, httpx.ReadTimeout):  # only the head of a response has such a limit
+        return f"{host} began to answer and then sent next to nothing; check the server and the network."
     if is_late:
         return f"{host} does not answer; check its address and the network."
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):

@@ -197,6 +197,14 @@ def breaks(request: Request, sock: socket.socket) -> None:
     """Not a byte comes."""
 
 
+def drips(request: Request, sock: socket.socket) -> None:
+    """A head comes byte by byte, and never ends."""
+    sock.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        sock.sendall(b"x")
+        time.sleep(0.01)
+
+
 def events(*messages: Any, done: bool = True) -> list[bytes]:
     """Messages as server-sent events, each a part."""
     parts = [b"data: " + json.dumps(message).encode() + b"\n\n" for message in messages]

@@ -31,12 +31,14 @@ from chatterm.backends.remote.address import Remote, found
 from chatterm.backends.remote.backend import RemoteBackend
 from chatterm.backends.remote.faults import Refused, wait_of
 from engine.params import Constraint
+from models.hub import response_head
 from tests.chatterm.remote.rough_server import (
     Handler,
     RoughServer,
     breaks,
     delta,
     document,
+    drips,
     events,
     gated,
     reply,
@@ -552,6 +554,19 @@ def test_a_trickle() -> None:
     whole = b"".join(events(delta("One"), delta(finish="stop")))
     with rough(stream(*(whole[n : n + 1] for n in range(len(whole))))) as server, chat(server) as backend:
         assert text_of(backend.send("Hi")) == "One"
+
+
+@pytest.mark.parametrize("goes_before", [(), (said("One."),)])
+def test_a_head_that_drips_ends_the_request(
+    goes_before: tuple[Handler, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_head, "HEAD_S", 0.2)
+    with rough(*goes_before, drips) as server, chat(server) as backend:
+        for _ in goes_before:
+            assert text_of(backend.send("Hi")) == "One."
+        with pytest.raises(EngineError, match="began to answer and then sent next to nothing"):
+            list(backend.send("Hi"))
+        until(server.closed.is_set)
 
 
 def test_a_connection_that_breaks_before_anything_came_is_made_once_more() -> None:
