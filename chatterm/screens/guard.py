@@ -41,6 +41,8 @@ class GuardedApp(LookApp):
         self._is_leaving = False
         self._failed: Screen[Any] | None = None
         """The latest screen that failed and is being closed."""
+        self._key_before: asyncio.Task[None] | None = None
+        """Ends once all that the latest key led to is done."""
 
     # --- for the application ---
 
@@ -59,12 +61,18 @@ class GuardedApp(LookApp):
 
     async def on_event(self, event: events.Event) -> None:
         """A key that comes right after the one that opens a screen waits until that screen stands."""
-        if isinstance(event, events.Key) and self.screen_stack:
-            for _ in range(_LOOKS):
-                if self.screen.is_mounted:
-                    break
-                await asyncio.sleep(_LOOK)
+        if not isinstance(event, events.Key) or not self.screen_stack:
+            return await super().on_event(event)
+        if self._key_before is not None:
+            await asyncio.wait({self._key_before}, timeout=_LOOK * _LOOKS)
+        for _ in range(_LOOKS):
+            if self.screen.is_mounted:
+                break
+            await asyncio.sleep(_LOOK)
+        screen = self.screen
         await super().on_event(event)
+        self._key_before = asyncio.create_task(_dealt_with(screen))
+        return None
 
     # --- where errors come from ---
 
@@ -152,3 +160,14 @@ class GuardedApp(LookApp):
             f"chatterm: {what} chatterm has to close; your conversation is saved. {write_down(error)}"
         )
         self.exit(1, return_code=1)
+
+
+async def _dealt_with(screen: Screen[Any]) -> None:
+    """Wait until a key that was given to `screen` is dealt with, there or where the focus is, with the messages that
+    come of it, and those that come of these."""
+    for _ in range(2):
+        focused = screen.focused.ancestors_with_self if screen.focused is not None else []
+        for pump in (screen, *focused):
+            done = asyncio.Event()
+            if isinstance(pump, Widget) and pump.call_later(done.set):
+                await done.wait()

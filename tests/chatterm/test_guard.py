@@ -13,10 +13,12 @@ from typing import Any
 import pexpect
 import pytest
 from textual import events
+from textual.widgets import Input
 
 from chatterm.screens.cache import CacheScreen
 from chatterm.screens.chat.garbage import collect_now
 from chatterm.screens.chat.screen import ChatScreen
+from chatterm.screens.models import ModelPicker
 from chatterm.screens.sessions import SessionPicker
 from chatterm.screens.tools import ToolsScreen
 from chatterm.sessions.store import Store
@@ -166,6 +168,18 @@ async def test_keys_that_come_before_a_screen_stands_wait_for_it(keys: tuple[str
             app.post_message(events.Key(key, None))
         await driver.until(lambda: session.box.on)
         assert (session.box.on == {"list_folder"}) == (keys == ("down", "enter"))
+
+
+@pytest.mark.parametrize("opens", [[*"/model", "enter"], ["f5"]])
+async def test_keys_that_come_with_those_that_open_a_list_are_typed_there(opens: list[str]) -> None:
+    """However fast they come: a key is dealt with before the next one is given away."""
+    async with driven(ScriptedBackend()) as driver:
+        app = driver.app
+        for key in [*opens, *"other"]:
+            app.post_message(events.Key({"/": "slash"}.get(key, key), key if len(key) == 1 else None))
+        await driver.until(lambda: isinstance(app.screen, ModelPicker))
+        await driver.until(lambda: app.screen.query_one(Input).value == "other")
+        assert driver.app.chat.composer.text == ""
 
 
 @pytest.mark.parametrize("fails", [False, True])
