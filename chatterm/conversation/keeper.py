@@ -37,6 +37,15 @@ class Keeper:
         """One line while what is written stays in memory; "" while all is well."""
         return self.store.problem if self.store is not None else ""
 
+    @property
+    def was_deleted(self) -> str:
+        """One line, once, if another program had deleted the session; "" if not."""
+        return (
+            self.store.was_deleted(self.session)
+            if self.store is not None and self.session is not None
+            else ""
+        )
+
     def begin(self, info: SessionInfo) -> None:
         """From now on this is a session of its own, unless it is one already."""
         if self.store is not None and self.session is None:

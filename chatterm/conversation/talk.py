@@ -165,8 +165,10 @@ class Talk:
 
     @property
     def problem(self) -> str:
-        """One line while what is written stays in memory; "" while all is well."""
-        return self._store.problem if self._store is not None else ""
+        """One line while what is written stays in memory, and once if the session was deleted elsewhere; else ""."""
+        if self._store is None:
+            return ""
+        return self._store.problem or (self._store.was_deleted(self.session) if self.session else "")
 
     # --- how it is done ---
 

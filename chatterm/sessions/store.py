@@ -84,6 +84,16 @@ class Store:
             return self.trouble.at_the_end
         return "The session database does not respond: the last messages are not saved."
 
+    def was_deleted(self, session: str) -> str:
+        """One line, once, for a person whose session another program had deleted; it was saved again. Else ""."""
+        known = self._known.get(session)
+        if known is None or not known.was_deleted:
+            return ""
+        known.was_deleted = False
+        return (
+            "Another program had deleted this conversation; with what you sent it is saved again, all of it."
+        )
+
     # --- writing ---
 
     def new(self, info: SessionInfo) -> str:
@@ -143,9 +153,8 @@ class Store:
                 dropped = known.exchanges.pop(id, None)
                 if not known.exchanges:
                     known.info = replace(known.info, title="")
-        if dropped is not None:
-            created = dropped.created
-            self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id, created)))
+        if known is not None and dropped is not None:
+            self._post(("drop", session, id), Op(session, partial(known.drop, exchange=dropped)))
 
     def head(self, session: str, id: int | None) -> None:
         """Which branch is selected."""
@@ -226,7 +235,7 @@ class Store:
                 return deepcopy(known.info), Tree(), vault.draft(NO_SESSION)
             info, tree = vault.load(session)
             exchanges = {exchange.id: _copied(exchange) for exchange in tree.exchanges}
-            self._known[session] = Known(deepcopy(info), exchanges, tree.head)
+            self._known[session] = Known(deepcopy(info), exchanges, tree.head, is_saved=True)
             return info, tree, vault.draft(session)
 
         return self._ask(read)

@@ -39,12 +39,18 @@ class Known:
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     """By id; each a copy that nobody changes."""
     head: int | None = None
+    is_saved: bool = False
+    """Whether the disk or memory has had it."""
+    was_deleted: bool = False
+    """Whether another program deleted it, and it was saved again."""
 
     def write(self, db: Database) -> None:
         """Write what is missing of the session; another program may have deleted it, and a third begun it again."""
         is_new = not db.has(self.info.id)
         if is_new:
             db.insert(self.info)
+            self.was_deleted = self.was_deleted or self.is_saved
+        self.is_saved = True
         there = db.made(self.info.id)
         # Parents first. They are listed at once: another thread may add one.
         for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
@@ -52,6 +58,11 @@ class Known:
                 db.put(self.info.id, exchange)
         if is_new:
             db.set_head(self.info.id, self.head)
+
+    def drop(self, db: Database, exchange: Exchange) -> None:
+        """Delete an exchange, and the session if it has none any more: then nobody else has deleted that."""
+        db.drop(self.info.id, exchange.id, exchange.created)
+        self.is_saved = db.has(self.info.id)
 
 
 @dataclass(frozen=True, slots=True)

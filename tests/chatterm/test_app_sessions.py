@@ -60,6 +60,26 @@ async def test_messages_that_wait_come_back_with_the_one_that_was_refused(store:
         assert [call for call in backend.calls if call[0] == "send"] == [("send", "a")]
 
 
+async def test_a_session_deleted_elsewhere_is_saved_again_and_that_is_said(store: Store) -> None:
+    async with driven(
+        ScriptedBackend([Script("One."), Script("Two."), Script("Three.")]), store=store
+    ) as driver:
+        await driver.send("first")
+        other = Store.open(store.path)
+        session = latest(other)
+        other.delete(session)
+        other.flush()
+        assert "deleted" not in driver.text()
+        await driver.send("second")
+        await driver.shows("Another program had deleted this conversation")
+        assert [exchange.user for exchange in other.load(session)[1].exchanges] == ["first", "second"]
+        await driver.pilot.press("escape")
+        await driver.send("third")
+        assert "deleted" not in driver.text(), "it is said once"
+        other.close()
+    store.close()
+
+
 async def test_a_message_that_is_refused_after_its_conversation_was_left_is_kept(store: Store) -> None:
     backend = Refusing()
     backend.gate = threading.Event()

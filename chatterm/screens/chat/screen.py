@@ -186,6 +186,8 @@ class ChatScreen(MessageSelection):
         turn = self.conversation.turn
         if self.keeper.problem != self._problem:
             self._say_problem()
+        if was_deleted := self.keeper.was_deleted:
+            self.say(was_deleted)
         self.titling.tick(now)
         self.actions.offer_summary(now)
         if not reports and turn is None:

@@ -216,6 +216,7 @@ def test_a_first_message_that_was_refused_leaves_no_session(store: Store) -> Non
     store.save(session, tree.add(None, "short", "m"))
     [info] = store.find()
     assert (info.id, info.title, info.exchanges) == (session, "short", 1)
+    assert store.was_deleted(session) == ""
 
 
 def test_an_exchange_that_was_refused_takes_nobody_elses_with_it(store: Store) -> None:
