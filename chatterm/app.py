@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from chatterm.backends.backend import Backend, EngineError
+from chatterm.backends.threads import Threads
 from chatterm.backends.worker import Worker
 from chatterm.conversation.keeper import Keeper
 from chatterm.screens.chat.palette import Palette, SlashCommands
@@ -35,6 +36,9 @@ _DISK_S = 1.0
 """How long to wait for the disk before the way back is told; it is not told where the disk takes longer."""
 _AGAIN_S = 0.01
 """Between two looks at whether the chat stands."""
+
+
+_LEFT = "chatterm: A disk or a program does not answer; what was being read or written there is left."
 
 
 class ChatApp(GuardedApp):
@@ -67,12 +71,14 @@ class ChatApp(GuardedApp):
             theme=theme or settings.screen.theme, glyphs=settings.screen.glyphs, terminal=terminal
         )
         self.worker = Worker(backend)
+        self.threads = Threads()
         self.chat = ChatScreen(backend, self.worker, Keeper(store, session), settings)
         self.chat.conversation.sampling = dict(sampling or {})
         self.chat.tooling.wanted = tools
 
     def on_load(self) -> None:
         """The terminal is changed after this: from then on a signal to end must restore it."""
+        asyncio.get_running_loop().set_default_executor(self.threads)
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
             for number in heeded(*ENDING):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
@@ -177,6 +183,8 @@ def run_app(
         app.run()
         _tell_how_to_come_back(store, app.chat.keeper.session)
         ended = app.worker.close()
+        if app.threads.are_left:
+            print(_LEFT, file=sys.stderr)
         if app.last_words:
             print(app.last_words, file=sys.stderr)
     finally:

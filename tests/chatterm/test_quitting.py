@@ -20,6 +20,8 @@ import os, sys
 from threading import Event
 sys.path.insert(0, {root!r})
 from chatterm import app
+from chatterm.backends import threads
+from chatterm.sessions import export
 from chatterm.sessions.store import Store
 from chatterm.sessions.vault import Vault
 from chatterm.tools import deliberate
@@ -35,6 +37,8 @@ def stalled(vault, ops, *, retry=False):
 
 if {early}:
     app.ChatApp.compose = lambda chat: os.kill(os.getpid(), {early}) or ()
+if {hangs!r}:
+    export.write_export, threads.PATIENCE_S = (lambda *_: Event().wait()), 0.1
 if {stalls!r}:
     Vault.write = stalled
     Store.close = lambda store: close(store, 1.0)
@@ -47,9 +51,17 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-
 
 
 def started(
-    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None, early: int = 0
+    home: Path,
+    stalls: bool = False,
+    says: str = "Said.",
+    ignores: int | None = None,
+    early: int = 0,
+    hangs: bool = False,
 ) -> "pexpect.spawn[bytes]":
-    """A chat. It ignores only this signal, whatever the tests ignore; it gets `early` before its screen stands."""
+    """A chat. It ignores only this signal, whatever the tests ignore; it gets `early` before its screen stands.
+
+    With `hangs`, what it exports is never written.
+    """
 
     def begin() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -58,7 +70,10 @@ def started(
     root = str(Path(__file__).parents[2])
     return pexpect.spawn(
         sys.executable,
-        ["-c", textwrap.dedent(PROGRAM).format(root=root, stalls=stalls, says=says, early=early)],
+        [
+            "-c",
+            textwrap.dedent(PROGRAM).format(root=root, stalls=stalls, says=says, early=early, hangs=hangs),
+        ],
         env={
             "PATH": "/usr/bin:/bin",
             "LC_ALL": "C.UTF-8",
@@ -73,10 +88,10 @@ def started(
 
 
 def chatting(
-    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None
+    home: Path, stalls: bool = False, says: str = "Said.", ignores: int | None = None, hangs: bool = False
 ) -> "pexpect.spawn[bytes]":
     """A chat in which one message was answered."""
-    child = started(home, stalls, says, ignores)
+    child = started(home, stalls, says, ignores, hangs=hangs)
     child.expect(b"ready")
     child.send(b"question\r")
     child.expect(b"Said")
@@ -188,6 +203,17 @@ def test_a_chat_under_nohup_outlives_a_hangup(tmp_path: Path) -> None:
     child = chatting(tmp_path, ignores=signal.SIGHUP)
     child.kill(signal.SIGHUP)
     quit_by_hand(child)
+
+
+def test_a_file_system_that_does_not_answer_is_left(tmp_path: Path) -> None:
+    child = chatting(tmp_path, hangs=True)
+    child.send(b"/export there.md\r")
+    child.expect(b"Write a message")
+    child.send(b"/quit\r")
+    child.expect(b"does not answer; what was being read or written there is left")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
 
 
 @pytest.mark.parametrize("stalls", [False, True])
