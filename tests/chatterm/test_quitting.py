@@ -64,7 +64,7 @@ def started(
     """
 
     def begin() -> None:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN if number == ignores else signal.SIG_DFL)
 
     root = str(Path(__file__).parents[2])
@@ -132,7 +132,7 @@ def running_in(home: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
 def test_a_signal_to_end_leaves_the_terminal_as_it_was_and_the_draft_saved(name: str, tmp_path: Path) -> None:
     number = getattr(signal, name)
     child = chatting(tmp_path)
@@ -148,7 +148,7 @@ def test_a_signal_to_end_leaves_the_terminal_as_it_was_and_the_draft_saved(name:
     assert draft_in(tmp_path) == "half a thought"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
 def test_a_signal_to_end_before_the_screen_stands_leaves_the_terminal_as_it_was(
     name: str, tmp_path: Path
 ) -> None:
