@@ -8,9 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from typer.main import get_command
-
-from chatterm.cli.main import app
+from chatterm.cli.main import command_line
 
 ENVIRONMENT = {
     "CHATTERM_CONFIG": "The settings file, instead of the user's.",
@@ -29,8 +27,7 @@ STATUS = {
     "130": "Stopped with Ctrl+C.",
 }
 EXAMPLES = {
-    "chatterm": "Show the commands.",
-    "chatterm run": "Open the chat with the default model.",
+    "chatterm": "Open the chat with the default model.",
     "chatterm run qwen3:0.6b -p 'Why is the sky blue?'": "Answer once and exit.",
     "chatterm run -p 'Name a river' -p 'Name a lake' --parallel": "Answer two prompts at once.",
     "chatterm batch qwen3:0.6b in.jsonl -o out.jsonl": "Answer a file of requests, or continue where that was stopped.",
@@ -80,7 +77,7 @@ def command_lines(name: str, command: Any) -> Iterator[str]:
 
 def page() -> str:
     """The whole page, as troff reads it with the man macros."""
-    command = get_command(app)
+    command = command_line()
     lines = ['.TH CHATTERM 1 "" "chatterm" "User Commands"', ".SH NAME"]
     lines += [f"chatterm \\- {roff('chat with a language model in the terminal')}"]
     lines += [".SH SYNOPSIS", f"{bold('chatterm')} [\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]"]

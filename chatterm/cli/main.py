@@ -44,6 +44,22 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
 
 
+def command_line() -> Any:
+    """Return the whole command line as Click sees it.
+
+    In its help, Typer would put `<bool>` behind each flag, as if that took a value.
+    """
+    root = get_command(app)
+    commands: list[tuple[Any, typer.Context | None]] = [(root, None)]
+    for command, parent in commands:
+        context = typer.Context(command, parent=parent, **command.context_settings)
+        for param in command.get_params(context):
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        commands += [(below, context) for below in getattr(command, "commands", {}).values()]
+    return root
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """What the console script `chatterm` does once this is imported."""
     sys.exit(call(arguments))
@@ -56,7 +72,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
     """
     usage.put_in_order()
     try:
-        code = get_command(app)(args=arguments, prog_name="chatterm", standalone_mode=False)
+        code = command_line()(args=arguments, prog_name="chatterm", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -107,9 +123,8 @@ def chatterm(
             print("chatterm (not installed)")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
-    else:
-        usage.check_surroundings()
+        raise typer.Exit(context.command(["run"], prog_name="chatterm", standalone_mode=False))
+    usage.check_surroundings()
 
 
 @app.command()

@@ -23,7 +23,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.cli import constraints
-from chatterm.cli.main import app, call
+from chatterm.cli.main import command_line, app, call
 from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage
 from chatterm.commands.registry import COMMANDS
@@ -374,14 +374,38 @@ def test_interrupt_is_exit_code_130(
 
 
 def test_help_names_every_command_and_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call([]) == 0
-    bare = capsys.readouterr().out
     assert call(["--help"]) == 0
-    assert capsys.readouterr().out.split() == bare.split()
+    bare = capsys.readouterr().out
     for command in ("run", "pull", "list", "rm", "show", "doctor"):
         assert command in bare
     assert call(["run", "--help"]) == 0
     assert f"Default: {DEFAULT_MODEL}" in capsys.readouterr().out
+
+
+def test_without_arguments_it_is_the_chat(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call([]) == 2
+    assert "The prompt is empty" in capsys.readouterr().err
+    pipe_in(monkeypatch, b"hello")
+    assert call([]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert [backend.model for backend in backends] == [DEFAULT_MODEL]
+
+
+def test_no_help_says_that_a_flag_takes_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [[]]
+    for command in commands:
+        assert call([*command, "--help"]) == 0
+        said = capsys.readouterr().out
+        assert "--help" in said
+        assert "-h" in said.split()
+        assert "<bool>" not in said, command
+        found = command_line()
+        for name in command:
+            found = found.commands[name]
+        commands += [[*command, name] for name in getattr(found, "commands", ())]
+    assert ["mcp", "add"] in commands
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -418,7 +442,7 @@ class Endless:
     def close(self): pass
 
 chatterm.backends.local.LocalBackend = Endless
-from chatterm.cli.main import main
+from chatterm.cli.main import command_line, main
 main(["run", "-p", "x"])
 """
 
