@@ -101,7 +101,6 @@ class TurnStats:
 
     `prompt_tokens == cached_tokens + prefilled_tokens`, `cached_tokens == reused_tokens + warmed_tokens`.
     `ttft_s` runs from the request to its first token, `decode_s` from the first token to the last.
-    `decode_tokens_per_s` counts the tokens after the first.
     """
 
     prompt_tokens: int = 0
@@ -124,6 +123,8 @@ class TurnStats:
     """The draft model's tokens that were right."""
     saved_s: float = 0.0
     """The decode time that speculation saved, as measured; negative if it took longer."""
+    first_tokens: int = 1
+    """The first token, and those that came together with it: `decode_s` does not cover them."""
     parting: Parting | None = None
     """Why no more of the prompt was reused; None if no more could have been."""
     draft_parting: Parting | None = None
@@ -135,11 +136,19 @@ class TurnStats:
         return self.cached_tokens - self.warmed_tokens
 
     @property
+    def decoded_tokens(self) -> int:
+        """Tokens that came in `decode_s`."""
+        return max(self.generated_tokens - self.first_tokens, 0) if self.decode_s > 0.0 else 0
+
+    @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first, per second of decoding; 0.0 for fewer than two tokens."""
-        if self.generated_tokens < 2 or self.decode_s <= 0.0:
-            return 0.0
-        return (self.generated_tokens - 1) / self.decode_s
+        """Tokens per second of decoding; 0.0 where none was measured."""
+        return self.decoded_tokens / self.decode_s if self.decoded_tokens else 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Tokens of the prompt computed per second; 0.0 where none was measured, or it was not computed to its end."""
+        return self.prefilled_tokens / self.prefill_s if self.prefill_s > 0.0 and self.ttft_s else 0.0
 
     def to_dict(self) -> dict[str, int | float]:
         """Return every figure by name, for JSON."""
@@ -152,10 +161,10 @@ class TurnStats:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "TurnStats":
-        """Return the figures that `to_dict` wrote. Missing figures are 0."""
+        """Return the figures that `to_dict` wrote. Missing figures have their defaults."""
         # A count may come from another process, or a file, as a number that is not whole.
         numbers: dict[str, Any] = {
-            item.name: (int if isinstance(item.default, int) else float)(values.get(item.name, 0))
+            item.name: (int if isinstance(item.default, int) else float)(values.get(item.name, item.default))
             for item in fields(cls)
             if item.name not in _PARTINGS
         }

@@ -9,6 +9,7 @@ from stat import S_ISREG
 from time import monotonic
 from typing import BinaryIO, TextIO
 
+from chatterm.backends.arrivals import rate
 from chatterm.backends.backend import Backend, EngineError, Outcome, Part, Request, TokenEvent
 from chatterm.cli.oneshot import say_notes, write
 from chatterm.cli.progress import bar_console, progress_on
@@ -49,7 +50,7 @@ class Batch:
         self._next = self._placed = self._given = 0
         self._read = 0
         """Bytes of the input whose results are written."""
-        self.done = self.errors = self.tokens = 0
+        self.done = self.errors = self.tokens = self._generated = 0
         self._began = monotonic()
 
     def answer(self) -> None:
@@ -111,6 +112,7 @@ class Batch:
         elif isinstance(part, Exception):
             self._put(*self._asked.pop(number), one_line(str(part)))
         elif part.finish_reason is not None:
+            self._generated += part.stats.generated_tokens
             self._put(*self._asked.pop(number), part)
 
     def _put(self, place: int, line: InputLine, asked: Asked, outcome: Outcome | str) -> None:
@@ -132,9 +134,13 @@ class Batch:
 
     def _say_end(self, earlier: int) -> None:
         took = monotonic() - self._began
-        parts = [counted(self.done, "request"), counted(self.errors, "error"), counted(self.tokens, "token")]
-        if self.tokens and took > 0:
-            parts.append(f"{rate_text(self.tokens / took)}")
+        parts = [
+            counted(self.done, "request"),
+            counted(self.errors, "error"),
+            counted(self._generated, "token"),
+        ]
+        if tokens_per_s := rate(self._generated, took):
+            parts.append(rate_text(tokens_per_s))
         parts.append(seconds_text(took))
         before = f" ({earlier:,} of them done before)" if earlier else ""
         write(self._err, f"{parts[0]}{before}, {', '.join(parts[1:])}.\n")
@@ -164,10 +170,9 @@ class Batch:
             now = monotonic()
             if now - told >= _TELL:
                 told = now
-                rate = rate_text(self.tokens / (now - self._began))
-                display.update(
-                    task, completed=self._read, description=f"{counted(self.done, 'result')} · {rate}"
-                )
+                tokens_per_s = rate(self.tokens, now - self._began)
+                at = f" · {rate_text(tokens_per_s)}" if tokens_per_s else ""
+                display.update(task, completed=self._read, description=f"{counted(self.done, 'result')}{at}")
 
         with display:
             yield tell, lambda line: display.console.print(line, markup=False, highlight=False)

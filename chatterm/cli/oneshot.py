@@ -19,9 +19,9 @@ from chatterm.cli.progress import progress_on
 from chatterm.cli.waits import waits_told
 from chatterm.conversation.figures import (
     guesses_text,
+    has_gained,
     new_notes,
     rate_text,
-    saved_text,
     seconds_text,
     tokens_a_step,
     weights_text,
@@ -271,24 +271,25 @@ def stats_line(outcome: Outcome) -> str:
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
     # A server may tell nothing of the prompt.
     prompt = f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)"
+    rate = f" at {rate_text(stats.decode_tokens_per_s)}" if stats.decode_tokens_per_s else ""
     parts = (
         *([prompt] if stats.prompt_tokens else []),
-        f"first token after {seconds_text(stats.ttft_s)}",
-        f"{counted(stats.generated_tokens, 'token')}{thought} at {rate_text(stats.decode_tokens_per_s)}",
-        *([guesses_line(stats)] if stats.guessed_tokens else []),
+        *([f"first token after {seconds_text(stats.ttft_s)}"] if stats.ttft_s else []),
+        f"{counted(stats.generated_tokens, 'token')}{thought}{rate}",
+        *([guesses_line(stats)] if has_gained(stats) else []),
         str(outcome.finish_reason or FinishReason.CANCELLED),
     )
     return f"[{' | '.join(parts)}]"
 
 
 def guesses_line(stats: TurnStats) -> str:
-    """What came of guesses."""
+    """What guesses gained."""
     a_step = tokens_a_step(stats.generated_tokens, stats.accepted_tokens)
     right = guesses_text(stats.guessed_tokens, stats.accepted_tokens)
     if 0 < stats.drafted_tokens < stats.guessed_tokens:
         right += f", {guesses_text(stats.drafted_tokens, stats.accepted_drafts)} of them"
     right += " by the draft model" if stats.drafted_tokens else ""
-    return f"guessed right {right}, tokens per step {a_step:.2f}, saved {saved_text(stats.saved_s)}"
+    return f"guessed right {right}, tokens per step {a_step:.2f}, saved {seconds_text(stats.saved_s)}"
 
 
 def write(stream: TextIO, text: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TextIO
 
+from chatterm.backends.arrivals import rate
 from chatterm.backends.backend import Backend, FinishReason, Message, Outcome, Part, Request, TokenEvent
 from chatterm.cli.oneshot import (
     UNSTOPPED,
@@ -129,16 +130,17 @@ class _Writer:
         self._page = Page(None if as_json else out, None if waits else err)
         self._front = 0
         self._is_labelled = False
-        self._done = self._tokens = self._cut = self._looped = 0
+        self._done = self._tokens = self._generated = self._cut = self._looped = 0
         self._began = monotonic()
         self.failed = 0
 
     def take(self, index: int, part: Part) -> None:
         """One more part of an answer."""
         self._tokens += isinstance(part, TokenEvent)
-        self._done += isinstance(part, Exception) or (
-            isinstance(part, Outcome) and part.finish_reason is not None
-        )
+        if isinstance(part, Outcome) and part.finish_reason is not None:
+            self._done += 1
+            self._generated += part.stats.generated_tokens
+        self._done += isinstance(part, Exception)
         self._tell()
         if index != self._front:
             self._asked[index].parts.append(part)
@@ -163,21 +165,21 @@ class _Writer:
             self._say(f"chatterm: {looped} stopped because of repetition{UNSTOPPED}.")
         if self._stats:
             took = monotonic() - self._began
-            rate = rate_text(self._tokens / took) if took > 0 else ""
+            tokens_per_s = rate(self._generated, took)
+            at = f" at {rate_text(tokens_per_s)}" if tokens_per_s else ""
             parts = (
                 counted(len(self._asked), "answer"),
-                f"{counted(self._tokens, 'token')} at {rate}",
+                f"{counted(self._generated, 'token')}{at}",
                 seconds_text(took),
             )
             write(self._err, f"[{' | '.join(parts)}]\n")
 
     def _tell(self) -> None:
-        took = monotonic() - self._began
-        if self._tokens and took > 0:
+        if self._tokens:
             done = f"{self._done:,} of {counted(len(self._asked), 'answer')}"
-            self._spinner.text = (
-                f"{done} · {counted(self._tokens, 'token')} · {rate_text(self._tokens / took)}"
-            )
+            tokens_per_s = rate(self._tokens, monotonic() - self._began)
+            at = f" · {rate_text(tokens_per_s)}" if tokens_per_s else ""
+            self._spinner.text = f"{done} · {counted(self._tokens, 'token')}{at}"
 
     def _write(self, part: Part) -> bool:
         """Write a part of the front answer; whether it was the last."""

@@ -283,8 +283,8 @@ class Conversation(Branching):
         self.keeper.save(turn.session, turn.exchange)
         self.ended = turn
         if turn.stats is not None:
-            self.stats.add(turn.stats, retry=turn.is_retry)
-            self.process.add(turn.stats, retry=turn.is_retry)
+            for sums in (self.stats, self.process):
+                sums.add(turn.stats, retry=turn.is_retry, resumed=turn.is_resumed)
 
     def failed(self, now: float, problem: str = "") -> None:
         """What runs ended with an error. What was said is kept; a message that was refused is given back."""

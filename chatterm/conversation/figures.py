@@ -4,61 +4,70 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from chatterm.backends.arrivals import Arrivals, rate
 from chatterm.backends.backend import Chunk, Figures, ModelInfo, Progress, TurnStats
 from chatterm.markdown.lines import Line
 from models.units import bytes_text
 
 _BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
-"""Seconds that "tokens/s now" looks back."""
+"""Seconds that "tokens/s now" looks back, and further where tokens come slowly."""
+_STOPPED = 30.0
+"""Seconds without a token after which nothing is said about the speed now."""
 _QUIET = 0.8
 """Seconds of warming that are not worth telling."""
 _ENOUGH = 32
 """Tokens that were computed at once, from which their rate tells how long more of them will take."""
 
+OF_ANSWER = (
+    "generated_tokens",
+    "reasoning_tokens",
+    "decode_s",
+    "first_tokens",
+    "guessed_tokens",
+    "accepted_tokens",
+    "drafted_tokens",
+    "accepted_drafts",
+    "saved_s",
+)
+"""Figures that add up when an answer is continued; the others are those of its first run."""
 
-class Speedometer:
+
+class Speedometer(Arrivals):
     """Tokens/s now and over the whole answer, from the times at which tokens came."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque()
+        super().__init__()
         self._counts: list[int] = []
         self._bucket = 0.1
         """Seconds that one entry of `_counts` covers; doubles when there are too many."""
-        self.first: float | None = None
-        self.latest = 0.0
-        self.count = 0
 
-    def add(self, time: float) -> None:
-        if self.first is None:
-            self.first = time
-        self.latest = time
-        self.count += 1
-        self._recent.append(time)
-        while self._recent[0] < time - _WINDOW:
-            self._recent.popleft()
-        index = int((time - self.first) / self._bucket)
+    def add(self, time: float, count: int = 1) -> None:
+        super().add(time, count)
+        first = time if self.first is None else self.first
+        index = int((time - first) / self._bucket)
         while index >= 64:
             self._bucket *= 2
             pairs = zip(self._counts[::2], [*self._counts[1::2], 0], strict=False)
             self._counts = [a + b for a, b in pairs]
-            index = int((time - self.first) / self._bucket)
+            index = int((time - first) / self._bucket)
         self._counts += [0] * (index + 1 - len(self._counts))
-        self._counts[index] += 1
+        self._counts[index] += count
 
     def now(self, time: float) -> float:
-        """Tokens/s over the last second; 0.0 when nothing came in it."""
-        recent = [t for t in self._recent if t >= time - _WINDOW]
-        if len(recent) < 2 or recent[-1] <= recent[0]:
+        """Tokens/s over the last second, or since the burst before; 0.0 while that cannot be told."""
+        bursts = list(self.bursts)
+        if not bursts or time - bursts[-1].latest > _STOPPED:
             return 0.0
-        return (len(recent) - 1) / (max(recent[-1], time - 0.2) - recent[0])
+        recent = sum(burst.latest >= time - _WINDOW for burst in bursts) or 1
+        base, *bursts = bursts[-recent - 1 :]
+        latest = bursts[-1].latest if bursts else base.latest
+        return rate(sum(burst.count for burst in bursts), max(latest, time - 0.2) - base.latest)
 
     @property
     def average(self) -> float:
-        """Tokens/s from the first token to the latest; 0.0 for fewer than two."""
-        if self.first is None or self.count < 2 or self.latest <= self.first:
-            return 0.0
-        return (self.count - 1) / (self.latest - self.first)
+        """Tokens/s of those that came after the first ones; 0.0 while that cannot be told."""
+        return rate(*self.measured())
 
     def history(self) -> tuple[float, ...]:
         """Tokens/s along the answer, the unfinished last stretch left out."""
@@ -77,6 +86,10 @@ class SessionStats:
     reasoning_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    decoded_tokens: int = 0
+    """The generated ones that came in `decode_s`."""
+    timed_tokens: int = 0
+    """The prefilled ones that took `prefill_s`."""
     ttfts: list[float] = field(default_factory=list)
     guessed_tokens: int = 0
     accepted_tokens: int = 0
@@ -92,8 +105,11 @@ class SessionStats:
     retried_tokens: int = 0
     reused_tokens: int = 0
 
-    def add(self, stats: TurnStats, *, retry: bool = False) -> None:
-        self.turns += 1
+    def add(self, stats: TurnStats, *, retry: bool = False, resumed: bool = False) -> None:
+        """Count an answer in, or what it was `resumed` with."""
+        if resumed:
+            stats = TurnStats(**{name: getattr(stats, name) for name in OF_ANSWER})
+        self.turns += not resumed
         if retry:
             self.retries += 1
             self.retried_tokens += stats.prompt_tokens
@@ -104,8 +120,12 @@ class SessionStats:
         self.generated_tokens += stats.generated_tokens
         self.reasoning_tokens += stats.reasoning_tokens
         self.warmed_tokens += stats.warmed_tokens
-        self.prefill_s += stats.prefill_s
-        self.decode_s += stats.decode_s
+        if stats.prefill_tokens_per_s:
+            self.timed_tokens += stats.prefilled_tokens
+            self.prefill_s += stats.prefill_s
+        if stats.decode_tokens_per_s:
+            self.decoded_tokens += stats.decoded_tokens
+            self.decode_s += stats.decode_s
         if stats.ttft_s:  # else no token came
             self.ttfts.append(stats.ttft_s)
         self.guessed_tokens += stats.guessed_tokens
@@ -137,7 +157,7 @@ class Live:
     info: ModelInfo | None = None
     progress: Progress | None = None
     speed: float = 0.0
-    """Tokens/s now; the average once the answer has ended."""
+    """Tokens/s now; the average once the answer has ended. 0.0, like the average, while it is not known."""
     average: float = 0.0
     history: tuple[float, ...] = ()
     ttft_s: float | None = None
@@ -191,14 +211,22 @@ class Live:
     @property
     def bandwidth_share(self) -> float | None:
         """The fraction of the memory's bandwidth that decoding uses: each step reads the weights and the KV of
-        what is before it. None while a part of it is unknown."""
-        figures, speed = self.figures, self.speed or self.average
+        what is before it. None while a part of it is unknown, and where it would be more than all: what is read
+        then comes from somewhere faster, such as the caches of a CPU."""
+        figures, speed = self.figures, self.average or self.speed
         if self.is_saved or figures is None or not figures.bandwidth or not speed:
             return None
         blocks = figures.blocks_free + figures.blocks_cached + figures.blocks_held
         per_token = figures.kv_bytes / (blocks * figures.block_size) if blocks else 0.0
         steps = speed / tokens_a_step(self.generated, self.accepted)
-        return steps * (figures.weight_bytes + self.used * per_token) / figures.bandwidth
+        before = max(self.used - self.generated / 2, 0)  # on average over the answer
+        share = steps * (figures.weight_bytes + before * per_token) / figures.bandwidth
+        return share if share <= 1 else None
+
+
+def has_gained(stats: TurnStats | SessionStats) -> bool:
+    """Whether guesses saved time that can be seen: else there is nothing to say about them."""
+    return stats.accepted_tokens > 0 and stats.saved_s >= 0.0005
 
 
 def tokens_a_step(generated: int, accepted: int) -> float:
@@ -209,11 +237,6 @@ def tokens_a_step(generated: int, accepted: int) -> float:
 def guesses_text(guessed: int, accepted: int) -> str:
     """How many guesses were right; "" where nothing was guessed."""
     return f"{accepted:,} of {guessed:,} ({accepted / guessed:.0%})" if guessed else ""
-
-
-def saved_text(saved_s: float) -> str:
-    """What guessing gained; never "-0 ms"."""
-    return f"{'-' if saved_s < -0.0005 else ''}{seconds_text(abs(saved_s))}"
 
 
 class Pace:
@@ -324,7 +347,9 @@ def count_text(count: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with two or three figures: "38 ms", "0.42 s", "12.5 s", "3 min 5 s"."""
+    """A duration with two or three figures: "<1 ms", "38 ms", "0.42 s", "12.5 s", "3 min 5 s"."""
+    if 0 < seconds < 0.0005:
+        return "<1 ms"
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.995:

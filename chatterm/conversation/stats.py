@@ -8,8 +8,8 @@ from chatterm.backends.backend import DiskFigures, Figures, ModelInfo, OffloadFi
 from chatterm.conversation.figures import (
     SessionStats,
     guesses_text,
+    has_gained,
     rate_text,
-    saved_text,
     seconds_text,
     tokens_a_step,
     weights_text,
@@ -77,8 +77,10 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         return [f"{getattr(turn, name):,}" if turn else _NONE, *(f"{getattr(s, name):,}" for _, s in columns)]
 
     def prompt(name: str) -> list[str]:
-        last, *sums = count(name)  # of an answer that was cut off, a server tells no count
-        return [last if turn and turn.prompt_tokens else _NONE, *sums]
+        told = [turn, *(s for _, s in columns)]  # of an answer that was cut off, a server tells no count
+        return [
+            text if of and of.prompt_tokens else _NONE for text, of in zip(count(name), told, strict=True)
+        ]
 
     def each(of_turn: Callable[[TurnStats], str], of_session: Callable[[SessionStats], str]) -> list[str]:
         return [of_turn(turn) if turn else _NONE, *(of_session(s) for _, s in columns)]
@@ -93,11 +95,11 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         ["generated tokens", *count("generated_tokens")],
         ["  thinking", *count("reasoning_tokens")],
         ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s) if t.ttft_s else _NONE, _mean_ttft)],
-        ["prefill", *each(lambda t: _rate(t.prefilled_tokens, t.prefill_s), _prefill)],
-        ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
-        ["decode time", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
+        ["prefill", *each(lambda t: _rate(t.prefill_tokens_per_s), _prefill)],
+        ["decode", *each(lambda t: _rate(t.decode_tokens_per_s), _decode)],
+        ["decode time", *each(_decode_time, _decode_time)],
     ]
-    if any(s.guessed_tokens for _, s in columns):
+    if any(has_gained(s) for _, s in columns):
         rows.append(["guessed right", *each(_guessed, _guessed)])
         if any(s.drafted_tokens for _, s in columns):
             rows.append(["  from the text", *each(_repeated, _repeated)])
@@ -240,7 +242,7 @@ def _a_step(stats: TurnStats | SessionStats) -> str:
 
 
 def _saved(stats: TurnStats | SessionStats) -> str:
-    return saved_text(stats.saved_s) if stats.guessed_tokens else _NONE
+    return seconds_text(stats.saved_s) if has_gained(stats) else _NONE
 
 
 def _cached_share(stats: SessionStats) -> str:
@@ -252,13 +254,15 @@ def _mean_ttft(stats: SessionStats) -> str:
 
 
 def _prefill(stats: SessionStats) -> str:
-    return _rate(stats.prefilled_tokens, stats.prefill_s)
+    return _rate(stats.timed_tokens / stats.prefill_s if stats.prefill_s else 0.0)
 
 
 def _decode(stats: SessionStats) -> str:
-    return (
-        rate_text(max(stats.generated_tokens - stats.turns, 0) / stats.decode_s) if stats.decode_s else _NONE
-    )
+    return _rate(stats.decoded_tokens / stats.decode_s if stats.decode_s else 0.0)
+
+
+def _decode_time(stats: TurnStats | SessionStats) -> str:
+    return seconds_text(stats.decode_s) if stats.decode_s else _NONE
 
 
 def _computed_again(stats: SessionStats) -> str:
@@ -269,5 +273,5 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else _NONE
 
 
-def _rate(tokens: int, seconds: float) -> str:
-    return f"{tokens / seconds:,.0f} tok/s" if tokens and seconds > 0 else _NONE
+def _rate(tokens_per_s: float) -> str:
+    return rate_text(tokens_per_s) if tokens_per_s else _NONE

@@ -16,14 +16,11 @@ from chatterm.backends.backend import (
 from chatterm.backends.worker import Token
 from chatterm.conversation.ending import ending_of
 from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.conversation.figures import Live, Speedometer, rate_text, seconds_text
+from chatterm.conversation.figures import OF_ANSWER, Live, Speedometer, has_gained, rate_text, seconds_text
 from chatterm.markdown.lines import Line
 from models.units import counted
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-
-_OF_ANSWER = ("generated_tokens", "reasoning_tokens", "decode_s")
-"""Figures of an answer that add up when it is continued."""
 
 
 class Turn:
@@ -185,7 +182,8 @@ class Turn:
         exchange.stats = dict(latest.stats.to_dict())
         if self.is_resumed and (before := self._stats_before):
             # The answer is that of all runs, the prompt that of the first.
-            added = {name: before.get(name, 0) + exchange.stats[name] for name in _OF_ANSWER}
+            earlier = TurnStats.of(before).to_dict()
+            added = {name: earlier[name] + exchange.stats[name] for name in OF_ANSWER}
             exchange.stats = {**before, **added}
             exchange.stats.pop("decode_tokens_per_s", None)
 
@@ -242,26 +240,28 @@ def live_figures(
     latest = (
         (running.before if running.is_candidate else backend.last) if running and running.has_begun else None
     )
-    stats = latest.stats if latest is not None else turn.stats
+    over = stats_of(turn.exchange) if turn.stats is not None else None  # of all its runs, as below the answer
+    stats = latest.stats if latest is not None else over
     known = stats if stats is not None and stats.prompt_tokens else None
     count = turn.speed.count
-    average = turn.stats.decode_tokens_per_s if turn.stats else turn.speed.average
+    average = over.decode_tokens_per_s if over is not None else turn.speed.average
+    guesses = stats if stats is not None and has_gained(stats) else TurnStats()
     return replace(
         common,
         phase=idle.phase if running is None else running.phase,
         speed=average if running is None else turn.speed.now(now),
         average=average,
         history=turn.speed.history(),
-        ttft_s=(turn.stats.ttft_s or None) if turn.stats else turn.ttft_s,
+        ttft_s=(stats.ttft_s if stats is not None else 0.0) or turn.ttft_s,
         waited_s=0.0 if running is None or running.has_begun else round(now - running.started, 1),
         cached=known.cached_tokens if known else None,
         computed=known.prefilled_tokens if known else None,
-        generated=count,
-        guessed=stats.guessed_tokens if stats else 0,
-        accepted=stats.accepted_tokens if stats else 0,
-        drafted=stats.drafted_tokens if stats else 0,
-        accepted_drafts=stats.accepted_drafts if stats else 0,
-        prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
+        generated=count if running is not None or stats is None else stats.generated_tokens,
+        guessed=guesses.guessed_tokens,
+        accepted=guesses.accepted_tokens,
+        drafted=guesses.drafted_tokens,
+        accepted_drafts=guesses.accepted_drafts,
+        prefill_rate=(known.prefill_tokens_per_s or None) if known else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
     )
 
@@ -269,6 +269,7 @@ def live_figures(
 def _with_saved(live: Live, stats: TurnStats) -> Live:
     """The figures that are saved with an answer."""
     is_known = stats.prompt_tokens > 0
+    guesses = stats if has_gained(stats) else TurnStats()
     return replace(
         live,
         speed=stats.decode_tokens_per_s,
@@ -277,10 +278,10 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
         cached=stats.cached_tokens if is_known else None,
         computed=stats.prefilled_tokens if is_known else None,
         generated=stats.generated_tokens,
-        guessed=stats.guessed_tokens,
-        accepted=stats.accepted_tokens,
-        drafted=stats.drafted_tokens,
-        accepted_drafts=stats.accepted_drafts,
+        guessed=guesses.guessed_tokens,
+        accepted=guesses.accepted_tokens,
+        drafted=guesses.drafted_tokens,
+        accepted_drafts=guesses.accepted_drafts,
         is_saved=True,
     )
 
@@ -315,5 +316,6 @@ def footer_line(stats: TurnStats | None) -> Line:
         parts.append(counted(stats.generated_tokens, "token"))
         if stats.decode_tokens_per_s:
             parts.append(rate_text(stats.decode_tokens_per_s))
-        parts.append(f"first token after {seconds_text(stats.ttft_s)}")
+        if stats.ttft_s:
+            parts.append(f"first token after {seconds_text(stats.ttft_s)}")
     return [(" · ".join(parts), "muted")] if parts else []

@@ -94,10 +94,12 @@ def _speed(live: Live, width: int) -> list[Line]:
         return [_head("reading"), *_reading(live, width)]
     if not live.generated:
         return []
-    lines = [_head("speed"), [(f"{live.speed:,.1f}", "strong primary"), (" tok/s", "muted")]]
+    now = f"{live.speed:,.1f}" if live.speed else "–"
+    lines = [_head("speed"), [(now, "strong primary"), (" tok/s", "muted")]]
     if live.history:
         lines.append([(sparkline(live.history, width), "spark")])
-    lines.append(_pair("average", f"{live.average:,.1f} tok/s", width))
+    average = f"{live.average:,.1f}" if live.average else "–"
+    lines.append(_pair("average", f"{average} tok/s", width))
     if live.ttft_s is not None:
         lines.append(_pair("first token", seconds_text(live.ttft_s), width))
     if live.prefill_rate:

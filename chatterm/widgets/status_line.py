@@ -145,7 +145,7 @@ def _figures(live: Live, width: int) -> list[Line]:
         if live.left_s is not None:
             parts.append([(left_text(live.left_s), "muted")])
         return [*parts, [(f"{live.waited_s:.1f} s", "muted")]]
-    if live.speed or live.generated:
+    if live.speed:
         parts.append([(sparkline(live.history, 6), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
         if live.history:
             parts[-1].insert(1, (" ", ""))

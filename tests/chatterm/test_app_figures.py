@@ -35,7 +35,6 @@ from chatterm.conversation.figures import (
     progress_parts,
     progress_text,
     rate_text,
-    saved_text,
     seconds_text,
     sparkline,
 )
@@ -142,12 +141,15 @@ def test_the_share_of_the_bandwidth_counts_weights_and_context() -> None:
     known = replace(live, figures=replace(FIGURES, bandwidth=1e12))
     per_block = FIGURES.kv_bytes / 6
     assert known.bandwidth_share == pytest.approx(100 * (FIGURES.weight_bytes + per_block) / 1e12)
+    faster = replace(known, speed=1000.0)
+    assert faster.bandwidth_share is None, "more than all of it: something else was read"
+    assert not any("bandwidth" in text_of(line) for line in panel_lines(faster, 30))
 
 
 def test_words() -> None:
     assert [count_text(n) for n in (7, 999, 4096, 131_072)] == ["7", "999", "4.1k", "131k"]
     assert [seconds_text(s) for s in (0.038, 0.42, 12.5, 185)] == ["38 ms", "0.42 s", "12.5 s", "3 min 5 s"]
-    assert [saved_text(s) for s in (0.0, -0.0004, -0.002, 1.5)] == ["0 ms", "0 ms", "-2 ms", "1.50 s"]
+    assert [seconds_text(s) for s in (0.0, 0.0004, 0.0006)] == ["0 ms", "<1 ms", "1 ms"]
     assert [rate_text(r) for r in (4.25, 99.96, 1234.5)] == ["4.2 tok/s", "100 tok/s", "1,234 tok/s"]
     assert [left_text(s) for s in (0.2, 8, 200, 9000)] == ["1 s left", "8 s left", "3 min left", "2.5 h left"]
     assert progress_text(Progress("load", "weights", 61_000_000, 98_000_000)) == "weights 61 of 98 MB"
@@ -199,7 +201,7 @@ LIVES = [
         130_000,
         129_000,
         131_072,
-        MEASURED,
+        replace(MEASURED, bandwidth=2e15),
         812.0,
     ),
 ]

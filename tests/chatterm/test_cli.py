@@ -23,7 +23,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.cli import constraints
-from chatterm.cli.main import command_line, app, call
+from chatterm.cli.main import app, call, command_line
 from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage
 from chatterm.commands.registry import COMMANDS

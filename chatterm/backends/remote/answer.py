@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 
+from chatterm.backends.arrivals import Arrivals
 from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
 from chatterm.backends.exchange import NO_TOKEN
 from chatterm.backends.remote.client import Began
@@ -28,7 +29,7 @@ class RunningAnswer:
         self._ids: list[int] = []
         self._thought = 0
         self._began = time.monotonic()
-        self._first = self._latest = 0.0
+        self._arrivals = Arrivals()
         self._reader = AnswerReader(dialect, is_middle=before is not None)
         self.is_stopped = False
         self.problem = ""
@@ -72,8 +73,7 @@ class RunningAnswer:
     def _events(self, pieces: Iterable[Piece]) -> list[TokenEvent]:
         events = [TokenEvent(piece.text, NO_TOKEN, piece.kind) for piece in pieces if piece.text]
         if events:
-            self._latest = time.monotonic()
-            self._first = self._first or self._latest
+            self._arrivals.add(time.monotonic(), len(events))
         return events
 
     def take(self, event: TokenEvent) -> None:
@@ -103,16 +103,22 @@ class RunningAnswer:
         cached = min((usage.cached if usage is not None else None) or 0, prompt)
         generated = usage.generated if usage is not None and usage.generated is not None else len(self._ids)
         thought = usage.reasoning if usage is not None and usage.reasoning else 0
+        hidden = min(max(thought - self._thought, 0), generated)  # no piece shows when these came
         if not thought and self._thought and self._ids:
             # Most servers count all tokens together: estimate the share of thinking from the pieces.
             thought = max(round(generated * self._thought / len(self._ids)), 1)
+        seen, seconds = self._arrivals.measured()
+        if seen:  # a piece may be several tokens
+            seen = round((generated - hidden) * seen / self._arrivals.count)
+        first = self._arrivals.first
         return TurnStats(
             prompt_tokens=prompt,
             cached_tokens=cached,
             prefilled_tokens=prompt - cached,
             generated_tokens=generated,
             reasoning_tokens=min(thought, generated),
-            ttft_s=self._first - self._began if self._first else 0.0,
+            ttft_s=first - self._began if first is not None else 0.0,
             prefill_s=usage.prefill_s if usage is not None else 0.0,
-            decode_s=max(self._latest - self._first, 0.0),
+            decode_s=seconds,
+            first_tokens=generated - seen,
         )
