@@ -53,7 +53,7 @@ def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
 
     docs = field_docs(SamplingSettings)
     rows = [[s.name, s.text, s.source or "not set", docs[s.name]] for s in settings]
-    columns = [20, 10, 19]
+    columns = [20, 10, 22]
     if width < 64:  # what it means stands below
         lines: list[Line] = []
         for name, text, source, doc in rows:

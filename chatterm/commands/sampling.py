@@ -4,7 +4,7 @@ what the model's authors recommend."""
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -39,7 +39,8 @@ class InForce:
     name: str
     value: Any
     source: str
-    """Where it comes from: "this conversation", "settings file", "the model", "chatterm"; "" where nobody set it."""
+    """Where it comes from: "this conversation", "settings file", "the model", "chatterm", "the server's default" (its
+    value is not known); "" where nobody set it."""
 
     @property
     def text(self) -> str:
@@ -49,22 +50,26 @@ class InForce:
 def in_force(
     chosen: Mapping[str, Any], settings: SamplingSettings, info: ModelInfo | None
 ) -> dict[str, InForce]:
-    """Every setting, by name. Without a model nobody knows what its authors recommend."""
+    """Every setting, by name. Without a model nobody knows what its authors recommend; a server is sent only what a
+    person chose."""
     from engine.params import UNRECOMMENDED, SamplingParams
 
-    layers = [
+    layers: list[tuple[str, Mapping[str, Any]]] = [
         ("this conversation", chosen),
         ("settings file", settings.given()),
-        ("the model", info.sampling if info is not None else {}),
-        ("chatterm", UNRECOMMENDED if info is not None and not info.sampling else {}),
-        ("chatterm", OURS if info is not None and not info.is_remote else {}),
     ]
-    off = SamplingParams()
+    rest: tuple[str, Mapping[str, Any]] = ("", {})
+    if info is not None and info.is_remote:
+        layers.append(("", dict.fromkeys(OURS)))  # these are for our own engine
+        rest = ("the server's default", {})
+    elif info is not None:
+        ours = {**({} if info.sampling else UNRECOMMENDED), **OURS}
+        layers += [("the model", info.sampling), ("chatterm", ours)]
+        rest = ("", asdict(SamplingParams()))
     found = {}
     for name in NAMES:
-        source, layer = next(((s, values) for s, values in layers if name in values), ("", {}))
-        value = layer.get(name) if source else getattr(off, name) if info is not None else None
-        found[name] = InForce(name, value, source)
+        source, layer = next((layer for layer in layers if name in layer[1]), rest)
+        found[name] = InForce(name, layer.get(name), source)
     return found
 
 
@@ -129,6 +134,8 @@ def changed_text(name: str, now: InForce | None) -> str:
     if now.source == "this conversation":
         return f"{name} is {now.text} from the next answer on."
     if now.value in (None, ()):
+        if now.source:
+            return f"{name} is {now.source} from the next answer on."
         return f"{name} is no longer set, from the next answer on."
     where = {"settings file": "from the settings file", "the model": "as the model's authors recommend"}.get(
         now.source, "the default"
@@ -140,7 +147,9 @@ def described_text(now: InForce) -> str:
     """One setting in a line."""
     from chatterm.settings.text import field_docs
 
-    value = "not set" if now.value in (None, ()) else f"{now.text} ({now.source or 'default'})"
+    value = f"{now.text} ({now.source or 'default'})"
+    if now.value in (None, ()):
+        value = now.source or "not set"
     return f"{now.name}: {value}. {field_docs(SamplingSettings)[now.name]}"
 
 

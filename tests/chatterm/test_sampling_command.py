@@ -115,6 +115,17 @@ def test_each_value_says_where_it_comes_from() -> None:
     }
     there = ModelInfo("m", "a server", "", 0, False, is_remote=True)
     assert in_force({}, NONE, there)["speculation"].source == ""
+    sent = in_force({"top_k": 5}, SamplingSettings(seed=1), there)
+    assert [(sent[name].value, sent[name].source) for name in ("temperature", "top_k", "top_p", "seed")] == [
+        (None, "the server's default"),
+        (5, "this conversation"),
+        (None, "the server's default"),
+        (1, "settings file"),
+    ], "a server is sent only what was chosen; what it takes else is not known here"
+    assert answer_to("temperature", {}, NONE, there)[1][0].startswith("temperature: the server's default. ")
+    assert answer_to("top_p none", {"top_p": 0.5}, NONE, there)[1] == [
+        "top_p is the server's default from the next answer on."
+    ]
     silent = ModelInfo("m", "cpu", "float32", 4096, False)
     assert in_force({}, NONE, silent)["top_p"].source == "chatterm"
 

@@ -12,6 +12,7 @@ from chatterm.backends.exchange import NO_TOKEN
 from chatterm.backends.remote import reading
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.dialects.chat import ChatCompletions
+from chatterm.backends.remote.dialects.responses import Responses
 from chatterm.backends.remote.sse import DocumentReader, EventReader, LineReader, TooLongError
 from chatterm.backends.remote.thinking import Piece, Splitter
 
@@ -142,6 +143,20 @@ def test_endless_white_space_is_passed_on_and_counted(monkeypatch: pytest.Monkey
         for text in [begins, *[" "] * 101]:
             reader.feed(b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n' % text.encode())
         assert "an answer that does not end" in reader.problem
+
+
+def test_a_refusal_is_shown_as_the_answer() -> None:
+    """In every form that the two APIs of OpenAI have for it: in parts, whole, streamed or not."""
+    no = "I cannot help with that."
+    item = {"content": [{"type": "refusal", "refusal": no}]}
+    for dialect, message in (
+        (ChatCompletions(), {"choices": [{"delta": {"content": None, "refusal": no}}]}),
+        (ChatCompletions(), {"choices": [{"message": {"content": None, "refusal": no}}]}),
+        (ChatCompletions(), {"choices": [{"message": item}]}),
+        (Responses(), {"type": "response.refusal.delta", "delta": no}),
+        (Responses(), {"object": "response", "status": "completed", "output": [item]}),
+    ):
+        assert [(piece.text, piece.kind) for piece in dialect.heard(message).pieces] == [(no, "answer")]
 
 
 def test_a_piece_of_an_answer_does_not_copy_those_before_it() -> None:

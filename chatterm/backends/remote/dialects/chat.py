@@ -88,8 +88,9 @@ class ChatCompletions:
         thought = text(said.get("reasoning_content")) or text(said.get("reasoning"))
         if thought:
             pieces.append(Piece(thought, "reasoning"))
-        if content := _content(said.get("content")):
-            pieces.append(Piece(content))
+        for part in ("content", "refusal"):  # what the model says instead of an answer is to be read like one
+            if content := _content(said.get(part)):
+                pieces.append(Piece(content))
         reason = text(choice.get("finish_reason"))
         if reason == "content_filter" and not problem:
             problem = "its filter ended the answer"
@@ -159,7 +160,9 @@ def _calls(said: Mapping[str, Any]) -> list[CallPart]:
 def _content(value: object) -> str:
     """Text, also where it comes in parts."""
     if isinstance(value, list):
-        return "".join(text(mapping(part).get("text")) for part in value)
+        return "".join(
+            text(mapping(part).get("text")) or text(mapping(part).get("refusal")) for part in value
+        )
     return text(value)
 
 

@@ -162,6 +162,6 @@ def _said(response: Mapping[str, Any]) -> list[Piece]:
             else items(item.get("content"))
         )
         for part in parts:
-            if said := text(mapping(part).get("text")):
+            if said := text(mapping(part).get("text")) or text(mapping(part).get("refusal")):
                 pieces.append(Piece(said, "reasoning" if thinks else "answer"))
     return pieces
