@@ -16,12 +16,28 @@ _NO_TITLES = frozenset(
 )
 """How what is no title begins."""
 
-_DECORATION = re.compile(r"^(?:```\w*|[#>*+~`-]+|\d+[.)])(?:\s+|$)")
+_ROLE = re.compile(
+    r"^[\s*_\"]*(?:user|assistant|human|title|titel|titre|título)[\s*_]*:[\s*_]*", re.IGNORECASE
+)
+"""What a transcript or a model writes before what is said."""
+_OPEN = re.compile(r"^(?:\*\*|~~|`)+|(?:\*\*|~~|`)+$")
+"""Marks that nothing closes."""
+_DECORATION = re.compile(r"^(?:(?:```\w*|[#>*+~`-]+|\d+[.)])(?:\s+|$))+")
+
+
+def plain(line: str) -> str:
+    """A line of Markdown as it reads: without what marks emphasis, code and links, or who says it."""
+    from markdown_it import MarkdownIt
+
+    line = _DECORATION.sub("", line[: 6 * LIMIT].strip())
+    tokens = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").parseInline(line)
+    parts = (part.content for token in tokens for part in token.children or ())
+    return one_line(_OPEN.sub("", _ROLE.sub("", "".join(parts))))
 
 
 def title_of(message: str) -> str:
-    """A title for a session that begins with `message`: its first words, on one line."""
-    lines = (one_line(_DECORATION.sub("", line.strip())) for line in cleaned(message[:4000]).splitlines())
+    """A title for a session that begins with `message`: its first words, on one line, as plain text."""
+    lines = map(plain, cleaned(message[:4000]).splitlines())
     text = next(filter(None, lines), one_line(message))
     if len(text) <= LIMIT:
         return text or UNTITLED
@@ -33,9 +49,7 @@ def title_of(message: str) -> str:
 def made_title(said: str) -> str:
     """The title in what a model said when it was asked for one; "" where there is none worth having."""
     line = next((line for line in cleaned(said).splitlines() if line.strip()), "")
-    line = re.sub(
-        r"^\W*(?:title|titel|titre|título)\s*:\s*", "", one_line(line, 4 * LIMIT), flags=re.IGNORECASE
-    )
+    line = plain(one_line(line, 4 * LIMIT))
     title = line.strip(" \t*_#`\"'“”„«».:-")
     words = title.casefold().split()
     repeats = len(set(words)) < len(words) - 1 or re.search(r"(.{1,8})\1{3}", title) is not None
