@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
-from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
+from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.seen import Held, summarised
 from chatterm.conversation.shown import Shown, labels
@@ -108,9 +108,14 @@ class Branching:
         self._held.hold(self.tree.path(head))
 
     @property
+    def is_answering(self) -> bool:
+        """Something is answered, or a tool is asked for or runs."""
+        return self.turn is not None or self.acting is not None
+
+    @property
     def is_busy(self) -> bool:
         """Something is answered, a tool is asked for or runs, or a message waits."""
-        return self.turn is not None or self.acting is not None or bool(self.waiting)
+        return self.is_answering or bool(self.waiting)
 
     def _refuse_while_busy(self) -> None:
         if self.is_busy:
@@ -150,10 +155,15 @@ class Branching:
         return undone[0].user
 
     def take_back(self) -> None:
-        """The message that waits, into the composer."""
+        """The message that waits, into the composer; what else waits is not done."""
         entry = self.waiting.pop()
         self.show()
-        self._view.give_back(entry.text)
+        if not isinstance(entry, RetryEntry):
+            self._view.give_back(entry.text)
+
+    def take_all_back(self) -> None:
+        while self.waiting:
+            self.take_back()
 
     def step(self, entry: Entry | None, side: int) -> Entry | None:
         """Go to the alternative before (-1) or after (1) a message, of the last one that has any for None.

@@ -18,7 +18,7 @@ from chatterm.backends.backend import (
 )
 from chatterm.conversation.branching import Branching
 from chatterm.conversation.ending import Ending
-from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper, info_of
 from chatterm.conversation.seen import Held, sees_last
@@ -59,10 +59,16 @@ class Conversation(Branching):
         self._view.add(entry)
 
     def next(self, model: str) -> None:
-        """Send the message that waits longest."""
-        if self.turn is not None or self.acting is not None or not self.waiting or self.is_leaving:
+        """Send the message that waits longest, or do the retry that does."""
+        if self.is_answering or not self.waiting or self.is_leaving:
             return
         prompt = self.waiting.popleft()
+        if isinstance(prompt, RetryEntry):
+            self.show()
+            latest = self.tree[self.tree.head] if self.tree.head is not None else None
+            if (exchange := prompt.exchange or latest) is not None:
+                self._retry(exchange, model, prompt.count)
+            return
         prompt.note = ""
         prompt.changed()
         self._ask(self.tree.head, prompt, model)
@@ -75,6 +81,16 @@ class Conversation(Branching):
     def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
         """Answer the message of `exchange` once more, or so many times at once; its answer stays as a branch."""
         self._refuse_while_busy()
+        self._retry(exchange, model, count)
+
+    def retry_later(self, exchange: Exchange | None, count: int) -> None:
+        """The same once what is being answered, and what waits, is done; None: of the last answer then."""
+        entry = RetryEntry(exchange, count)
+        entry.note = "waits for the answer"
+        self.waiting.append(entry)
+        self._view.add(entry)
+
+    def _retry(self, exchange: Exchange, model: str, count: int) -> None:
         prompt, _ = self.entries_of(exchange)
         if exchange.results and count > 1:
             raise EngineError(
@@ -306,8 +322,7 @@ class Conversation(Branching):
         else:
             self._withdraw(turn)
             if not turn.is_retry:
-                while self.waiting:  # they may be about what was refused
-                    self.take_back()
+                self.take_all_back()  # they may be about what was refused
                 self._view.give_back(turn.prompt.text)
 
     def _withdraw(self, turn: Turn) -> None:
@@ -329,8 +344,7 @@ class Conversation(Branching):
     def clear(self) -> None:
         """A new conversation; what runs is stopped and kept where it was."""
         self._drop()
-        while self.waiting:
-            self.take_back()
+        self.take_all_back()
         self.keeper.leave()
         self._begin_with(Tree(), "")
         self._held.note([])
@@ -347,8 +361,7 @@ class Conversation(Branching):
     def open(self, session: str | None, tree: Tree, title: str = "") -> None:
         """Go on with a session that was saved."""
         self._drop()
-        while self.waiting:
-            self.take_back()
+        self.take_all_back()
         self.keeper.session = session
         self._begin_with(tree, title)
         self._name_cache()

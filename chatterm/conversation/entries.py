@@ -3,6 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from chatterm.backends.exchange import Exchange
 from chatterm.backends.pictures import Picture, taken_out
 from chatterm.commands.registry import COMMANDS, key_text
 from chatterm.conversation.ending import Ending
@@ -179,6 +180,16 @@ class UserEntry(Entry):
         head = f"▣ {picture.name} · {picture.kind.removeprefix('image/').upper()}, {size}"
         found = self.thumbnails.get(picture.digest)
         return [[(elided(head, room), "muted")], *(found.lines(room) if found is not None else [])]
+
+
+class RetryEntry(UserEntry):
+    """That something is to be answered once more, while it waits for its turn as messages do."""
+
+    def __init__(self, exchange: Exchange | None, count: int) -> None:
+        """`exchange` is what was selected; None: the last one when its turn comes."""
+        super().__init__(f"/retry {count}" if count > 1 else "/retry")
+        self.exchange = exchange
+        self.count = count
 
 
 class AnswerEntry(Entry):

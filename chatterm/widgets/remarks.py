@@ -1,6 +1,6 @@
 """What the program has to say to what was just done: errors and short notices, above the composer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -25,6 +25,7 @@ class Remark:
     """It stays until then, and until something else stands in the composer."""
     is_old: bool = False
     """Whether something else has stood there since."""
+    said: float = 0.0
 
 
 class Remarks(Canvas):
@@ -46,7 +47,7 @@ class Remarks(Canvas):
         """Say it below what was said for the same text; what belongs to an earlier one goes."""
         text = cleaned(text)
         kept = [r for r in self._remarks if r.until == inf or not (r.is_old or r.text == text)]
-        self._remarks = [*kept, Remark(text, kind, written, now + _SECONDS)][-_MOST:]
+        self._remarks = [*kept, Remark(text, kind, written, now + _SECONDS, said=now)][-_MOST:]
         self._lay_out()
 
     def stand(self, text: str) -> None:
@@ -66,6 +67,19 @@ class Remarks(Canvas):
         if len(kept) != len(self._remarks):
             self._remarks = kept
             self._lay_out()
+
+    def leave(self) -> None:
+        """Another conversation comes: errors were about this one."""
+        self._without(lambda remark: True)
+
+    def over(self, since: float) -> None:
+        """What began then works: errors of before were about something else, but for those about what is still
+        written."""
+        self._without(lambda r: r.said < since and (r.is_old or not r.written))
+
+    def _without(self, is_over: Callable[["Remark"], bool]) -> None:
+        self._remarks = [r for r in self._remarks if r.kind != "error" or r.until == inf or not is_over(r)]
+        self._lay_out()
 
     def dismiss(self) -> None:
         """All of it was read."""

@@ -306,7 +306,12 @@ async def test_reset_during_an_answer() -> None:
     async with driven(backend) as driver:
         await driver.send("q", wait=False)
         await driver.shows("one two")
-        await driver.send("/reset")
+        await driver.send("/reset", wait=False)
+        await driver.shows("Stop it and begin a new conversation?")
+        await driver.pilot.press("n")
+        assert driver.answers == ["one two "]
+        await driver.send("/reset", wait=False)
+        await driver.pilot.press("y")
         await driver.until(lambda: ("reset", None) in backend.calls)
         assert driver.answers == []
         await driver.send("again")

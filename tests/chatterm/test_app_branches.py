@@ -273,16 +273,51 @@ async def test_undo_during_an_answer() -> None:
         assert driver.questions == []
 
 
-@pytest.mark.parametrize("key", ["ctrl+r", "alt+left"])
-async def test_branches_wait_for_the_answer(key: str) -> None:
+async def test_branches_wait_for_the_answer() -> None:
     script = Script("one two three", gate=threading.Event(), gate_after=2)
     async with driven(ScriptedBackend([Script("x"), script])) as driver:
         await driver.send("a")
         await driver.send("b", wait=False)
         await driver.until(lambda: driver.answers[-1:] == ["one two "])
-        await press(driver, key)
+        await press(driver, "alt+left")
         assert driver.errors == ["An answer is running; Esc stops it."]
         await press(driver, "escape")
+        await driver.idle()
+
+
+async def test_a_retry_waits_for_the_answer_as_messages_do() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    async with driven(ScriptedBackend([script, Script("uno"), Script("two"), Script("due")])) as driver:
+        await driver.send("a", wait=False)
+        await driver.until(lambda: driver.answers == ["one two "])
+        await press(driver, "ctrl+r")
+        await driver.send("b", wait=False)
+        await driver.send("/retry", wait=False)
+        assert (driver.questions, driver.errors) == (["a", "/retry", "b", "/retry"], [])
+        assert driver.text().count("waits for the answer") == 3
+        script.gate.set()  # type: ignore[union-attr]
+        await driver.idle()
+        assert (driver.questions, driver.answers) == (["a", "b"], ["uno", "due"])
+        assert [e.text for e in driver.app.chat.conversation.tree.exchanges] == [
+            "one two three",
+            "uno",
+            "two",
+            "due",
+        ]
+
+
+async def test_a_retry_that_waits_is_taken_back_and_may_have_several_answers() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    async with driven(ScriptedBackend([script, *map(Script, "xyz")])) as driver:
+        await driver.send("a", wait=False)
+        await driver.until(lambda: driver.answers == ["one two "])
+        await driver.send("/retry 2", wait=False)
+        await driver.send("/retry", wait=False)
+        await press(driver, "alt+u")
+        assert (driver.questions, driver.composer.text) == (["a", "/retry 2"], "")
+        script.gate.set()  # type: ignore[union-attr]
+        await driver.until(lambda: len(driver.app.screen_stack) > 2)
+        assert len(driver.app.chat.conversation.choice) == 2
         await driver.idle()
 
 

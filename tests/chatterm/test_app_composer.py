@@ -74,7 +74,7 @@ async def test_a_file_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async with driven(backend) as driver:
         await driver.types("sum up @no")
         await driver.shows("notes.txt")
-        await driver.pilot.press("enter", "enter")
+        await driver.pilot.press("tab", "enter")
         await driver.until(lambda: [name for name, _ in backend.calls if name == "send"])
         sent = next(value for name, value in backend.calls if name == "send")
         assert sent == "sum up notes.txt\n\nnotes.txt:\n```txt\nkeep this\n```"

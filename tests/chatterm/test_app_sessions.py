@@ -87,6 +87,7 @@ async def test_a_message_that_is_refused_after_its_conversation_was_left_is_kept
         await driver.send("left behind", wait=False)
         await driver.until(lambda: ("send", "left behind") in backend.calls)
         await driver.send("/reset", wait=False)
+        await driver.pilot.press("y")
         backend.gate.set()
         await driver.idle()
         assert driver.composer.text == ""
@@ -213,6 +214,74 @@ async def test_another_session_is_picked_and_its_model_is_loaded(store: Store) -
         await driver.until(lambda: driver.questions == ["new question"])
         await driver.send("/sessions nonsense")
         await driver.until(lambda: driver.errors)
+    store.close()
+
+
+async def test_an_answer_ends_for_another_conversation_only_after_a_yes_and_is_kept(store: Store) -> None:
+    scripts = [Script("old"), Script("one two three", gate=threading.Event(), gate_after=2)]
+    async with driven(ScriptedBackend(scripts), store=store) as driver:
+        await driver.send("before")
+        before = latest(store)
+        await driver.send("/reset")
+        await driver.send("long", wait=False)
+        await driver.until(lambda: driver.answers == ["one two "])
+        for no in ("n", "escape"):
+            await driver.pilot.press("ctrl+n")
+            await driver.shows("The answer is not finished. Stop it and begin a new conversation?")
+            await driver.pilot.press(no)
+            assert (driver.questions, driver.app.chat.conversation.turn is None) == (["long"], False)
+        await driver.send(f"/sessions {before}", wait=False)
+        await driver.shows("Stop it and open “before”? What it has said is")
+        await driver.pilot.press("enter", "y")
+        await driver.until(lambda: driver.answers == ["old"])
+        await driver.idle()
+    (exchange,) = store.load(next(info.id for info in store.find() if info.title == "long"))[1].exchanges
+    assert (exchange.text.strip(), exchange.finish_reason) == ("one two", "cancelled")
+    store.close()
+
+
+async def test_each_conversation_keeps_its_draft(store: Store) -> None:
+    async with driven(ScriptedBackend(), store=store) as driver:
+        for name in ("first", "second"):
+            await driver.send(name)
+            await driver.types(f"to {name}")
+            await driver.pilot.press("ctrl+n")
+            await driver.until(lambda: driver.composer.text == "")
+        await driver.types("to none")
+        for name in ("first", "second", "first"):
+            await driver.pilot.press("ctrl+home")
+            driver.app.chat.actions.sessions(name)
+            await driver.until(lambda name=name: driver.composer.text == f"to {name}")  # type: ignore[misc]
+            assert driver.questions == [name]
+        await driver.pilot.press("ctrl+n")
+        await driver.until(lambda: driver.composer.text == "to none")
+    store.close()
+
+
+async def test_an_error_leaves_with_what_it_was_about(store: Store) -> None:
+    backend = Refusing()
+    backend.gate = threading.Event()
+    backend.gate.set()
+    async with driven(backend, store=store) as driver:
+        remarks = driver.app.chat.query_one(Remarks)
+        await driver.send("a")
+        await driver.until(lambda: "The server has gone." in remarks.texts)
+        driver.app.chat.composer.put("")
+        backend.send = super(Refusing, backend).send  # type: ignore[method-assign]
+        await driver.send("b")
+        await driver.until(lambda: driver.answers)
+        await driver.idle()
+        assert remarks.texts == []
+        await driver.send("/branch next")
+        assert len(remarks.texts) == 1
+        await driver.pilot.press("ctrl+r")
+        await driver.until(lambda: len(driver.app.chat.conversation.tree) == 2)
+        await driver.idle()
+        assert remarks.texts == []
+        await driver.send("/branch 9")
+        assert len(remarks.texts) == 1
+        await driver.pilot.press("ctrl+n")
+        await driver.until(lambda: remarks.texts == [])
     store.close()
 
 

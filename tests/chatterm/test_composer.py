@@ -469,11 +469,21 @@ async def test_paths_are_completed(folder: Path) -> None:
         assert writer.composer.text == "look at @src/"
         await writer.until(lambda: "src/main.py" in writer.shown())
         assert ".hidden" not in writer.shown()
-        await writer.pilot.press("enter")
+        await writer.pilot.press("down", "enter")
         assert writer.composer.text == "look at @src/main.py "
         await writer.until(lambda: not writer.completion.display)
         assert not writer.screen.sent
         assert (await writer.sends()).text.endswith("src/main.py:\n```py\nx\n```")
+
+
+async def test_enter_sends_a_path_that_is_written_whatever_it_may_become(folder: Path) -> None:
+    for name in ("note", "note.txt"):
+        (folder / name).write_text(name, encoding="utf-8")
+    async with writing() as writer:
+        await writer.types("look at @note")
+        await writer.until(lambda: "note.txt" in writer.shown())
+        sent = await writer.sends()
+        assert (sent.shown, "note:\n" in sent.text) == ("look at @note", True)
 
 
 async def test_a_path_is_completed_inside_of_a_text(folder: Path) -> None:

@@ -37,10 +37,13 @@ class MessageActions(CommandPart):
         exchange = self.chosen_exchange()
         if exchange is None:
             raise EngineError("There is no answer to generate again.")
-        self.conversation.retry(exchange, self.screen.model_name, number)
+        if self.conversation.is_busy:
+            is_chosen = self.selected is not None
+            self.conversation.retry_later(exchange if is_chosen else None, number)
+        else:
+            self.conversation.retry(exchange, self.screen.model_name, number)
         self.screen.back_to_composer()
-        if number > 1:
-            self._show_candidates()
+        self.show_candidates()
 
     def compare(self, model: str) -> None:
         self._refuse_without_model()
@@ -51,9 +54,12 @@ class MessageActions(CommandPart):
             raise EngineError("That is the current model; /retry 2 has it answer twice.")
         self.conversation.compare(exchange, self.screen.model_name, one_line(model, 300))
         self.screen.back_to_composer()
-        self._show_candidates()
+        self.show_candidates()
 
-    def _show_candidates(self) -> None:
+    def show_candidates(self) -> None:
+        """Where there is something to choose from."""
+        if not self.conversation.choice:
+            return
         from chatterm.screens.candidates import CandidatesScreen
 
         self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))

@@ -16,7 +16,7 @@ from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation.figures import Live, Watch, new_notes
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
-from chatterm.conversation.turn import live_figures
+from chatterm.conversation.turn import Turn, live_figures
 from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.finding import Finding
 from chatterm.screens.chat.garbage import collect_now, collect_rarely
@@ -102,6 +102,8 @@ class ChatScreen(MessageSelection):
         self._problem = ""
         self._preset = NOTHING
         self._noted: set[str] = set()
+        self._latest: Turn | None = None
+        """The turn that began last."""
 
     def compose(self) -> ComposeResult:
         completion = Completion(tools=self.tooling.from_any_thread, id="completion")
@@ -184,6 +186,9 @@ class ChatScreen(MessageSelection):
             self._prepare(worker.Count)
         reports = self.worker_thread.take()
         turn = self.conversation.turn
+        if turn is not None and turn is not self._latest:
+            self._latest = turn
+            self.remarks.over(turn.started)
         if self.keeper.problem != self._problem:
             self._say_problem()
         if was_deleted := self.keeper.was_deleted:
@@ -255,8 +260,12 @@ class ChatScreen(MessageSelection):
                 self._done(job, value)
         for note in new_notes(self.backend.notes(), self._noted):
             self.say(note)
-        if self.info is not None and not self.is_loading:
-            self.conversation.next(self.model_name)
+        if self.info is not None and not self.is_loading and not self.conversation.choice:
+            self.attempt(self._next)
+
+    def _next(self) -> None:
+        self.conversation.next(self.model_name)
+        self.actions.show_candidates()
 
     def _tidy(self) -> None:
         """Search for garbage while nothing happens, so that it need not be done while something does."""
@@ -271,8 +280,7 @@ class ChatScreen(MessageSelection):
                     self.info = None
                 self.wanted_model = one_line(self.backend.model, limit=200)
                 if self.info is None:
-                    while self.conversation.waiting:
-                        self.conversation.take_back()
+                    self.conversation.take_all_back()
                     message = sentences(message, "/model loads another model, /quit exits")
             case worker.Send() | worker.Tell() | worker.Resume() | worker.Draw() | worker.Compare():
                 self.conversation.failed(now, message)
@@ -298,6 +306,7 @@ class ChatScreen(MessageSelection):
     def _done(self, job: object, value: object) -> None:
         match job:
             case worker.Switch():
+                self.remarks.over(monotonic())
                 self.conversation.hold_again()
                 self.keeper.update(model=self.backend.model)
                 cache = "" if self.conversation.is_remote else "; its cache is rebuilt"

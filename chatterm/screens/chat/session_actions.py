@@ -1,18 +1,20 @@
 """Commands about sessions: begin, find and open, name, write to a file, read from one."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset
+from chatterm.markdown.lines import elided
 from chatterm.screens.chat.library_actions import LibraryActions
 from chatterm.screens.chat.tooling import Tooling
 from chatterm.sessions.elsewhere import elsewhere
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import given_title, pick
 from chatterm.sessions.tree import Tree
-from chatterm.terminal.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned, one_line
 
 
 def file_path(text: str) -> Path:
@@ -28,7 +30,33 @@ def file_path(text: str) -> Path:
 class SessionActions(LibraryActions):
     tooling: Tooling
 
+    def ask_to_leave(self, then: Callable[[], None], what: str) -> None:
+        """Do `then`, which does `what` and ends an answer that runs: that only after a yes."""
+
+        def leave() -> None:
+            self.conversation.take_all_back()
+            then()
+
+        if not self.conversation.is_answering:
+            leave()
+            return
+        from chatterm.screens.question import QuestionScreen
+
+        kept = "What it has said is kept." if self.screen.keeper.store is not None else "It is not saved."
+        question = QuestionScreen(
+            f"The answer is not finished. Stop it and {what}? {kept}", "stops it", "lets it go on"
+        )
+
+        def answered(is_yes: bool | None) -> None:
+            if is_yes:
+                self.screen.attempt(leave)
+
+        self.screen.app.push_screen(question, answered)
+
     def reset(self) -> None:
+        self.ask_to_leave(self._reset, "begin a new conversation")
+
+    def _reset(self) -> None:
         self.begin_anew()
         kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
         if documents := self.conversation.documents:
@@ -38,11 +66,19 @@ class SessionActions(LibraryActions):
         self.screen.tell("A new conversation." + kept + self.kept())
 
     def begin_anew(self) -> None:
-        self.writing.end_edit()  # the message is not in the new tree
         self.screen.back_to_composer()
-        self.tooling.leave()
+        self._go_away()
         self.conversation.clear()
         self.transcript.clear()
+        if (store := self.screen.keeper.store) is not None:
+            self.screen.in_thread(store.new_draft, self.writing.show_draft)
+
+    def _go_away(self) -> None:
+        """Put what belongs to this conversation away with it, before another one is shown."""
+        self.writing.end_edit()  # the message is not in the new tree
+        self.tooling.leave()
+        self.writing.leave_draft()
+        self.screen.remarks.leave()
 
     def sessions(self, name: str) -> None:
         store = self.screen.keeper.store
@@ -89,15 +125,18 @@ class SessionActions(LibraryActions):
 
         def opened(found: tuple[SessionInfo, Tree, str]) -> None:
             info, tree, draft = found
-            self._take_settings(info)
-            self.show_session(session, info, tree, draft)
+
+            def go() -> None:
+                self._go_away()
+                self._take_settings(info)
+                self.show_session(session, info, tree, draft)
+
+            self.ask_to_leave(go, f"open “{elided(one_line(info.title, 40), 30)}”")
 
         self.screen.in_thread(partial(store.load, session), opened)
 
     def show_session(self, session: str | None, info: SessionInfo, tree: Tree, draft: str) -> None:
         """From now on this is the conversation."""
-        self.writing.end_edit()
-        self.tooling.leave()
         self.transcript.clear()
         self.conversation.open(session, tree, info.title)
         self.writing.show_draft(draft)
@@ -156,7 +195,10 @@ class SessionActions(LibraryActions):
         self.screen.in_thread(partial(read_import, file_path(path)), self._imported)
 
     def _imported(self, found: tuple[SessionInfo, Tree]) -> None:
-        info, tree = found
+        self.ask_to_leave(partial(self._show_imported, *found), "open what was imported")
+
+    def _show_imported(self, info: SessionInfo, tree: Tree) -> None:
+        self._go_away()
         store = self.screen.keeper.store
         session = store.add(info, tree.exchanges, tree.head) if store is not None else None
         self.take_documents(info)

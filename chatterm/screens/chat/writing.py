@@ -124,8 +124,17 @@ class Writing(ScreenPart):
         if (leaving or not self.is_editing) and not is_command(text):
             self.screen.keeper.draft(text)
 
+    def leave_draft(self) -> None:
+        """Another conversation comes: what is being written stays with this one."""
+        if self.screen.keeper.store is None:
+            return  # it would be lost
+        if is_command(self.screen.composer.text):
+            self._unshelve()
+        self.keep_draft(self.screen.composer.full_text)
+        self.screen.composer.put("")
+
     def show_draft(self, draft: str) -> None:
-        """What was being written when the program ended."""
+        """What was being written in this conversation."""
         if draft and not self.screen.composer.text:
             self.screen.composer.put(cleaned(draft))
 

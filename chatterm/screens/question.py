@@ -1,0 +1,52 @@
+"""A question with yes or no over the conversation, before something that cannot be taken back."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+
+from chatterm.markdown.lines import Line, wrap
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+
+
+class QuestionScreen(ModalScreen[bool]):
+    """Ends with the answer. Only y is a yes: Enter may have been meant for what stood there before."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Yes", priority=True),
+        Binding("n,escape,ctrl+c", "dismiss(False)", "No", priority=True),
+    ]
+    DEFAULT_CSS = """
+    QuestionScreen { align: center bottom; }
+    QuestionScreen > Vertical {
+        width: 100%; max-width: 140; height: auto; max-height: 100%; padding: 1 2; background: $surface;
+        color: $foreground; border-top: heavy $accent;
+    }
+    """
+
+    def __init__(self, question: str, yes: str, no: str) -> None:
+        """`yes` and `no` are what becomes of it: "stops it"."""
+        super().__init__()
+        keys: Line = [("y", "accent"), (f" {yes} · ", "muted"), ("n", "accent"), (f" {no}", "muted")]
+        self._text = QuestionText([(question, "strong")], keys)
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield self._text
+
+
+class QuestionText(Canvas):
+    """The question, and the keys below it."""
+
+    def __init__(self, question: Line, keys: Line) -> None:
+        super().__init__()
+        self._parts = question, keys
+
+    def on_resize(self) -> None:
+        self.styles.height = len(self.build(self.size.width))
+
+    def build(self, width: int) -> list[Line]:
+        return [line for part in self._parts for line in wrap(part, width)]
