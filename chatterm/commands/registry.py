@@ -320,12 +320,15 @@ COMMANDS: tuple[Command, ...] = (
 KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send"),
     ("Ctrl+J", "New line (also Shift+Enter, if the terminal supports it)"),
-    ("c e r y t [ ]", "With a message selected: copy, edit, retry, copy code, thinking, branch"),
-    ("s x", "With an answer selected: save a code block, run it (asks first)"),
+    ("c e r t [ ]", "With a message selected: copy, edit, retry, thinking, branch"),
+    (
+        "y s x",
+        "With an answer selected: copy, save or run a code block (running asks first)",
+    ),
     ("z", "With an answer selected that is JSON: its tree, the tree folded, its text"),
     ("Up, Down", "Your earlier messages, from the first or last line of the text"),
     ("Tab", "Accept the suggestion (commands, @paths)"),
-    ("Ctrl+C", "Copy the selection, or stop the answer; twice: quit"),
+    ("Ctrl+C", "Copy the selection, stop the answer, or clear the draft (Ctrl+Z: undo); twice: quit"),
     ("Page Up/Down", "Scroll; Ctrl+Home and Ctrl+End go to the top and bottom"),
     ("Ctrl+P", "Open the command palette"),
     (

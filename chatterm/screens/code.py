@@ -14,7 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from chatterm.markdown.code import CodeBlock
-from chatterm.markdown.lines import Line, elided, wrap
+from chatterm.markdown.lines import Line, elided, padded, styled, wrap
+from chatterm.screens.picker import PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
@@ -23,6 +24,8 @@ from models.units import counted
 
 _SHOWN = 6
 """Lines of a block that are shown."""
+_KIND = 10
+"""Columns of a block's language."""
 
 
 class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
@@ -34,6 +37,7 @@ class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
         Binding("up", "step(-1)", "Earlier block", priority=True),
         Binding("down", "step(1)", "Later block", priority=True),
         Binding("enter", "choose", "This one", priority=True),
+        *(Binding(str(n), f"number({n})", f"Block {n}", show=False, priority=True) for n in range(1, 10)),
     ]
     DEFAULT_CSS = """
     ChooseCodeScreen { align: center bottom; }
@@ -41,22 +45,33 @@ class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
         width: 100%; max-width: 140; height: auto; max-height: 100%; padding: 1 2; background: $surface;
         color: $foreground; border-top: heavy $accent;
     }
-    ChooseCodeScreen BlockView { height: auto; }
+    ChooseCodeScreen BlockView { height: auto; margin-top: 1; }
     """
 
     def __init__(self, title: str, blocks: Sequence[CodeBlock]) -> None:
         """The last one is chosen in the beginning."""
         super().__init__()
         self._title = title
+        self._blocks = blocks
         self._view = BlockView(blocks)
+        self._list = BlockList(blocks)
 
     def compose(self) -> ComposeResult:
+        digits = f"1 to {min(len(self._blocks), 9)} takes one"
         with Vertical():
-            yield BoxHead(self._title, ("↑ ↓ another block · Enter this one · Esc back", "Esc back"))
+            yield BoxHead(
+                self._title, (f"{digits} · ↑ ↓ and Enter, too · Esc back", f"{digits} · Esc back", digits)
+            )
+            yield self._list
             yield self._view
 
     def action_step(self, step: int) -> None:
         self._view.step(step)
+        self._list.move(step)
+
+    def action_number(self, number: int) -> None:
+        if number <= len(self._blocks):
+            self.dismiss(self._blocks[number - 1])
 
     def action_choose(self) -> None:
         self.dismiss(self._view.block)
@@ -68,8 +83,6 @@ class SaveCodeScreen(ModalScreen[Path | None]):
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+c", "dismiss(None)", "Back", priority=True),
-        Binding("up", "step(-1)", "Earlier block", priority=True),
-        Binding("down", "step(1)", "Later block", priority=True),
     ]
     DEFAULT_CSS = """
     SaveCodeScreen { align: center bottom; }
@@ -83,26 +96,20 @@ class SaveCodeScreen(ModalScreen[Path | None]):
     SaveCodeScreen BlockView { height: auto; }
     """
 
-    def __init__(self, blocks: Sequence[CodeBlock]) -> None:
-        """The last one is chosen in the beginning."""
+    def __init__(self, block: CodeBlock) -> None:
         super().__init__()
-        self._blocks = blocks
-        self._view = BlockView(blocks)
+        self._view = BlockView([block])
         self._over: Path | None = None
         """A file that exists, about which the person was asked."""
 
     def compose(self) -> ComposeResult:
-        keys = "↑ ↓ another block · " if len(self._blocks) > 1 else ""
         with Vertical():
-            yield BoxHead("Save a code block", (f"{keys}Enter saves · Esc back", "Esc back"))
+            yield BoxHead("Save a code block", ("Enter saves · Esc back", "Esc back"))
             yield self._view
             yield Input(placeholder="Name of the file", select_on_focus=False)
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
-
-    def action_step(self, step: int) -> None:
-        self._view.step(step)
 
     def on_input_changed(self) -> None:
         self._over = None
@@ -134,6 +141,36 @@ class SaveCodeScreen(ModalScreen[Path | None]):
             return self._view.say(f"It cannot be saved there: {one_line(why or str(error), 200)}.")
         self.dismiss(path)
         return None
+
+
+class BlockList(PickerList):
+    """The blocks, one a line with the digit that takes it; the last one is chosen in the beginning."""
+
+    DEFAULT_CSS = "BlockList { max-height: 9; }"
+
+    def __init__(self, blocks: Sequence[CodeBlock]) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._index = len(blocks) - 1
+
+    @property
+    def count(self) -> int:
+        return len(self._blocks)
+
+    def on_mount(self) -> None:
+        self.resized()
+
+    def build(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        for row in self.in_view():
+            block = self._blocks[row]
+            digit = str(row + 1) if row < 9 else " "
+            kind = elided(one_line(block.language, 40) or "text", _KIND)
+            begins = next((text for text in block.text.split("\n") if text.strip()), "")
+            shown = elided(one_line(begins, 300), max(width - _KIND - 6, 1))
+            line: Line = [(f" {digit} ", "accent"), (kind.ljust(_KIND + 2), "muted"), (shown, "")]
+            lines.append(styled(padded(line, width, ""), "chosen") if row == self._index else line)
+        return lines
 
 
 class BlockView(Canvas):

@@ -56,7 +56,6 @@ MESSAGE_KEYS = {
     "down": ("select", "next"),
     "j": ("select", "next"),
     "c": ("copy", ""),
-    "y": ("copy", "code"),
     "e": ("edit", ""),
     "r": ("retry", ""),
     "left_square_bracket": ("branch", "prev"),
@@ -70,7 +69,7 @@ MESSAGE_KEYS = {
     "space": ("expand", ""),
 }
 """Keys while a message is selected: a command and its argument."""
-CODE_KEYS = {"s": "save_code", "x": "run_code", "z": "change_view"}
+CODE_KEYS = {"y": "copy_block", "s": "save_code", "x": "run_code", "z": "change_view"}
 """Keys that do something with a code block of the selected answer, or with JSON."""
 EDGE_KEYS = {"g": -1, "G": 1}
 """Keys that lead to the first line and to the last."""

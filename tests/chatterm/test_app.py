@@ -220,6 +220,22 @@ async def test_control_c_alone_does_not_quit() -> None:
         assert driver.app.return_value is None
 
 
+async def test_control_c_clears_a_draft_which_comes_back() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        driver.composer.put("one\n\ntwo")
+        await driver.pilot.press("ctrl+c")
+        assert driver.composer.text == ""
+        await driver.shows("Draft cleared; Ctrl+Z brings it back")
+        await driver.pilot.press("ctrl+z")
+        assert driver.composer.text == "one\n\ntwo"
+        driver.app.chat.interrupt._armed_at -= 60  # a minute passes
+        await driver.pilot.press("ctrl+c")
+        assert (driver.composer.text, driver.app.return_value) == ("", None)
+        await driver.pilot.press("ctrl+c")
+        await driver.until(lambda: driver.app.return_value == 0)
+        assert driver.composer.text == "one\n\ntwo", "whoever quits finds it again"
+
+
 async def test_quit_ends_with_0_also_while_the_model_loads() -> None:
     progress = Progress("load", "weights", 1, 2)
     backend = ScriptedBackend(load_gate=threading.Event(), load_progress=(progress,))

@@ -31,10 +31,9 @@ async def test_a_block_is_saved_and_nothing_overwritten_unasked(folder: Path) ->
     async with driven(ScriptedBackend([Script(TEXT)])) as driver:
         await driver.send("code")
         driver.app.chat.select(driver.app.chat.transcript.entries[-1])
-        await driver.pilot.press("s")
+        await driver.pilot.press("s", "1")
         await driver.until(lambda: isinstance(driver.app.screen, SaveCodeScreen))
         screen = driver.app.screen
-        await driver.pilot.press("up")
         screen.query_one(Input).value = "there.py"
         await driver.pilot.press("enter")
         await driver.pilot.pause()
@@ -76,6 +75,26 @@ async def test_what_is_overwritten_is_whole_before_and_after(
     assert (folder / "link.py").is_symlink()
     assert (folder / "kept.py").read_text() == "print(6 * 7)\n"
     assert (folder / "kept.py").stat().st_mode & 0o777 == 0o750
+
+
+async def test_of_several_blocks_a_digit_says_which(folder: Path) -> None:
+    blocks = "".join(f"```sh\necho {number}\n```\n" for number in range(1, 8))
+    async with driven(ScriptedBackend([Script(blocks)])) as driver:
+        await driver.send("code")
+        copied: list[str] = []
+        driver.app.chat.copy_with = lambda text: copied.append(text) or ""  # type: ignore[func-returns-value]
+        driver.app.chat.select(driver.app.chat.transcript.entries[-1])
+        await driver.pilot.press("y")
+        await driver.shows("1 to 7 takes one")
+        assert copied == []
+        await driver.pilot.press("8", "3")
+        await driver.until(lambda: copied == ["echo 3"])
+        await driver.pilot.press("s", "5")
+        await driver.until(lambda: isinstance(driver.app.screen, SaveCodeScreen))
+        assert "echo 5" in driver.text()
+        await driver.pilot.press("escape", "x", "2")
+        await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
+        assert "echo 2" in driver.text()
 
 
 @pytest.mark.parametrize("answer", ["once", "no"])

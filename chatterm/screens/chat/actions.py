@@ -10,7 +10,6 @@ from chatterm.commands.reports import help_lines
 from chatterm.screens.chat.code_actions import CodeActions
 from chatterm.screens.chat.command_part import LOADING
 from chatterm.screens.chat.compacting import Compacting
-from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
 from chatterm.screens.chat.tool_actions import ToolActions
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from chatterm.screens.models import ModelPicker
 
 
-class ChatActions(MessageActions, SessionActions, Preferences, ToolActions, Compacting, CodeActions):
+class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compacting):
     _picker: "ModelPicker | None" = None
 
     def show_help(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -9,7 +10,7 @@ from chatterm.backends.backend import EngineError, ToolCall
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock, named_blocks
-from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.tooling import Tooling
 from chatterm.settings.settings import SettingsError
 from chatterm.tools.session import performed
@@ -42,7 +43,7 @@ def command_of(block: CodeBlock) -> str:
     )
 
 
-class CodeActions(CommandPart):
+class CodeActions(MessageActions):
     tooling: Tooling
     _code_running: Running | None = None
 
@@ -50,33 +51,41 @@ class CodeActions(CommandPart):
         """Ask for a name, and save a block of the selected answer."""
         from chatterm.screens.code import SaveCodeScreen
 
-        blocks = self._blocks()
-
         def saved(path: Path | None) -> None:
             if path is not None:
                 self.screen.say(f"Saved to {path}.")
 
-        self.screen.app.push_screen(SaveCodeScreen(blocks), saved)
+        def name(block: CodeBlock) -> None:
+            self.screen.app.push_screen(SaveCodeScreen(block), saved)
+
+        self._choose("Save a code block", name)
+
+    def copy_block(self) -> None:
+        """Copy a block of the selected answer; without one, the latest that there is."""
+        if isinstance(self.selected, AnswerEntry):
+            self._choose("Copy a code block", lambda block: self.copy_text(block.text))
+        else:
+            self.copy_code("-1")
 
     def run_code(self) -> None:
-        """Ask which block of the selected answer is meant if it has several, show what would run, ask, and run it."""
-        from chatterm.screens.code import ChooseCodeScreen
-
-        blocks = self._blocks()
+        """Show what a block of the selected answer would run, ask, and run it."""
         if self._code_running is not None:
             raise EngineError("A code block is running; Esc stops it.")
-        if len(blocks) == 1:
-            return self._run_block(blocks[0])
+        self._choose("Run a code block", self._run_block)
+
+    def _choose(self, title: str, then: Callable[[CodeBlock], None]) -> None:
+        """Do it with the block of the selected answer; of several with the one that the person means."""
+        from chatterm.screens.code import ChooseCodeScreen
 
         def chosen(block: CodeBlock | None) -> None:
-            try:
-                if block is not None:
-                    self._run_block(block)
-            except EngineError as error:
-                self.screen.say(str(error), "error")
+            if block is not None:
+                self.screen.attempt(lambda: then(block))
 
-        self.screen.app.push_screen(ChooseCodeScreen("Run a code block", blocks), chosen)
-        return None
+        blocks = self._blocks()
+        if len(blocks) == 1:
+            then(blocks[0])
+        else:
+            self.screen.app.push_screen(ChooseCodeScreen(title, blocks), chosen)
 
     def _run_block(self, block: CodeBlock) -> None:
         call = ToolCall("run_command", json.dumps({"command": command_of(block)}))

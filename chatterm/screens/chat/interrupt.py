@@ -1,4 +1,5 @@
-"""Ctrl+C: copies what is selected, else stops or takes back what was asked last; pressed again it quits."""
+"""Ctrl+C: copies what is selected, else stops or takes back what was asked last, else clears the draft; pressed again
+it quits."""
 
 from functools import partial
 from time import monotonic
@@ -17,6 +18,8 @@ class Interrupt(ScreenPart):
         self._actions = actions
         self._armed_at: float | None = None
         """When the press came after which another one quits."""
+        self._cleared = False
+        """That press cleared the draft."""
 
     @property
     def _is_armed(self) -> bool:
@@ -32,17 +35,23 @@ class Interrupt(ScreenPart):
             screen.attempt(partial(self._actions.copy_text, text))
             screen.clear_selection()
         elif self._is_armed:
+            if self._cleared and not screen.composer.text:
+                screen.composer.undo()  # whoever quits finds it again
             self._actions.quit()
         elif talk.turn is not None and talk.waiting:
             talk.stop()
             screen.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)
         else:
-            self._armed_at = monotonic()
+            self._armed_at, self._cleared = monotonic(), False
             if talk.turn is not None or talk.acting is not None:
                 self._actions.stop()
                 screen.hint("Stopped. Ctrl+C again quits.", _AGAIN)
             elif talk.waiting:
                 talk.take_back()
                 screen.hint("Your message was not sent. Ctrl+C again quits.", _AGAIN)
+            elif screen.composer.text and not screen.composer.read_only:
+                self._cleared = True
+                screen.composer.clear()
+                screen.hint("Draft cleared; Ctrl+Z brings it back. Ctrl+C again quits.", _AGAIN)
             else:
                 screen.hint("Ctrl+C again quits.", _AGAIN)

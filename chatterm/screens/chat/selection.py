@@ -28,6 +28,9 @@ class MessageSelection(ChatBase):
     def action_jump_down(self) -> None:
         self.transcript.follow()
 
+    def action_copy_block(self) -> None:
+        self.attempt(self.actions.copy_block)
+
     def action_save_code(self) -> None:
         self.attempt(self.actions.save_code)
 
