@@ -42,14 +42,16 @@ def examine(*, as_json: bool = False) -> None:
         machine = _inspect()
     if isinstance(machine, str):
         print(json.dumps({"failures": [machine]}) if as_json else machine)
-    elif as_json:
-        print(json.dumps(asdict(machine)))
+        return
+    sandbox, missing = _sandbox()
+    if as_json:
+        print(json.dumps(asdict(machine) | {"sandbox": sandbox}))
     elif sys.stdout.isatty():
         from rich.console import Console
 
-        _paint(Console(highlight=False), sections(machine))
+        _paint(Console(highlight=False), sections(machine, sandbox, missing))
     else:
-        print(plain(sections(machine)))
+        print(plain(sections(machine, sandbox, missing)))
 
 
 def tune(model: str) -> None:
@@ -104,9 +106,30 @@ def _waiting(what: str) -> AbstractContextManager[Any]:
     return bar_console(sys.stderr).status(what)
 
 
-def sections(machine: "Machine") -> list[Section]:
-    """The report, from the hardware to what to do next."""
+def _sandbox() -> tuple[str, str]:
+    """What confines the commands of tools, and what to install for it; "" for nothing."""
+    import shutil
+
+    from chatterm.tools.builtin.sandbox import program
+
+    if (bwrap := program()) is not None:
+        return f"bubblewrap ({bwrap})", ""
+    if sys.platform != "linux":
+        return "none: bubblewrap needs Linux", ""
+    if shutil.which("bwrap") is not None:
+        return "none: bubblewrap is installed, but this system does not let it run", ""
+    missing = (
+        "bubblewrap is missing, so commands that a model runs (/tools) have no sandbox; install the package "
+        "bubblewrap."
+    )
+    return "none: bubblewrap is missing", missing
+
+
+def sections(machine: "Machine", sandbox: str = "", missing: str = "") -> list[Section]:
+    """The report, from the hardware to what to do next. `sandbox` and `missing` are as `_sandbox` says."""
     found = [_hardware(machine), _kernels(machine)]
+    if sandbox:
+        found.append(Section("Tools", [("Sandbox", one_line(sandbox, 300))]))
     if machine.tunings:
         found.append(_tunings(machine))
     found.append(_speeds(machine))
@@ -114,7 +137,7 @@ def sections(machine: "Machine") -> list[Section]:
         found.append(_splits(machine))
     if machine.drafts:
         found.append(_drafts(machine))
-    advice = [(one_line(line),) for line in machine.advice]
+    advice = [(one_line(line),) for line in (*machine.advice, missing) if line]
     found.append(
         Section("Suggestions", advice or [("Nothing to install: everything useful here is present.",)])
     )

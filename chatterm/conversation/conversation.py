@@ -230,6 +230,7 @@ class Conversation(Branching):
             info_of(self._backend, self.sampling, self.documents),
             title=self.title,
             created=path[0].created if path else 0.0,
+            updated=max((exchange.created for exchange in self.tree.exchanges), default=0.0),
         )
 
     def aim(self, exchange: Exchange | None) -> None:

@@ -214,10 +214,17 @@ class Store:
         self._post(object(), Op(None, lambda db: db.add_prompt(text)))
 
     def add(self, info: SessionInfo, exchanges: Iterable[Exchange], head: int | None) -> str:
-        """A whole session from elsewhere; its new id."""
-        now, id, copies = time(), urandom(4).hex(), deepcopy(list(exchanges))
+        """A whole session from elsewhere, with its dates; its new id."""
+        id, copies = urandom(4).hex(), deepcopy(list(exchanges))
+        made = [exchange.created for exchange in copies if exchange.created] or [time()]
         title = info.title or title_of(copies[0].user if copies else "")
-        info = replace(deepcopy(info), id=id, title=title, created=info.created or now, updated=now)
+        info = replace(
+            deepcopy(info),
+            id=id,
+            title=title,
+            created=info.created or min(made),
+            updated=info.updated or max(made),
+        )
         known = Known(info, {exchange.id: exchange for exchange in copies}, head)
         with self._changed:
             self._known[id] = known

@@ -55,7 +55,7 @@ class Known:
         # Parents first. They are listed at once: another thread may add one.
         for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
             if exchange.created != there.get(db.number(self.info.id, exchange.id) or 0):
-                db.put(self.info.id, exchange)
+                db.put(self.info.id, exchange, touch=not is_new)  # a new one is as old as it says
         if is_new:
             db.set_head(self.info.id, self.head)
 

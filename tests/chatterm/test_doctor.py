@@ -113,6 +113,7 @@ MACHINES = {
 
 def use(monkeypatch: pytest.MonkeyPatch, machine: "Machine | str") -> None:
     monkeypatch.setattr(doctor, "_inspect", lambda: machine)
+    monkeypatch.setattr("chatterm.tools.builtin.sandbox.program", lambda: "/usr/bin/bwrap")
 
 
 def printed(
@@ -363,3 +364,31 @@ def test_a_trace_without_a_place_is_refused_before_any_work(
     monkeypatch.chdir(tmp_path)
     assert call(["doctor", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("works", "is_there", "row", "advised"),
+    [
+        ("/usr/bin/bwrap", True, "bubblewrap (/usr/bin/bwrap)", False),
+        (None, True, "does not let it run", False),
+        (None, False, "none: bubblewrap is missing", True),
+    ],
+)
+def test_it_names_bubblewrap(
+    works: str | None,
+    is_there: bool,
+    row: str,
+    advised: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, MACHINES["cpu"])
+    monkeypatch.setattr("chatterm.tools.builtin.sandbox.program", lambda: works)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/bwrap" if is_there else None)
+    monkeypatch.setattr("sys.platform", "linux")
+    doctor.examine()
+    out = " ".join(capsys.readouterr().out.split())
+    assert row in out
+    assert ("install the package bubblewrap" in out) == advised
+    doctor.examine(as_json=True)
+    assert row in json.loads(capsys.readouterr().out)["sandbox"]

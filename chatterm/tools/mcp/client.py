@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LAST = 4_000
+"""Bytes at the end of a log in which its last line is looked for."""
 START_S = 30.0
 """Seconds that a server has to start."""
 CALL_S = 120.0
@@ -156,6 +158,8 @@ class _Link:
         self._task: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
+        self._log_at = 0
+        """Where in its log what this start of it writes begins."""
         self._is_dead = False
         """Its process has ended, though nobody has asked it anything since."""
         self._starts = 0
@@ -212,7 +216,7 @@ class _Link:
         name = self._server.name
         error = task.exception() if task.done() and not task.cancelled() else None
         if not self._server.url:
-            return _first(task) or f"{name} has ended; its log is {log_path(name)}."
+            return _first(task) or f"{name} has ended{self._said()}."
         return _first(task) or f"{name} has ended{f': {_why(error)}' if error is not None else ''}."
 
     async def _connected(self) -> "Client":
@@ -239,12 +243,24 @@ class _Link:
             task = self._task
             if not task.done():
                 await self.end()
-                raise ToolError(f"{self._server.name} did not start within {START_S:.0f} s.")
+                raise ToolError(f"{self._server.name} did not start within {START_S:.0f} s{self._said()}.")
             error = task.exception() if not task.cancelled() else None
             why = _why(error) if error is not None else "it has ended"
             if "onnection closed" in why and self._server.command:
-                why = f"it has ended; its log is {log_path(self._server.name)}"
+                why = f"it has ended{self._said()}"
             raise ToolError(f"{self._server.name} could not be started: {why}.")
+
+    def _said(self) -> str:
+        """The last line in the log of a process since its start, and where the log is, as part of a sentence."""
+        if not self._server.command:
+            return ""
+        path, said = log_path(self._server.name), b""
+        with contextlib.suppress(OSError), path.open("rb") as log:
+            log.seek(max(self._log_at, path.stat().st_size - _LAST))
+            said = log.read()
+        lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+        last = f" with “{one_line(lines[-1], 200)}”" if lines else ""
+        return f"{last}; its log is {path}"
 
     def _note_death(self) -> None:
         self._is_dead = True
@@ -256,6 +272,7 @@ class _Link:
         server = self._server
         async with contextlib.AsyncExitStack() as stack:
             log = stack.enter_context(_log(server.name)) if server.command else None
+            self._log_at = log.tell() if log is not None else 0
             transport = process_of(server, log, self._note_death) if log is not None else web_of(server)
             # Our own limits come first: they also end a server that hangs.
             client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S + 10))

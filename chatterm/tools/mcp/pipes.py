@@ -23,6 +23,8 @@ MOST_LOG = 1_000_000
 _PATIENCE_S = 2.0
 """Seconds that a server has to end by itself once nobody speaks to it, and again once it was asked to."""
 _LOOK_S = 0.01
+_LAST_S = 1.0
+"""Seconds for what a server wrote before it ended."""
 
 
 @contextlib.asynccontextmanager
@@ -87,6 +89,8 @@ async def process_of(
             try:
                 yield read, write
             finally:
+                if begun[0].done():  # it has ended: what it said last says why
+                    await asyncio.wait(begun[2:], timeout=_LAST_S)
                 for task in begun:
                     task.cancel()
     finally:

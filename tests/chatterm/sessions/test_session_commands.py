@@ -262,3 +262,20 @@ def test_show_tells_what_else_there_is(shell: Shell, path: Path) -> None:
     store.close()
     assert shell("sessions", "show", session) == 0
     assert shell.err == "This is one of 2 branches; `chatterm sessions export --format json` exports all.\n"
+
+
+def test_what_is_imported_keeps_its_dates(shell: Shell, path: Path, tmp_path: Path) -> None:
+    """Also where the file says nothing of the session but when its messages were."""
+    then = 1_600_000_000.0
+    exchanges = [
+        {"id": number, "parent": number - 1 or None, "user": "old", "text": "a", "created": then + number}
+        for number in (1, 2)
+    ]
+    for name, session in (("told", {"created": then, "updated": then + 9}), ("silent", {})):
+        told = {"format": "chatterm-session", "version": 1, "session": {"title": name, **session}}
+        (tmp_path / name).write_text(json.dumps({**told, "head": 2, "exchanges": exchanges}))
+        assert shell("sessions", "import", str(tmp_path / name)) == 0
+    store = Store.open(path)
+    dates = {info.title: (info.created, info.updated) for info in store.find()}
+    store.close()
+    assert dates == {"told": (then, then + 9), "silent": (then + 1, then + 2)}

@@ -308,9 +308,9 @@ def test_a_whole_session_from_elsewhere(store: Store) -> None:
     info, loaded, _ = store.load(added)
     assert (info.title, info.created, loaded.head) == ("From there", 5.0, 1)
     assert loaded.exchanges == tree.exchanges
-    assert store.latest().id == added  # type: ignore[union-attr]
-    store.add(SessionInfo(), tree.exchanges, None)
-    assert store.latest().title == "one"  # type: ignore[union-attr]
+    assert info.updated == max(exchange.created for exchange in tree.exchanges)
+    info, _, _ = store.load(store.add(SessionInfo(), tree.exchanges, None))
+    assert (info.title, info.created) == ("one", tree[1].created)
 
 
 def test_two_programs_in_one_session_lose_nothing(store: Store) -> None:

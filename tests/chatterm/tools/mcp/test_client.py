@@ -187,6 +187,19 @@ def test_one_that_ends_at_once_names_its_log() -> None:
         servers.close()
 
 
+def test_one_that_ends_quotes_the_last_line_of_its_log_of_this_start() -> None:
+    dies = "import sys; sys.exit('not for you\\n\\x1b[2J no \\x07key\\n')"
+    for program, said in ((dies, " with “no key”"), ("pass", "")):
+        servers = Servers([Server("test", sys.executable, ("-c", program))])
+        try:
+            with pytest.raises(ToolError) as error:
+                servers.tools("test")
+            ended = f"test could not be started: it has ended{said}; its log is {log_path('test')}."
+            assert str(error.value) == ended
+        finally:
+            servers.close()
+
+
 def is_running(mark: Path) -> bool:
     """Whether some process has this among its arguments."""
     for line in Path("/proc").glob("[0-9]*/cmdline"):
