@@ -7,7 +7,6 @@ The package's build calls `compile_library`. This module uses only the standard 
 
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -34,7 +33,14 @@ VARIANTS = {
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
 }
-"""Compiler flags of each kernel variant. Variants unknown to the compiler are left out, except the first."""
+"""Compiler flags of each kernel variant, all but the first for x86-64. What the compiler does not know is left out."""
+
+PROBE = """
+#ifndef __x86_64__
+#error
+#endif
+#include <immintrin.h>
+"""
 
 
 class CompileError(Exception):
@@ -68,12 +74,9 @@ def compile_library(out: Path | None = None, extra: tuple[str, ...] = ()) -> Pat
     """Compile everything to `out` (default: beside the sources) with `extra` flags; return it. Raises CompileError."""
     target = out or FOLDER / library_name()
     compiler = find_compiler().split()
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        known = [
-            v for v, flags in VARIANTS.items() if not flags or (x86 and _accepts(compiler, flags, folder))
-        ]
+        known = [v for v, flags in VARIANTS.items() if not flags or _accepts(compiler, flags, folder)]
         have = [f"-DCT_HAVE_{variant.upper()}" for variant in known]
         units = [(FOLDER / f"kernels_{variant}.cpp", VARIANTS[variant]) for variant in known]
         others = sorted(path for path in FOLDER.glob("*.cpp") if not path.stem.startswith("kernels_"))
@@ -99,7 +102,7 @@ def compile_library(out: Path | None = None, extra: tuple[str, ...] = ()) -> Pat
 
 def _accepts(compiler: list[str], flags: tuple[str, ...], folder: Path) -> bool:
     probe = folder / "probe.cpp"
-    probe.write_text("#include <immintrin.h>\nint main() { return 0; }\n")
+    probe.write_text(PROBE)
     command = [*compiler, *flags, "-Werror", "-c", str(probe), "-o", str(folder / "probe.o")]
     return subprocess.run(command, capture_output=True).returncode == 0
 

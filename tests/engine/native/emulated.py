@@ -21,7 +21,7 @@ def compile_emulated(out: Path) -> Path:
     compiling.VARIANTS["avxvnni"] = (*_AVX2, *_INCLUDED)
     del compiling.VARIANTS["avx512bf16"]  # nothing emulates instructions for bf16
     compiling.VARIANTS["avx512"] = (*_AVX2, "-DEMULATES_AVX512", *_INCLUDED)
-    return compiling.compile_library(out, ("-DCT_HAS(feature)=true",))
+    return compiling.compile_library(out, ("-DCT_EMULATED",))
 
 
 if __name__ == "__main__":
