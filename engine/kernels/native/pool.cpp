@@ -11,6 +11,9 @@ namespace {
 constexpr int SPINS_BEFORE_SLEEP = 20'000;  // some hundred microseconds: sampling between two steps takes as long
 constexpr int SPINS_BEFORE_YIELD = 1'000;
 
+constexpr int32_t MOST_OWN = PIECES * 3 / 4, LEAST_OWN = 2;
+constexpr int32_t TRIAL = 32;  // products in time before a larger share is tried: one that is late costs a few percent
+
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   _mm_pause();
@@ -21,7 +24,7 @@ inline void relax() {
 
 }  // namespace
 
-Pool::Pool(int32_t threads) : size_(threads), working_(threads) {
+Pool::Pool(int32_t threads) : size_(threads), working_(threads), own_(MOST_OWN) {
   try {
     for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::follow, this, thread);
   } catch (...) {
@@ -72,12 +75,25 @@ void Pool::follow(int32_t thread) {
   }
 }
 
+// Called by the last thread at a barrier, while all others wait.
+void Pool::adapt() {
+  const bool late = late_.load(std::memory_order_relaxed), timely = timely_.load(std::memory_order_relaxed);
+  if (!late && !timely) return;
+  late_.store(false, std::memory_order_relaxed);
+  timely_.store(false, std::memory_order_relaxed);
+  if (!late && ++good_ < TRIAL) return;
+  good_ = 0;
+  if (late && own_ > LEAST_OWN) --own_;
+  if (!late && own_ < MOST_OWN) ++own_;
+}
+
 void Pool::barrier() {
   const uint32_t part = part_.load(std::memory_order_relaxed);
   const int32_t others = working_ - 1;  // read before arriving: it may change after the last arrival
   if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) == others) {
     arrived_.value.store(0, std::memory_order_relaxed);
     claimed_[part & 1].value.store(0, std::memory_order_relaxed);
+    adapt();
     part_.store(part + 1, std::memory_order_release);
     return;
   }

@@ -10,6 +10,9 @@
 
 namespace chatterm {
 
+// A thread's part of a product, if all are equal, is so many pieces: few enough that taking one costs nothing.
+constexpr int32_t PIECES = 16;
+
 // The work of one thread of the team; the caller of `run` is thread 0.
 using Work = void (*)(void* given, int32_t thread);
 
@@ -32,6 +35,11 @@ class Pool {
   void barrier();
   // Within `work`: returns the next piece of the part between two barriers, from 0 on.
   int32_t claim() { return claimed_[part_.load(std::memory_order_relaxed) & 1].value.fetch_add(1, std::memory_order_relaxed); }
+  // How many of PIECES pieces a thread gets as its own, without claiming them, in the part between two barriers.
+  int32_t own() const { return own_; }
+  // Within `work`: tells whether nothing was left to claim when a thread was done with its own pieces. If any thread says
+  // so, own() is smaller in the next part; if none does for a while, it grows.
+  void judge(bool late) { (late ? late_ : timely_).store(true, std::memory_order_relaxed); }
 
  private:
   struct alignas(64) Counter {
@@ -40,9 +48,12 @@ class Pool {
 
   void follow(int32_t thread);
   void end();
+  void adapt();
 
   const int32_t size_;
   int32_t working_;
+  int32_t own_;
+  int32_t good_ = 0;  // products since own_ changed
   Work work_ = nullptr;
   void* given_ = nullptr;
   alignas(64) std::atomic<uint32_t> job_{0};
@@ -50,6 +61,8 @@ class Pool {
   Counter arrived_;
   Counter claimed_[2];
   Counter sleeping_;
+  alignas(64) std::atomic<bool> late_{false};
+  std::atomic<bool> timely_{false};
   std::atomic<bool> over_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -9,10 +9,10 @@ namespace {
 
 constexpr int32_t MOST_THREADS = 256;
 
-constexpr int32_t PIECES = 16;  // per thread's part: few enough that taking one costs nothing
+constexpr int32_t TELLING = 3;  // with fewer pieces per thread to claim, none may be left for one that is in time
 
 int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
-  return pool.working() == 1 ? rows : rows / pool.working() * 3 / 4 / grain * grain;
+  return pool.working() == 1 ? rows : rows / pool.working() * pool.own() / PIECES / grain * grain;
 }
 
 }  // namespace
@@ -20,12 +20,14 @@ int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
 Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain, bool own)
     : pool_(pool),
       rows_(rows),
+      thread_(thread),
       ahead_(own),
       own_(own ? own_rows(pool, rows, grain) : 0),
       first_(thread * own_),
       end_(first_ + own_) {
   const int32_t share = own ? rows / pool.working() : 0;
   piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
+  judges_ = own_ > 0 && share - own_ >= TELLING * piece_;
   if (ahead_ && own_ == 0) take();
 }
 
@@ -41,6 +43,10 @@ bool Deal::next(int32_t& first, int32_t& end, int32_t& after) {
   end = end_;
   if (ahead_) take();
   after = ahead_ && first_ < rows_ ? first_ : -1;
+  if (judges_ && first != thread_ * own_) {  // it has done its own share, and took a piece before that
+    judges_ = false;
+    pool_.judge(after < 0);
+  }
   return true;
 }
 

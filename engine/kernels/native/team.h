@@ -11,9 +11,10 @@ struct ct_pool {
 
 namespace chatterm {
 
-// Deals `rows` rows to a thread: first a large share of its own, then small pieces of the rest, so that nobody waits
-// for a thread that was interrupted. Pieces are multiples of `grain` rows. With own shares, the piece after the present
-// one is known, so that its memory can be prefetched.
+// Deals `rows` rows to a thread: first a share of its own, then small pieces of the rest, so that nobody waits for a
+// thread that was interrupted or has a slow core; where one finds nothing left after its own share, shares become
+// smaller. Pieces are multiples of `grain` rows. With own shares, the piece after the present one is known, so that its
+// memory can be prefetched.
 class Deal {
  public:
   // With `own`, threads have a share of their own. Without it they take every piece, of `grain` rows, only when they
@@ -30,7 +31,9 @@ class Deal {
 
   Pool& pool_;
   const int32_t rows_;
+  const int32_t thread_;
   const bool ahead_;
+  bool judges_;    // whether its own share is still to be judged
   int32_t own_;    // rows that every thread gets at first
   int32_t piece_;  // rows per piece after that
   int32_t first_, end_;

@@ -1,0 +1,59 @@
+// How long products of two sizes, in turns, take on cores of different speed, relative to the ideal: test_dealing.py runs
+// it with the numbers of rows and the speeds. Threads take turns by a clock that counts rows, so that nothing is timed.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+#include "team.h"
+
+using namespace chatterm;
+
+constexpr int PRODUCTS = 64, MEASURED = 32;
+constexpr double DONE = std::numeric_limits<double>::infinity();
+
+struct Machine {
+  ct_pool pool;
+  int32_t rows;
+  std::vector<double> speed, clock;
+  std::mutex mutex;
+  std::condition_variable moved;
+
+  // Waits until no other thread is earlier.
+  void wait(std::unique_lock<std::mutex>& lock, size_t thread) {
+    moved.wait(lock, [&] { return size_t(std::min_element(clock.begin(), clock.end()) - clock.begin()) == thread; });
+  }
+};
+
+double took;  // by the slowest thread of a product, in rows of a core of speed 1
+
+void multiply(void* given, int32_t thread) {
+  auto& machine = *static_cast<Machine*>(given);
+  const size_t self = size_t(thread);
+  Deal deal(machine.pool.pool, thread, machine.rows, 16);
+  std::unique_lock<std::mutex> lock(machine.mutex);
+  for (int32_t first, end, after;;) {
+    machine.wait(lock, self);
+    if (!deal.next(first, end, after)) break;
+    machine.clock[self] += (end - first) / machine.speed[self];
+    machine.moved.notify_all();
+  }
+  took = std::max(took, machine.clock[self]);
+  machine.clock[self] = DONE;
+  machine.moved.notify_all();
+}
+
+int main(int count, char** given) {
+  const int32_t rows[] = {std::atoi(given[1]), std::atoi(given[2])};
+  Machine machine{ct_pool(count - 3), 0, {}, {}, {}, {}};
+  double sum = 0.0, all[] = {0.0, 0.0};
+  for (int i = 3; i < count; ++i) machine.speed.push_back(std::atof(given[i])), sum += machine.speed.back();
+  for (int product = 0; product < PRODUCTS; ++product) {
+    machine.rows = rows[product % 2];
+    machine.clock.assign(machine.speed.size(), 0.0);
+    took = 0.0;
+    machine.pool.pool.run(multiply, &machine);
+    if (product >= PRODUCTS - MEASURED) all[product % 2] += took * sum / machine.rows;
+  }
+  std::printf("%.3f %.3f\n", all[0] / (MEASURED / 2), all[1] / (MEASURED / 2));
+}
