@@ -41,6 +41,7 @@ from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, cata
 from engine.machine.links import Links, Split, find_links, split
 from engine.machine.shapes import COMMON, shape_of
 from models.hub.catalogue import HUB_FILES, names
+from models.weights.memory import group_limits
 
 T = TypeVar("T")
 
@@ -422,8 +423,7 @@ def _cpu() -> Cpu:
 
 def _memory_total() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    return min(total, int(limit)) if limit.isdigit() else total
+    return min((total, *(limit for limit, _ in group_limits())))
 
 
 def _packages() -> dict[str, str]:

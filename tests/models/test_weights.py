@@ -291,19 +291,6 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     assert "Memory ran out" in refusal(folder)
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    for name, text in (
-        ("max", "1000\n"),
-        ("current", "600\n"),
-        ("stat", "anon 500\ninactive_file 70\nactive_file 30\n"),
-    ):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert models.weights.memory._cgroup_bytes(tmp_path) == [500]
-    (tmp_path / "memory.max").write_text("max\n")
-    assert models.weights.memory._cgroup_bytes(tmp_path) == []
-    assert models.weights.memory._cgroup_bytes(tmp_path / "nothing") == []
-
-
 def test_this_machine_says_what_is_free() -> None:
     available = models.weights.memory.available_bytes(CPU)
     assert available is None or available > 1_000_000
