@@ -203,7 +203,7 @@ Threads = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="CPU threads. Default: all physical cores, minus one for the screen if there are more than two.",
+        help="CPU threads. Default: all physical cores except slow ones; of more than two, the screen gets one.",
         rich_help_panel=_MACHINE,
     ),
 ]

@@ -107,7 +107,7 @@ def test_a_system_that_does_not_tell_limits_nothing(system: System, lines: list[
 
 
 def test_the_least_of_all_limits_is_free(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_PROC", system.proc)
+    monkeypatch.setattr(memory, "PROC", system.proc)
     monkeypatch.setattr(memory, "group_limits", lambda: group_limits(system.proc))
     system.say("meminfo", "MemTotal: 9 kB", "MemAvailable: 2 kB")
     system.say("self/cgroup", "0::/slice")

@@ -5,6 +5,7 @@ The library is optional. If there was no compiler at install, it is missing, and
 
 import ctypes
 import os
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from engine.errors import EngineError
 from engine.kernels.native import compile as compiling
 from models.spec import Activation
+from models.weights.cgroups import PROC, groups, lines
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = Path(__file__).parent
+_PROCESSORS = Path("/sys/devices/system/cpu")
 VARIANT_NAMES = {
     "portable": "portable C++",
     "avx2": "AVX2",
@@ -310,9 +313,13 @@ def _destroy_pool(functions: Any, handle: int, process: int) -> None:
 
 
 def default_threads() -> int:
-    """Return the physical cores that this process may use, minus one for the screen if there are more than two."""
+    """Return the physical cores that this process may use, minus one for the screen if there are more than two.
+
+    If some are slow, return at most the number of the others: the screen runs on a slow one.
+    """
     cores = physical_cores()
-    return cores - 1 if cores > 2 else cores
+    threads = cores - 1 if cores > 2 else cores
+    return min(threads, fast_cores() or threads)
 
 
 def check_threads(threads: int | None) -> None:
@@ -323,27 +330,71 @@ def check_threads(threads: int | None) -> None:
 
 
 def physical_cores() -> int:
-    """Return the physical cores among this process's processors, within the quota of its container; at least one."""
+    """Return the physical cores among this process's processors, within the quotas of its cgroups; at least one."""
     if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    cores = {_core_of(processor) for processor in os.sched_getaffinity(0)}
-    quota = _cgroup_processors(Path("/sys/fs/cgroup/cpu.max"))
-    return max(1, min(len(cores), quota or len(cores)))
+        return _sysctl("hw.physicalcpu") or os.cpu_count() or 1
+    return max(1, min([len(core_speeds()), *processor_quotas()]))
 
 
-def _core_of(processor: int) -> str:
-    """Return a text that is the same for all processors of one core."""
-    path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+def fast_cores() -> int | None:
+    """Return how many physical cores of this process have at least half of the speed of its fastest.
+
+    None if all have, or if the system does not say. On a Mac, return the number of performance cores.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        cores, fast = _sysctl("hw.physicalcpu"), _sysctl("hw.perflevel0.physicalcpu")
+        return fast if cores and fast and fast < cores else None
+    speeds = core_speeds()
+    count = sum(2 * speed >= max(speeds) for speed in speeds)
+    return count if count < len(speeds) else None
+
+
+def core_speeds(folder: Path = _PROCESSORS) -> list[int]:
+    """Return numbers proportional to the speeds of this process's physical cores; equal if the system does not say."""
+    cores = {}  # by the text that is the same for all processors of a core
+    for processor in os.sched_getaffinity(0):
+        path = folder / f"cpu{processor}"
+        siblings = lines(path / "topology/thread_siblings_list")
+        cores[siblings[0].strip() if siblings else str(processor)] = path
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        speeds = ["".join(lines(path / name)) for path in cores.values()]
+        if all(speed.isdigit() for speed in speeds):
+            return [int(speed) for speed in speeds]
+    return [1] * len(cores)
+
+
+def _sysctl(name: str) -> int | None:
+    """Return a number that macOS tells about the machine, if it does."""
     try:
-        return path.read_text(encoding="ascii").strip()
+        told = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True).stdout.strip()
     except OSError:
-        return str(processor)
+        return None
+    return int(told) if told.isdigit() else None
+
+
+def processor_quotas(proc: Path = PROC) -> list[int]:
+    """Return how many processors each cgroup around this process may keep busy, rounded up; empty without a limit."""
+    try:
+        folders = list(groups("cpu", proc))
+    except (ValueError, IndexError):  # not what the manual says: nothing is known
+        return []
+    found = [_cgroup_processors(folder / "cpu.max") or _v1_processors(folder) for folder in folders]
+    return [processors for processors in found if processors is not None]
 
 
 def _cgroup_processors(path: Path) -> int | None:
     """Return how many processors a container may keep busy, rounded up; None if there is no limit."""
+    return _rounded_up("".join(lines(path)).split())
+
+
+def _v1_processors(folder: Path) -> int | None:
+    return _rounded_up(["".join(lines(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period")])
+
+
+def _rounded_up(quota_and_period: list[str]) -> int | None:
+    """Return the quotient of two numbers; None if they say that there is no limit: "max 100000" or "-1 100000"."""
     try:
-        quota, period = path.read_text(encoding="ascii").split()
-        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
-    except (OSError, ValueError, ZeroDivisionError):
+        quota, period = map(int, quota_and_period)
+        return None if quota < 0 else max(1, -(-quota // period))
+    except (ValueError, ZeroDivisionError):
         return None
