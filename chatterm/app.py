@@ -80,7 +80,8 @@ class ChatApp(GuardedApp):
         """The terminal is changed after this: from then on a signal to end must restore it."""
         asyncio.get_running_loop().set_default_executor(self.threads)
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
-            for number in heeded("SIGINT", *ENDING):  # Ctrl+C is a key here, so SIGINT is meant to end it, too
+            # Ctrl+C is a key here, so SIGINT is meant to end it, too.
+            for number in heeded("SIGINT", *ENDING):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
 
     def _end_by(self, number: int) -> None:
