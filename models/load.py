@@ -209,10 +209,10 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
             turned=family.turned,
             alternating=family.alternating,
         )
-        tensors = without_empty_biases(spec, tensors, family.names)
-        spec, tensors, note = as_stored(spec, tensors, family.names)
+        stored = without_empty_biases(spec, tensors, family.names)
+        spec, stored, note = as_stored(spec, stored, family.names)
         notes = [scheme.note if scheme is not None else None, replaced_theta(raw, spec), note]
-        return spec, tensors, family.names, [note for note in notes if note is not None]
+        return spec, stored, family.names, [note for note in notes if note is not None]
     from models.weights.gguf import read_gguf
     from models.weights.gguf_tensors import stored_tensors
 
