@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says about sampling: what is used, and what is not."""
+"""What a model's generation_config.json or GGUF metadata say about sampling: what is used, and what is not."""
 
 import sys
 from collections.abc import Mapping
@@ -27,6 +27,23 @@ _UNUSED: Mapping[str, object] = {
 }
 """Settings of transformers that change which tokens are sampled and have no counterpart here, with values beside None,
 0 and empty ones at which they have no effect."""
+
+_OF_GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {
+    name: name for name in ("top_k", "top_p", "min_p")
+}
+"""The names here of general.sampling.* in GGUF files, as llama.cpp reads them (common_init_sampler_from_model)."""
+_UNUSED_OF_GGUF = ("xtc_probability", "mirostat")
+
+
+def generation_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling settings in GGUF metadata, as a generation_config.json would have them."""
+    return {name: metadata.get(f"general.sampling.{key}") for key, name in _OF_GGUF.items()}
+
+
+def unused_of_gguf(metadata: Mapping[str, Any]) -> str | None:
+    """Return a line for the user that names the sampling that GGUF metadata ask for in vain, or None."""
+    keys = [f"general.sampling.{key}" for key in _UNUSED_OF_GGUF]
+    return _told("The GGUF file", [key for key in keys if metadata.get(key)])
 
 
 def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
@@ -57,9 +74,11 @@ def unused_settings(generation: Mapping[str, Any]) -> str | None:
     names += ["bad_words_ids of several tokens"] * any(len(word) > 1 for word in _words(generation))
     if len(_ids(generation.get("suppress_tokens"))) + len(_words(generation)) > _MOST_SUPPRESSED:
         names.append(f"more than {_MOST_SUPPRESSED} suppressed tokens")
-    if not names:
-        return None
-    return f"generation_config.json also asks for {', '.join(names)}, which chatterm does not use."
+    return _told("generation_config.json", names)
+
+
+def _told(where: str, names: list[str]) -> str | None:
+    return f"{where} also asks for {', '.join(names)}, which chatterm does not use." if names else None
 
 
 def _words(generation: Mapping[str, Any]) -> list[list[int]]:

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 import tokenizers
 
 from models.errors import ModelError
+from models.text.generation_config import generation_defaults, generation_of_gguf, unused_of_gguf
 from models.text.sentencepiece import NORMAL, UNUSED, SentencePiece, add_typed_tokens, sentencepiece_backend
 from models.text.splits import SPLITS, WHOLE_WORDS_FIRST, byte_level
 from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
@@ -41,7 +42,8 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         unused_ids=frozenset(i for i, kind in enumerate(_types(metadata, tokens)) if kind == UNUSED),
         chat_template=template if isinstance(template, str) else None,
         text_start=_text_start(metadata, tokens),
-        notes=(_NO_SPLIT,) if _lacks_split(metadata) else (),
+        generation_defaults=generation_defaults(generation_of_gguf(metadata)),
+        notes=tuple(filter(None, (_NO_SPLIT if _lacks_split(metadata) else None, unused_of_gguf(metadata)))),
     )
 
 

@@ -87,3 +87,21 @@ def test_a_gguf_file_without_its_pre_tokenizer_is_told() -> None:
     (note,) = Tokenizer(parts_from_gguf(metadata)).notes
     assert "does not name its pre-tokenizer (tokenizer.ggml.pre)" in note
     assert Tokenizer(parts_from_gguf(tiny("tiny_spm"))).notes == ()
+
+
+def test_a_gguf_file_recommends_sampling_too() -> None:
+    said = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "penalty_repeat": 1.1, "mirostat": 0}
+    metadata = tiny("tiny_bpe") | {f"general.sampling.{key}": value for key, value in said.items()}
+    tokenizer = Tokenizer(parts_from_gguf(metadata))
+    assert tokenizer.generation_defaults == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "repetition_penalty": 1.1,
+    }
+    assert tokenizer.notes == ()
+    (note,) = Tokenizer(parts_from_gguf(metadata | {"general.sampling.xtc_probability": 0.5})).notes
+    assert (
+        note == "The GGUF file also asks for general.sampling.xtc_probability, which chatterm does not use."
+    )
