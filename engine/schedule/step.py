@@ -441,8 +441,9 @@ class EngineStep:
         sequence.generated.append(token_id)
         rows.append(token_id)
         sequence.told = 1
+        reason: FinishReason | None = FinishReason.EOS
         if token_id in self.stop_ids:
-            event, reason = output.end(token_id), FinishReason.EOS
+            event = output.end(token_id)
         else:
             event = output.push(token_id)
             reason = sequence.ending or (FinishReason.CONTEXT_FULL if self.scheduler.is_full(rows) else None)
