@@ -18,6 +18,7 @@ from chatterm.backends.backend import (
 from chatterm.cli.progress import progress_on
 from chatterm.cli.waits import waits_told
 from chatterm.conversation.figures import (
+    decode_rate,
     guesses_text,
     has_gained,
     new_notes,
@@ -271,7 +272,7 @@ def stats_line(outcome: Outcome) -> str:
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
     # A server may tell nothing of the prompt.
     prompt = f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)"
-    rate = f" at {rate_text(stats.decode_tokens_per_s)}" if stats.decode_tokens_per_s else ""
+    rate = f" at {rate_text(tokens_per_s)}" if (tokens_per_s := decode_rate(stats)) else ""
     parts = (
         *([prompt] if stats.prompt_tokens else []),
         *([f"first token after {seconds_text(stats.ttft_s)}"] if stats.ttft_s else []),

@@ -224,6 +224,11 @@ class Live:
         return share if share <= 1 else None
 
 
+def decode_rate(stats: TurnStats | SessionStats) -> float:
+    """Tokens/s of decoding; 0.0 where it was too short to tell."""
+    return rate(stats.decoded_tokens, stats.decode_s)
+
+
 def has_gained(stats: TurnStats | SessionStats) -> bool:
     """Whether guesses saved time that can be seen: else there is nothing to say about them."""
     return stats.accepted_tokens > 0 and stats.saved_s >= 0.0005

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from chatterm.backends.backend import DiskFigures, Figures, ModelInfo, OffloadFigures, TurnStats
 from chatterm.conversation.figures import (
     SessionStats,
+    decode_rate,
     guesses_text,
     has_gained,
     rate_text,
@@ -96,7 +97,7 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         ["  thinking", *count("reasoning_tokens")],
         ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s) if t.ttft_s else _NONE, _mean_ttft)],
         ["prefill", *each(lambda t: _rate(t.prefill_tokens_per_s), _prefill)],
-        ["decode", *each(lambda t: _rate(t.decode_tokens_per_s), _decode)],
+        ["decode", *each(_decode, _decode)],
         ["decode time", *each(_decode_time, _decode_time)],
     ]
     if any(has_gained(s) for _, s in columns):
@@ -257,8 +258,8 @@ def _prefill(stats: SessionStats) -> str:
     return _rate(stats.timed_tokens / stats.prefill_s if stats.prefill_s else 0.0)
 
 
-def _decode(stats: SessionStats) -> str:
-    return _rate(stats.decoded_tokens / stats.decode_s if stats.decode_s else 0.0)
+def _decode(stats: TurnStats | SessionStats) -> str:
+    return _rate(decode_rate(stats))
 
 
 def _decode_time(stats: TurnStats | SessionStats) -> str:

@@ -16,7 +16,15 @@ from chatterm.backends.backend import (
 from chatterm.backends.worker import Token
 from chatterm.conversation.ending import ending_of
 from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.conversation.figures import OF_ANSWER, Live, Speedometer, has_gained, rate_text, seconds_text
+from chatterm.conversation.figures import (
+    OF_ANSWER,
+    Live,
+    Speedometer,
+    decode_rate,
+    has_gained,
+    rate_text,
+    seconds_text,
+)
 from chatterm.markdown.lines import Line
 from models.units import counted
 
@@ -244,7 +252,7 @@ def live_figures(
     stats = latest.stats if latest is not None else over
     known = stats if stats is not None and stats.prompt_tokens else None
     count = turn.speed.count
-    average = over.decode_tokens_per_s if over is not None else turn.speed.average
+    average = decode_rate(over) if over is not None else turn.speed.average
     guesses = stats if stats is not None and has_gained(stats) else TurnStats()
     return replace(
         common,
@@ -272,8 +280,8 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
     guesses = stats if has_gained(stats) else TurnStats()
     return replace(
         live,
-        speed=stats.decode_tokens_per_s,
-        average=stats.decode_tokens_per_s,
+        speed=decode_rate(stats),
+        average=decode_rate(stats),
         ttft_s=stats.ttft_s or None,
         cached=stats.cached_tokens if is_known else None,
         computed=stats.prefilled_tokens if is_known else None,
@@ -314,8 +322,8 @@ def footer_line(stats: TurnStats | None) -> Line:
     parts: list[str] = []
     if stats is not None and stats.generated_tokens:
         parts.append(counted(stats.generated_tokens, "token"))
-        if stats.decode_tokens_per_s:
-            parts.append(rate_text(stats.decode_tokens_per_s))
+        if tokens_per_s := decode_rate(stats):
+            parts.append(rate_text(tokens_per_s))
         if stats.ttft_s:
             parts.append(f"first token after {seconds_text(stats.ttft_s)}")
     return [(" · ".join(parts), "muted")] if parts else []

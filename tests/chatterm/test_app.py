@@ -323,7 +323,7 @@ async def test_reset_during_an_answer() -> None:
         await driver.send("q", wait=False)
         await driver.shows("one two")
         await driver.send("/reset", wait=False)
-        await driver.shows("Stop it and begin a new conversation?")
+        await driver.shows("Stop the answer and begin a new conversation?")
         await driver.pilot.press("n")
         assert driver.answers == ["one two "]
         await driver.send("/reset", wait=False)

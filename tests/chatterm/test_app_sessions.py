@@ -227,11 +227,11 @@ async def test_an_answer_ends_for_another_conversation_only_after_a_yes_and_is_k
         await driver.until(lambda: driver.answers == ["one two "])
         for no in ("n", "escape"):
             await driver.pilot.press("ctrl+n")
-            await driver.shows("The answer is not finished. Stop it and begin a new conversation?")
+            await driver.shows("Stop the answer and begin a new conversation?")
             await driver.pilot.press(no)
             assert (driver.questions, driver.app.chat.conversation.turn is None) == (["long"], False)
         await driver.send(f"/sessions {before}", wait=False)
-        await driver.shows("Stop it and open “before”? What it has said is")
+        await driver.shows("Stop the answer and open “before”? What it said is kept.")
         await driver.pilot.press("enter", "y")
         await driver.until(lambda: driver.answers == ["old"])
         await driver.idle()

@@ -83,6 +83,8 @@ def test_a_server_that_sends_it_all_at_once_is_not_fast(given: Packets, a_piece:
     assert stats.decoded_tokens <= later * (a_piece or 1)
     assert stats.decode_tokens_per_s <= later * (a_piece or 1) / 0.1
     assert TurnStats.of(stats.to_dict()) == stats
+    fast = replace(stats, decode_s=min(stats.decode_s, 0.09), first_tokens=1)
+    assert "tok/s" not in text_of(footer_line(fast)), "so short a time tells nothing here, either"
     line, footer = stats_line(Outcome("a", "", FinishReason.EOS, stats)), text_of(footer_line(stats))
     assert ("tok/s" in line) == ("tok/s" in footer) == (stats.decode_tokens_per_s > 0)
 

@@ -42,10 +42,8 @@ class SessionActions(LibraryActions):
             return
         from chatterm.screens.question import QuestionScreen
 
-        kept = "What it has said is kept." if self.screen.keeper.store is not None else "It is not saved."
-        question = QuestionScreen(
-            f"The answer is not finished. Stop it and {what}? {kept}", "stops it", "lets it go on"
-        )
+        kept = "What it said is kept." if self.screen.keeper.store is not None else "It is not saved."
+        question = QuestionScreen(f"Stop the answer and {what}? {kept}", "stops it", "lets it go on")
 
         def answered(is_yes: bool | None) -> None:
             if is_yes:
@@ -131,7 +129,7 @@ class SessionActions(LibraryActions):
                 self._take_settings(info)
                 self.show_session(session, info, tree, draft)
 
-            self.ask_to_leave(go, f"open “{elided(one_line(info.title, 40), 30)}”")
+            self.ask_to_leave(go, f"open “{elided(one_line(info.title, 40), 20)}”")
 
         self.screen.in_thread(partial(store.load, session), opened)
 
