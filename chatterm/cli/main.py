@@ -45,19 +45,8 @@ INTERRUPTED = 130
 
 
 def command_line() -> Any:
-    """Return the whole command line as Click sees it.
-
-    In its help, Typer would put `<bool>` behind each flag, as if that took a value.
-    """
-    root = get_command(app)
-    commands: list[tuple[Any, typer.Context | None]] = [(root, None)]
-    for command, parent in commands:
-        context = typer.Context(command, parent=parent, **command.context_settings)
-        for param in command.get_params(context):
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        commands += [(below, context) for below in getattr(command, "commands", {}).values()]
-    return root
+    """Return the whole command line as Click sees it."""
+    return usage.plain_flags(get_command(app))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

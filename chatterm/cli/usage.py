@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -27,6 +28,21 @@ def check_alone(answers: int, **flags: bool) -> None:
         if is_given:
             many = "-n" if answers > 1 else "--parallel"
             raise WrongUsage(f"{name} is for one conversation; leave out {name} or {many}.")
+
+
+def plain_flags(root: Any) -> Any:
+    """Return `root`, a Click command, with no `<bool>` behind any flag in its help or that of the commands below it.
+
+    Typer writes it as if a flag took a value.
+    """
+    commands: list[tuple[Any, typer.Context | None]] = [(root, None)]
+    for command, parent in commands:
+        context = typer.Context(command, parent=parent, **command.context_settings)
+        for param in command.get_params(context):
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        commands += [(below, context) for below in getattr(command, "commands", {}).values()]
+    return root
 
 
 def put_in_order() -> None:
