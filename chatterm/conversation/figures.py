@@ -16,6 +16,8 @@ _STOPPED = 30.0
 """Seconds without a token after which nothing is said about the speed now."""
 _QUIET = 0.8
 """Seconds of warming that are not worth telling."""
+_GAIN = 0.05
+"""The share of the time for an answer from which it counts that guesses saved it."""
 _ENOUGH = 32
 """Tokens that were computed at once, from which their rate tells how long more of them will take."""
 
@@ -230,8 +232,8 @@ def decode_rate(stats: TurnStats | SessionStats) -> float:
 
 
 def has_gained(stats: TurnStats | SessionStats) -> bool:
-    """Whether guesses saved time that can be seen: else there is nothing to say about them."""
-    return stats.accepted_tokens > 0 and stats.saved_s >= 0.0005
+    """Whether guesses saved time that a person notices: else there is nothing to say about them."""
+    return stats.accepted_tokens > 0 and stats.saved_s >= max(0.0005, _GAIN * stats.decode_s)
 
 
 def tokens_a_step(generated: int, accepted: int) -> float:

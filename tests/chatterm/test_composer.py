@@ -477,13 +477,15 @@ async def test_paths_are_completed(folder: Path) -> None:
 
 
 async def test_enter_sends_a_path_that_is_written_whatever_it_may_become(folder: Path) -> None:
-    for name in ("note", "note.txt"):
-        (folder / name).write_text(name, encoding="utf-8")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "a.md").write_text("inside", encoding="utf-8")
     async with writing() as writer:
-        await writer.types("look at @note")
-        await writer.until(lambda: "note.txt" in writer.shown())
-        sent = await writer.sends()
-        assert (sent.shown, "note:\n" in sent.text) == ("look at @note", True)
+        await writer.types("look at @docs/")
+        await writer.until(lambda: "docs/a.md" in writer.shown())
+        await writer.pilot.press("enter")
+        await writer.until(lambda: writer.screen.problems)
+        assert "Press Enter again to attach and send it." in writer.screen.problems[0]
+        assert writer.composer.text == "look at @docs/"
 
 
 async def test_a_path_is_completed_inside_of_a_text(folder: Path) -> None:
