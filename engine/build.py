@@ -8,7 +8,6 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
-from engine.attention.parts import EXPANDED_BYTES
 from engine.attention.triton import TritonBackend
 from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
@@ -16,17 +15,7 @@ from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import kv_row, token_bytes
 from engine.cache.offload import HostTier
-from engine.cache.sizing import (
-    GRAPH_BYTES,
-    KVPlan,
-    expert_bytes,
-    kv_refused,
-    kv_share,
-    most_prefill_rows,
-    offload_bytes,
-    plan_kv,
-    plan_with_draft,
-)
+from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
 from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
 from engine.errors import EngineError
@@ -34,13 +23,11 @@ from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, 
 from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
-from engine.execute.cuda.exchange_plan import MOST_ROWS, Plan
-from engine.execute.cuda.fetched_experts import EXPANDING_BYTES
 from engine.execute.cuda.graphs import Graphs
-from engine.execute.cuda.host_experts import HostExperts, without_experts
+from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.group import Group
-from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
+from engine.execute.sized import size_up
 from engine.kernels import on_gpu
 from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
@@ -52,7 +39,6 @@ from engine.schedule.sequence import Sequence
 from models.features import Feature
 from models.load import is_out_of_memory
 from models.network import Network
-from models.reference.decoder import Decoder as Reference
 from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
@@ -124,6 +110,8 @@ class Pieces:
     """The draft model, if there is room for one."""
     notes: tuple[str, ...]
     """Lines for the user: what does not work here, and what that means."""
+    kv_share: float
+    """The share of the memory free beside the weights that the KV cache takes; 0 if that was not looked at."""
 
     @property
     def attention_name(self) -> str:
@@ -145,7 +133,6 @@ def build(
         raise EngineError(
             f"{spec.architecture} cannot be run: it has {Feature.MIXED_HEADS.value}. Choose another model."
         )
-    max_chunk = options.max_chunk or most_prefill_rows(device)
     asked = kinds(layer.attention for layer in spec.layers)
     row = kv_row(options.kv_dtype, spec.attention.kv_heads, spec.attention.head_dim, dtype, device)
     if row.is_quantised and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
@@ -154,42 +141,23 @@ def build(
         options.attention, device, dtype, spec.attention.head_dim, asked, options.kv_dtype
     )
     block_size = options.block_size or choice.block_size
-    per_token = 2 * len(spec.layers) * row.nbytes
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    reserve = 0  # a CPU's share for KV leaves enough for everything else
-    if device.type == "cuda":
-        model = _measured(network)
-        reserve = activation_bytes(model, max_chunk, options.streams, device) + GRAPH_BYTES
-        reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
-        reserve += EXPANDING_BYTES if on_host is not None else 0
-        reserve += EXPANDED_BYTES if row.is_quantised else 0
-        reserve += GRAPH_BYTES if options.draft is not None else 0
-        reserve += Plan.of(network, MOST_ROWS, max_chunk).nbytes if network.share is not None else 0
-    free = available_memory(device) if options.free is None else options.free
-    if options.group is not None:  # all ranks need the same number of blocks
-        free = options.group.least(free - reserve) + reserve
-    share = kv_share(device)
-    window = Window(spec.window, max_chunk) if spec.window is not None else None
-
-    def plan_beside(beside: int) -> KVPlan:
-        return plan_kv(
-            per_token + beside,
-            block_size,
-            free,
-            network.positions,
-            options.context,
-            share,
-            reserve,
-            options.streams,
-            window,
-        )
-
-    plan, has_draft = plan_with_draft(plan_beside, _draft_bytes(options.draft))
-    if (group := options.group) is not None:  # rank 0 may need room for a draft model
-        agreed = group.least(plan.context_length), group.least(plan.num_blocks)
-        plan = replace(plan, context_length=agreed[0], num_blocks=agreed[1])
+    sized = size_up(
+        network,
+        device,
+        row,
+        block_size,
+        on_host,
+        options.group,
+        context=options.context,
+        streams=options.streams,
+        max_chunk=options.max_chunk,
+        free=options.free,
+        draft_bytes=_draft_bytes(options.draft),
+    )
+    plan, window = sized.plan, sized.window
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
@@ -201,7 +169,7 @@ def build(
         manager,
         Scheduler(
             manager,
-            max_chunk,
+            sized.max_chunk,
             IdlePace().rows,
             row_cost=RowCost.of(spec),
             context_length=plan.context_length,
@@ -215,6 +183,7 @@ def build(
         options.threads or default_threads(),
         None,
         (*notes, choice.note) if choice.note else notes,
+        plan.share,
     )
     if device.type == "cuda":
         if network.share is None:
@@ -228,7 +197,7 @@ def build(
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     if options.draft is not None:
-        why = _no_draft(pieces, has_draft)
+        why = _no_draft(pieces, sized.has_draft)
         if why is None:
             try:
                 pieces.draft = _build_draft(options.draft, network, pieces, plan, options)
@@ -289,15 +258,6 @@ def _build_draft(
         draft.nbytes / network.nbytes,
     )
     return drafting
-
-
-def _measured(network: Network) -> Reference:
-    """Return a model for measuring a step's memory on a GPU, without attention and the experts in host memory."""
-    if not network.is_packed:
-        return Reference(network, on_host=without_experts)
-    from engine.execute.cuda.packed import packed_embedding, packed_product
-
-    return Reference(network, packed_product, without_experts, packed_embedding)
 
 
 def _host_experts(network: Network, device: torch.device, options: Options) -> HostExperts | None:

@@ -91,6 +91,7 @@ class EngineCore:
         self._no_disk: DiskFigures | None = None
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes * parts
+        self._kv_share = pieces.kv_share
         self._kv_row = pieces.cache.row
         self._kv_token_bytes = 2 * len(network.spec.layers) * pieces.cache.row.nbytes * parts
         self._host = pieces.cache.host
@@ -187,6 +188,7 @@ class EngineCore:
             context_length=self.context_length,
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
+            kv_share=self._kv_share,
             kv_dtype=self._kv_row.name,
             kv_token_bytes=self._kv_token_bytes,
             block_size=self.block_size,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import EngineError
+from engine.errors import EngineError, check_device
 from models.weights.memory import available_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
@@ -22,6 +22,7 @@ FULL_SPEED = (8, 0)
 """The lowest compute capability with bf16, FlashAttention and the fused kernels."""
 MOST_ON_CPU = 16
 """The most processes that may compute a model together on a CPU, which is meant for tests."""
+_CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +43,21 @@ class CudaProblem:
 
 
 def pick_device(name: str) -> DeviceChoice:
-    """Return the device for "auto", "cpu" or "cuda". Raises EngineError if it cannot be used.
+    """Return the device for "auto", "cpu", "cuda" or one GPU of several, such as "cuda:1". Raises EngineError if it
+    cannot be used.
 
-    "auto" takes the CPU if the GPU cannot be used, and notes why if there is one.
+    "auto" and "cuda" take the first GPU. "auto" takes the CPU if it cannot be used, and notes why if there is one.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise EngineError(f"Unknown device {name!r}; it must be auto, cpu or cuda.")
+    check_device(name)
     if name == "cpu":
         return DeviceChoice(torch.device("cpu"))
-    problem = cuda_problem()
+    device = torch.device("cuda" if name == "auto" else name)
+    problem = cuda_problem(device)
     if problem is None:
-        device = torch.device("cuda")
         return DeviceChoice(device, _old_gpu_notes(device))
-    if name == "cuda":
+    if name != "auto":
         remedy = problem.remedy or "Use --device cpu or auto."
-        raise EngineError(f"--device cuda cannot be used: {problem.what}. {remedy}")
+        raise EngineError(f"--device {name} cannot be used: {problem.what}. {remedy}")
     if not problem.remedy:
         return DeviceChoice(torch.device("cpu"))
     note = f"The model runs on the CPU because {problem.what}. {problem.remedy}"
@@ -67,6 +68,10 @@ def check_parallel(ranks: int, device: torch.device) -> None:
     """Raise EngineError unless `ranks` devices can compute a model together."""
     if ranks < 1:
         raise EngineError(f"--tensor-parallel is {ranks}; it must be 1 or more.")
+    if device.index and ranks > 1:
+        raise EngineError(
+            f"--tensor-parallel uses the first GPUs, and --device {device} names one; use --device cuda."
+        )
     if device.type == "cpu" and ranks > MOST_ON_CPU:
         raise EngineError(
             f"--tensor-parallel {ranks} would start as many processes on this CPU; {MOST_ON_CPU} are the most."
@@ -76,13 +81,13 @@ def check_parallel(ranks: int, device: torch.device) -> None:
         raise EngineError(f"--tensor-parallel {ranks} needs as many GPUs, and this machine has {gpus}.")
 
 
-def check_tunable() -> None:
-    """Raise EngineError unless a GPU of this machine runs the fused kernels: only these can be tuned or profiled."""
-    what, remedy = "", ""
-    if (problem := cuda_problem()) is not None:
+def check_tunable(name: str = "auto") -> None:
+    """Raise EngineError unless the GPU of this name runs the fused kernels: only these can be tuned or profiled."""
+    what, remedy, device = "", "", torch.device(name if name.startswith("cuda") else "cuda")
+    if (problem := cuda_problem(device)) is not None:
         what, remedy = problem.what, problem.remedy
-    elif (capability := torch.cuda.get_device_capability()) < FULL_SPEED:
-        what = f"{torch.cuda.get_device_name()} ({sm(capability)}) is older than {sm(FULL_SPEED)}"
+    elif (capability := torch.cuda.get_device_capability(device)) < FULL_SPEED:
+        what = f"{torch.cuda.get_device_name(device)} ({sm(capability)}) is older than {sm(FULL_SPEED)}"
     elif find_spec("triton") is None:
         what, remedy = "triton is not installed", "Install it: pip install triton"
     if what:
@@ -90,12 +95,12 @@ def check_tunable() -> None:
         raise EngineError(f"Only the fused kernels of a GPU can be tuned or profiled, and {what}. {remedy}")
 
 
-def cuda_problem() -> CudaProblem | None:
-    """Return why the GPU cannot be used; None if it can. Suppresses torch's warnings."""
+def cuda_problem(device: torch.device = _CUDA) -> CudaProblem | None:
+    """Return why a GPU cannot be used; None if it can. Suppresses torch's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if torch.cuda.is_available():
-            return _unsupported_gpu()
+            return _no_such_gpu(device) or _unsupported_gpu(device)
         if torch.version.cuda is None:
             what = f"this torch ({torch.__version__}) was built without CUDA"
             return CudaProblem(what, _install_cuda_torch()) if has_nvidia_driver() else CudaProblem(what)
@@ -159,12 +164,21 @@ def _failed_start(error: Exception) -> CudaProblem:
     return CudaProblem(f"CUDA failed to start ({reason[:200]})", "Restart the machine or repair the driver.")
 
 
-def _unsupported_gpu() -> CudaProblem | None:
+def _no_such_gpu(device: torch.device) -> CudaProblem | None:
+    """Return the problem if the number of the GPU is too high."""
+    there = torch.cuda.device_count()
+    if device.index is None or device.index < there:
+        return None
+    names = ", ".join(f"cuda:{number}" for number in range(there))
+    return CudaProblem(f"this machine has {there} GPU{'s' * (there > 1)}", f"Use one of: {names}.")
+
+
+def _unsupported_gpu(device: torch.device) -> CudaProblem | None:
     """Return the problem if this torch has no code for the GPU."""
-    capability = torch.cuda.get_device_capability()
+    capability = torch.cuda.get_device_capability(device)
     if is_amd() or runs_on(capability, torch.cuda.get_arch_list()):
         return None
-    what = f"this build of torch does not support {torch.cuda.get_device_name()} ({sm(capability)})"
+    what = f"this build of torch does not support {torch.cuda.get_device_name(device)} ({sm(capability)})"
     # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for CUDA 13 support the newest GPUs.
     build = "cu126" if (5, 0) <= capability < (7, 5) else "cu130"
     return CudaProblem(what, f"Another build may have: {_pip(build)}")

@@ -2,8 +2,9 @@
 
 import torch
 
+from engine.cache.computing import GRAPH_BYTES, computing_bytes, prefill_rows
 from engine.cache.kv_rows import token_bytes
-from engine.cache.sizing import GRAPH_BYTES, USEFUL_CONTEXT, USUAL_BYTES, kv_share
+from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
 from engine.execute.cpu.held_weights import packs, read_model
@@ -83,7 +84,8 @@ def _refused(
     tokens = min(context or USEFUL_CONTEXT, model.positions)
     needed = weights + int(tokens * each / kv_share(device))
     if device.type == "cuda":
-        needed += 2 * GRAPH_BYTES + USUAL_BYTES
+        rows = prefill_rows(model.spec, model.dtype, device, free + model.nbytes)
+        needed += computing_bytes(model.spec, rows, model.dtype, device) + GRAPH_BYTES
     if needed > free:
         return f"{files.name} and the KV caches need {bytes_text(needed)} of memory, and {bytes_text(free)} are free."
     return None

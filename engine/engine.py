@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.cache.rows import Rows
-from engine.cache.sizing import bytes_of
+from engine.cache.sizing import LEAST_CONTEXT, SHORT_CONTEXT, bytes_of, least_beside
 from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.conversation.chunks import Chunks
 from engine.core import EngineCore
@@ -20,17 +20,21 @@ from engine.events import DiskFigures, Figures
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.faults import not_loaded
 from engine.kernels.native.library import check_threads, default_threads
+from engine.machine.instead import instead_of_gpu
 from engine.machine.room import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Order, Ranks
 from engine.schedule.loop import Loop
 from engine.store.disk import DiskTier
 from engine.store.identity import of_code, of_weights
+from models.errors import NoRoomError
 from models.files import ModelFiles
 from models.hub.sources import resolve
 from models.load import Room
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
 from models.text.tokenizer import Tokenizer, load_tokenizer
+
+_CPU = torch.device("cpu")
 
 
 class Engine(EngineCore):
@@ -91,9 +95,10 @@ class Engine(EngineCore):
         however it is cut, and the rows of an answer regardless of other sequences, which costs time.
         `tensor_parallel` GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
         What conversations have cached is kept in the folder `disk` (None: nowhere), up to `disk_gb` GB (None: a share
-        of the free space). `room` is for tests: the bytes of the device that weights may take before experts are held
-        in host memory. `draft` is a smaller model with the same tokenizer that guesses the next tokens ("auto": the
-        one that the catalogue names, if it is on this machine).
+        of the free space). A model for which the GPU has no room is refused before it is read; with `device` "auto" the
+        CPU computes it, and a note says so. `room` is for tests: the bytes of the device that weights may take before
+        experts are held in host memory. `draft` is a smaller model with the same tokenizer that guesses the next tokens
+        ("auto": the one that the catalogue names, if it is on this machine).
         """
         check_threads(threads)
         if streams < 1:
@@ -127,20 +132,31 @@ class Engine(EngineCore):
             parts = "GPUs" if picked.type == "cuda" else "processes"
             together = f"{tensor_parallel} {parts} compute the model together."
 
-        def build() -> Engine:
-            if picked.type == "cpu":
+        def build(place: torch.device, numbers: torch.dtype, notes: tuple[str, ...]) -> Engine:
+            if place.type == "cpu":
                 torch.set_num_threads(threads)
-            before = available_memory(picked)
+            elif place.index is not None:
+                torch.cuda.set_device(place)  # for this thread: streams, events and kernels are of this GPU
+            before = available_memory(place)
+            short = SHORT_CONTEXT if device == "auto" and place.type == "cuda" else LEAST_CONTEXT
             network, told = read_model(
-                files, picked_dtype, picked, quantize, on_progress, context, room, (0, tensor_parallel)
+                files,
+                numbers,
+                place,
+                quantize,
+                on_progress,
+                context,
+                room,
+                (0, tensor_parallel),
+                lambda spec: least_beside(spec, numbers, place, context, kv_dtype, short),
             )
-            group = ranks.meet(picked) if ranks is not None else None
+            group = ranks.meet(place) if ranks is not None else None
             # Mapped weights still count as free memory, so subtract them, or that memory would be used twice.
             free = max(before - taken - network.nbytes * tensor_parallel, 0) // tensor_parallel
             drafter, drafter_told = None, no_draft
             if draft_files is not None:
                 drafter, drafter_told = read_draft(
-                    draft_files, network, tokenizer, picked, quantize, context, free, on_progress
+                    draft_files, network, tokenizer, place, quantize, context, free, on_progress
                 )
                 free -= drafter.nbytes if drafter is not None else 0
             engine = cls(
@@ -148,8 +164,8 @@ class Engine(EngineCore):
                 network,
                 tokenizer,
                 name=files.name,
-                device=picked,
-                dtype=picked_dtype,
+                device=place,
+                dtype=numbers,
                 kv_dtype=kv_dtype,
                 context=context,
                 attention=attention,
@@ -157,13 +173,11 @@ class Engine(EngineCore):
                 tuned=tuned,
                 deterministic=deterministic,
                 threads=threads,
-                free=free if picked.type == "cpu" else None,
+                free=free if place.type == "cpu" else None,
                 offload_gb=offload_gb,
                 streams=streams,
                 notes=tuple(
-                    filter(
-                        None, (files.note, *choice.notes, together, *tokenizer.notes, *told, *drafter_told)
-                    )
+                    filter(None, (files.note, *notes, together, *tokenizer.notes, *told, *drafter_told))
                 ),
                 ranks=ranks,
                 group=group,
@@ -172,16 +186,31 @@ class Engine(EngineCore):
             )
             if disk is not None:
                 engine._keep_in(disk, None if disk_gb is None else bytes_of(disk_gb), files, deterministic)
-            engine._mapped_at_load = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
+            engine._mapped_at_load = mapped_bytes(files, place, network.nbytes, network.is_quantized)
             if drafter is not None and draft_files is not None:
-                mapped = mapped_bytes(draft_files, picked, drafter.nbytes, drafter.is_quantized)
+                mapped = mapped_bytes(draft_files, place, drafter.nbytes, drafter.is_quantized)
                 engine._mapped_at_load += mapped
             return engine
+
+        def build_here() -> Engine:
+            """Build on the device, or on the CPU if the GPU was not asked for and has no room."""
+            try:
+                return build(picked, picked_dtype, choice.notes)
+            except NoRoomError as error:
+                if device != "auto" or picked.type == "cpu" or ranks is not None:
+                    raise
+                refusal = error.with_traceback(None)  # its frames hold what was read
+            try:
+                return build(
+                    _CPU, pick_dtype(dtype, _CPU), (instead_of_gpu(refusal, files, dtype, quantize),)
+                )
+            except NoRoomError:
+                raise refusal from None
 
         try:
             # They load while this process does.
             ranks = Ranks(asked, tensor_parallel, loop.fail) if asked is not None else None
-            engine = loop.call(build)
+            engine = loop.call(build_here)
         except BaseException as error:
             if ranks is not None:
                 ranks.close()

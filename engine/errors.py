@@ -1,5 +1,7 @@
 """The errors of engine/ that a user can cause."""
 
+import re
+
 from models.errors import NoRoomError
 
 
@@ -29,6 +31,14 @@ class ContextFullError(EngineError):
         super().__init__(message)
         self.needed = needed
         self.available = available
+
+
+def check_device(name: str) -> None:
+    """Raise EngineError unless this may be the name of a device."""
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name) is None:
+        raise EngineError(
+            f"Unknown device {name[:40]!r}; it must be auto, cpu, cuda, or one GPU of several, as in cuda:1."
+        )
 
 
 def check_room(needed: int, available: int, *, goes_on: bool) -> None:

@@ -295,6 +295,8 @@ class Figures:
     """The format of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""
     kv_token_bytes: int = 0
     """Bytes that a token takes in the KV cache, scales included."""
+    kv_share: float = 0.0
+    """The share that the KV cache takes of the memory that was free beside the weights; 0 if unknown."""
     host_bytes: int = 0
     """Bytes of the weights in host memory: experts for which a GPU had no room."""
     speculation: str = ""

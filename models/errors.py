@@ -1,5 +1,7 @@
 """The errors of models/ that a user can cause."""
 
+import re
+
 
 class ModelError(Exception):
     """A model that cannot be found, fetched, read or run.
@@ -13,7 +15,15 @@ class ModelError(Exception):
 
 
 class NoRoomError(Exception):
-    """Mixed into an error: there is too little memory now, but there may be enough once other models release some."""
+    """Mixed into an error: there is too little memory now, but there may be enough once other models release some.
+
+    Its line names what is needed and what is free; what to do about it follows after a semicolon or a full stop.
+    """
+
+    @property
+    def sizes(self) -> str:
+        """The part of the line that names the sizes."""
+        return re.split(r"[;.](?= |$)", str(self), maxsplit=1)[0]
 
 
 class TooLargeError(ModelError, NoRoomError):

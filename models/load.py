@@ -1,5 +1,6 @@
 """Load a network from local files: check every tensor, take the memory, then fill it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -42,14 +43,15 @@ from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
 from models.weights.tied import as_stored
+from models.weights.too_large import Beside, too_large, too_large_for_host
 
-INT4_BYTES = 0.75
-"""Bytes per weight with `--quantize int4`, including the matrices that stay in 8 bits."""
 HOST_SHARE = 0.9
 """The share of free host memory that experts may take: it is pinned, and the system cannot take it back."""
 _CPU = torch.device("cpu")
 Room = Callable[[ModelSpec], int | None]
 """Return how many bytes of a device a network's weights may take; None: all weights have to be on the device."""
+Needs = Callable[[ModelSpec], Beside]
+"""Return what a network needs of a device beside its weights."""
 _PAGE = 1 << 16
 """At least the size of a memory page on any machine."""
 
@@ -65,6 +67,7 @@ def load_model(
     on_note: Callable[[str], None] | None = None,
     longest: int | None = None,
     room: Room | None = None,
+    needs: Needs | None = None,
     packs: Callable[[ModelSpec], bool] | None = None,
     rank: tuple[int, int] = (0, 1),
 ) -> Network:
@@ -77,7 +80,8 @@ def load_model(
     know about how the weights are held, one line each. `longest` is the maximum number of tokens of a text, if that is
     known to be less than the number of positions (see `for_context`). `room` returns how many bytes of the device the
     weights may take: if a network takes more, the experts of its last layers are held in host memory, in blocks if
-    their file stores them in blocks. With None, all weights are on the device. `packs` returns whether the executor of
+    their file stores them in blocks. With None, all weights are on the device. `needs` returns what must be free beside
+    the weights; if there is less, nothing is read. `packs` returns whether the executor of
     such a network on this device reads quantised weights in planes (models.weights.packing): quantised weights then
     stay quantised, and plain ones are quantised as `quantize` says. `rank` is (0, 1) for a whole network, or (index,
     number of parts): other processes load the other parts, and all of them compute together. Raises ModelError for
@@ -127,6 +131,7 @@ def load_model(
         host_layers=host_layers,
         packed=packed,
         share=share,
+        beside=needs(spec) if needs is not None else Beside(),
     )
 
 
@@ -244,6 +249,7 @@ def fill_network(
     host_layers: frozenset[int] = frozenset(),
     packed: Mapping[str, Kind] | None = None,
     share: Share | None = None,
+    beside: Beside = Beside(),  # noqa: B008 - it is frozen
 ) -> Network:
     """Fill a network with these tensors, with rotary tables for `positions` (None: the model's own).
 
@@ -251,7 +257,8 @@ def fill_network(
     it they are copied one tensor at a time. `kinds` has the type of each matrix that is held in blocks, by name: either
     all matrices or none, except for the experts of `host_layers`, which lie in host memory. `packed` has the types of
     the matrices that are held in planes for a GPU (see `choose_packed`). `share` says which part of a larger network
-    this is. Raises ModelError. An exception from `on_progress` ends the load, and nothing of it stays in memory.
+    this is, `beside` what must be free besides. Raises ModelError. An exception from `on_progress` ends the load, and
+    nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
     if spec.learned_positions:  # there are no vectors beyond these
@@ -266,11 +273,15 @@ def fill_network(
     held = sum(layer.on_host for layer in on_host)
     needed -= held
     available, free = available_bytes(device), available_bytes(_CPU)
-    if available is not None and needed > available:
-        raise TooLargeError(_too_large(needed, available, dtype, device, bool(kinds) and not on_host))
+    if available is not None and needed + beside.nbytes > available:
+        sizes = Counter[str]()
+        for slot, kind in (planes if on_host else blocks | planes).items():
+            sizes[kind.name] += prod(slot.shape)
+        held_as = max(sizes, key=sizes.__getitem__, default=None)
+        raise TooLargeError(too_large(spec, needed, beside, available, dtype, device, held_as, free))
     if held and free is not None and held > free * HOST_SHARE:
         raise TooLargeError(
-            _too_large_for_host(held, int(free * HOST_SHARE), len(on_host), needed, available, device)
+            too_large_for_host(held, int(free * HOST_SHARE), len(on_host), needed, available, device)
         )
     tensors = [tensor for tensor in tensors if tensor.name in places]
     filling = _Filling(dtype, device, tensors, on_progress, host_layers)
@@ -443,38 +454,3 @@ def needed_bytes(
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
     blocks += sum(packed_bytes(kind, *slot.shape) for slot, kind in packed.items())
     return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks
-
-
-def _too_large_for_host(
-    needed: int, free: int, layers: int, on_device: int, available: int | None, device: torch.device
-) -> str:
-    """Return the line for experts that fit neither on the device nor in host memory."""
-    fits = free + (on_device if available is None else available)
-    return (
-        f"The model takes {bytes_text(on_device)} of memory on {device} and {bytes_text(needed)} "
-        f"of host memory for the experts of {layers} layers, where {bytes_text(free)} can be used; choose a model of "
-        f"at most {bytes_text(fits)}, or a quantised GGUF file of this one, or free some memory."
-    )
-
-
-def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:
-    """Return one line: what the model needs, what is free, and what would fit."""
-    if quantized:
-        ways = [f"choose a model of at most {bytes_text(available)}"]
-    else:
-        ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
-        if dtype.itemsize > 2:
-            ways.append("use --dtype bfloat16, which needs half")
-        if device.type == "cpu" and needed * INT4_BYTES / dtype.itemsize < available:
-            ways.append("use --quantize int4")
-    on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))
-    if on_cpu is not None and needed < on_cpu:
-        ways.append(f"use --device cpu, where {bytes_text(on_cpu)} are free")
-    return (
-        f"The model needs {bytes_text(needed)} of memory on {device}, but {bytes_text(available)} are free; "
-        f"{', '.join(ways)}, or free some memory."
-    )
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"

@@ -35,11 +35,12 @@ class Section:
     """A line below."""
 
 
-def examine(*, as_json: bool = False) -> None:
-    """Look at the machine and print what was found. What is broken becomes a line, never an exception."""
+def examine(device: str = "auto", *, as_json: bool = False) -> None:
+    """Look at the machine and print what was found, of the GPU that `device` names. What is broken becomes a line,
+    never an exception."""
     check_output()
     with _waiting("Checking this machine"):
-        machine = _inspect()
+        machine = _inspect(device)
     if isinstance(machine, str):
         print(json.dumps({"failures": [machine]}) if as_json else machine)
         return
@@ -54,7 +55,7 @@ def examine(*, as_json: bool = False) -> None:
         print(plain(sections(machine, sandbox, missing)))
 
 
-def tune(model: str) -> None:
+def tune(model: str, device: str = "auto") -> None:
     """Measure how the kernels run best for a model, keep it for the next start, and print it.
 
     Raises ModelError and EngineError.
@@ -62,12 +63,12 @@ def tune(model: str) -> None:
     from chatterm.cli.progress import progress_on
     from engine.device import check_tunable
 
-    check_tunable()  # before a model is downloaded and loaded for nothing
+    check_tunable(device)  # before a model is downloaded and loaded for nothing
     from engine.engine import Engine
     from engine.execute.cuda.cuts import told
 
     with progress_on(sys.stderr) as report:
-        engine = Engine.load(model, tuned=False, on_progress=report)
+        engine = Engine.load(model, device=device, tuned=False, on_progress=report)
     try:
         with _waiting("Tuning the kernels") as status:
             found = engine.tuner().run(lambda name: status.update(f"Tuning {name}") if status else None)
@@ -86,15 +87,17 @@ def tune(model: str) -> None:
     )
 
 
-def _inspect() -> "Machine | str":
+def _inspect(device: str) -> "Machine | str":
     try:
         from engine.machine.bandwidth import keep_bandwidth
         from engine.machine.report import inspect_machine  # brings torch
     except Exception as error:  # noqa: BLE001 - a torch that is half there raises all sorts of errors
         return f"torch cannot be imported ({one_line(str(error), 200)}); reinstall it: pip install torch"
-    machine = inspect_machine()
+    machine = inspect_machine(device)
     if machine.bandwidth is not None:
         keep_bandwidth(machine.device, machine.bandwidth)  # chats tell how much of it they use
+    if machine.host_bandwidth is not None:
+        keep_bandwidth("cpu", machine.host_bandwidth)
     return machine
 
 
@@ -167,7 +170,7 @@ def _hardware(machine: "Machine") -> Section:
     rows = [("GPU", "none usable by torch")]
     if gpu is not None:
         memory = f"{bytes_text(gpu.memory_free)} of {bytes_text(gpu.memory_total)} free"
-        more = f"; {gpu.count} GPUs, using the first" if gpu.count > 1 else ""
+        more = f"; {gpu.count} GPUs, using {_which(gpu.number)}" if gpu.count > 1 else ""
         rows = [("GPU", f"{gpu.name} ({gpu.capability}), {memory}{more}")]
     if (links := machine.links) is not None:
         kinds = " and ".join(one_line(kind) for kind in links.kinds) or "unknown"
@@ -186,8 +189,10 @@ def _hardware(machine: "Machine") -> Section:
             ("Memory", f"{bytes_text(machine.memory_free)} of {bytes_text(machine.memory_total)} free")
         )
     if machine.bandwidth is not None:
-        how = "copied within the GPU" if machine.device == "cuda" else "read by the CPU"
-        rows.append(("Bandwidth", f"{machine.bandwidth / 1e9:,.0f} GB/s {how}, measured"))
+        how = "read by the CPU" if machine.device == "cpu" else "copied within the GPU"
+        host = machine.host_bandwidth
+        more = f", {host / 1e9:,.0f} GB/s of main memory read by the CPU" if host is not None else ""
+        rows.append(("Bandwidth", f"{machine.bandwidth / 1e9:,.0f} GB/s {how}{more}, measured"))
     built = f"built for CUDA {machine.torch_cuda}" if machine.torch_cuda else "built without CUDA"
     built = "built for AMD GPUs" if gpu is not None and gpu.is_amd else built
     packages = [f"{name} {version}" for name, version in machine.packages.items()]
@@ -195,6 +200,10 @@ def _hardware(machine: "Machine") -> Section:
     rows.append(("Packages", ", ".join(packages)))
     rows.append(("Runs on", f"{machine.device}, {machine.dtype}"))
     return Section("Machine", [(label, one_line(value, 400)) for label, value in rows])
+
+
+def _which(number: int) -> str:
+    return f"cuda:{number}" if number else "the first"
 
 
 def _kernels(machine: "Machine") -> Section:
@@ -235,13 +244,14 @@ def _speeds(machine: "Machine") -> Section:
     rows = []
     for speed in machine.speeds:
         fits = speed.fits
+        where = "" if not speed.on_cpu else " (CPU)"
         rows.append(
             (
                 speed.name,
                 _parameters(speed.parameters),
                 bytes_text(speed.weight_bytes),
                 f"{speed.context:,}" if fits else "does not fit",
-                _rate(speed.tokens_per_s) if fits else "-",
+                _rate(speed.tokens_per_s) + where if fits else "-",
             )
         )
     return Section(
@@ -250,8 +260,22 @@ def _speeds(machine: "Machine") -> Section:
         ("Model", "Parameters", "Weights", "Context", "Tokens/s"),
         frozenset((1, 2, 3, 4)),
         f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the memory bandwidth{layers}."
+        + (_cache_line(machine.speeds) if machine.device != "cpu" else "")
         + _too_slow(machine.speeds),
     )
+
+
+def _cache_line(speeds: "Sequence[Speed]") -> str:
+    """How much of a GPU's memory the KV cache of a chat takes, and what the CPU runs instead."""
+    shares = [f"{speed.kv_share:.0%}" for speed in sorted(speeds, key=_share) if _share(speed)]
+    span = " to ".join(dict.fromkeys((shares[0], shares[-1]))) if shares else ""
+    cache = f" The KV cache of a chat takes {span} of the memory beside the weights; --context limits it."
+    cpu = " (CPU): the GPU has no room for it."
+    return cache * bool(shares) + cpu * any(speed.on_cpu for speed in speeds)
+
+
+def _share(speed: "Speed") -> float:
+    return 0.0 if speed.on_cpu else speed.kv_share
 
 
 def _drafts(machine: "Machine") -> Section:

@@ -23,6 +23,7 @@ from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage, check_alone, check_output, check_theme, check_trace
+from chatterm.cli.values import device_of
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -414,10 +415,12 @@ def doctor(
     trace: Annotated[
         Path, typer.Option(metavar="FILE", help="With --profile: where the trace for Perfetto goes.")
     ] = Path("chatterm-trace.json"),
+    device: Annotated[str | None, typer.Option(metavar="cuda:N", help="Which of several GPUs.")] = None,
 ) -> None:
     """Report what this machine can do: GPU, kernels, memory, expected speed."""
     from chatterm.cli import doctor as doctor_command
 
+    device = device_of(device)
     if tune is not None and profile is not None:
         raise WrongUsage("--tune and --profile cannot be combined; use one of them.")
     if options.is_given(invocation, "trace"):
@@ -427,13 +430,13 @@ def doctor(
             raise WrongUsage("--tune and --profile print no JSON; leave out --json.")
         options.check_model(tune or profile)
         if tune is not None:
-            doctor_command.tune(tune)
+            doctor_command.tune(tune, device)
         elif profile is not None:
             from chatterm.cli.profile import profile as show_profile
 
-            show_profile(profile, trace)
+            show_profile(profile, trace, device)
         return
-    doctor_command.examine(as_json=as_json)
+    doctor_command.examine(device, as_json=as_json)
 
 
 @app.command("list")
@@ -496,4 +499,4 @@ def show(model: options.OptionalModel = None) -> None:
     the architectures that can be run."""
     from chatterm.cli.show import show as show_model
 
-    show_model(model)
+    show_model(model, device_of(None))

@@ -263,7 +263,8 @@ def start_line(figures: Figures) -> str:
     where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
     how = f"{figures.attention} attention | decode: {figures.decode}"
     context = f"context {counted(figures.context_length, 'token')}"
-    return f"[{where} | {how} | weights {weights} | {context}, KV cache {kv}]"
+    share = f" ({figures.kv_share:.0%} of the rest)" if figures.kv_share and figures.device != "cpu" else ""
+    return f"[{where} | {how} | weights {weights} | {context}, KV cache {kv}{share}]"
 
 
 def stats_line(outcome: Outcome) -> str:

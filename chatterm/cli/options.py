@@ -10,7 +10,7 @@ import typer
 
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
-from chatterm.cli.values import disk_of, draft_of, ranks_of, seconds_given
+from chatterm.cli.values import device_of, disk_of, draft_of, ranks_of, seconds_given
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
@@ -162,7 +162,12 @@ ThinkCache = Annotated[
     ),
 ]
 Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.", rich_help_panel=_MACHINE)
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:N",
+        help="Where the model runs; cuda:1 is the second GPU.",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 Dtype = Annotated[
     Literal["auto", "bfloat16", "float32", "float16"],
@@ -280,7 +285,6 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
     given = invocation.params
     same = [
         "think_cache",
-        "device",
         "dtype",
         "quantize",
         "kv_dtype",
@@ -291,6 +295,7 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
     ]
     return ChatOptions(
         **{name: given[name] for name in same},
+        device=device_of(given["device"]),
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
         tensor_parallel=ranks_of(given["tensor_parallel"]),
@@ -315,7 +320,6 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     for text in (given["system"] or "", *sampling.get("stop", ())):
         check_utf8(text)
     same = (
-        "device",
         "dtype",
         "quantize",
         "kv_dtype",
@@ -329,6 +333,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     )
     return ChatOptions(
         **{name: given[name] for name in same if name in given},
+        device=device_of(given["device"]),
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
         tensor_parallel=ranks_of(given["tensor_parallel"]),

@@ -18,15 +18,15 @@ _STEPS = ".:-=+*#%@"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def profile(model: str, trace: Path) -> None:
+def profile(model: str, trace: Path, device: str = "auto") -> None:
     """Print where the time of a token of `model` goes, and write `trace`. Raises ModelError and EngineError."""
     from engine.device import check_tunable
 
-    check_tunable()  # before a model is downloaded and loaded for nothing
+    check_tunable(device)  # before a model is downloaded and loaded for nothing
     from engine.engine import Engine
 
     with progress_on(sys.stderr) as report:
-        engine = Engine.load(model, on_progress=report)
+        engine = Engine.load(model, device=device, on_progress=report)
     try:
         parts = engine.tuner().profile(trace)
     finally:

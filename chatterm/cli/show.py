@@ -1,6 +1,8 @@
 """`chatterm show`: what a model is and how it would run on this machine, without loading its weights."""
 
-from chatterm.cli.models import place
+from typing import TYPE_CHECKING
+
+from chatterm.cli.models import place as place_of
 from chatterm.conversation.figures import rate_text
 from chatterm.terminal.sanitize import one_line
 from models.errors import ModelError
@@ -13,9 +15,12 @@ from models.spec import ModelSpec
 from models.units import bytes_text, counted
 from models.weights.schemes import Scheme
 
+if TYPE_CHECKING:
+    from engine.machine.expected import Speed
 
-def show(model: str | None) -> None:
-    """Print what `model` is, or with None what can be run.
+
+def show(model: str | None, device: str = "auto") -> None:
+    """Print what `model` is and how it would run on `device`, or with None what can be run.
 
     Raises ModelError when there is no such model, or the Hub is out of reach.
     """
@@ -29,7 +34,7 @@ def show(model: str | None) -> None:
         ("Model", facts.name),
         ("Architecture", facts.architecture),
         ("Runs here", "yes" if facts.supported else f"no: {facts.reason}"),
-        *(_how_it_runs(facts, facts.spec) if facts.spec is not None else ()),
+        *(_how_it_runs(facts, facts.spec, device) if facts.spec is not None else ()),
         ("Parameters", f"{facts.parameters / 1e6:,.1f} million" if facts.parameters else "unknown"),
         ("Context", context),
         ("Weights", facts.dtype or "unknown"),
@@ -65,15 +70,15 @@ def _facts(model: str) -> tuple[ModelFacts, str]:
         return describe_on_hub(
             source, model.strip()
         ), f"on the Hub; to download it: chatterm pull {model.strip()}"
-    return describe(files), place(files)
+    return describe(files), place_of(files)
 
 
-def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
+def _how_it_runs(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str, str]]:
     unusual = sorted(feature.value for feature in features(spec))
     return [
         ("Features", ", ".join(unusual) or "nothing unusual"),
         *computed_by(spec, facts.is_quantised),
-        *_expected(facts, spec),
+        *_expected(facts, spec, device),
     ]
 
 
@@ -103,13 +108,13 @@ def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str
     ]
 
 
-def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
-    """Memory and speed on the device that `--device auto` takes."""
+def _expected(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str, str]]:
+    """Memory and speed on the device where it would run."""
     from engine.cache.kv_rows import token_bytes
     from engine.machine.expected import CONVERSATION, speed_here
     from engine.machine.report import look_here
 
-    here = look_here("auto", "auto")
+    here = look_here(device, "auto")
     if here is None:
         return []
     in_blocks = facts.is_quantised or any(name.endswith(".gguf") for name, _ in facts.files)
@@ -117,20 +122,34 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     tokens = min(CONVERSATION, spec.max_positions)
     conversation = bytes_text(found.memory_bytes - found.weight_bytes)
     room = "" if found.fits else f"; too much for this machine, which has {bytes_text(here.free or 0)} free"
-    device = "GPU" if here.device.type == "cuda" else "CPU"
-    speed = f"about {rate_text(found.tokens_per_s)} on this {device}" if found.tokens_per_s else "unknown"
+    place = "GPU" if here.device.type == "cuda" and not found.on_cpu else "CPU"
+    speed = f"about {rate_text(found.tokens_per_s)} on this {place}" if found.tokens_per_s else "unknown"
     if not found.fits:
         speed = "none: it does not fit"
+    elif found.on_cpu:
+        speed += f"; the GPU has no room for it, {bytes_text(here.free or 0)} are free there"
     weights = bytes_text(found.weight_bytes)
     fewer = bytes_text(tokens * token_bytes(spec, here.dtype, "fp8"))
     memory = (
         f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}"
         f" ({fewer} with --kv-dtype fp8 or int8){room}"
     )
+    rows = [("Memory", memory)]
+    if found.fits and place == "GPU":
+        rows.append(("KV cache", kv_cache(found)))
     if not found.host_layers:
-        return [("Memory", memory), ("Speed", speed)]
+        return [*rows, ("Speed", speed)]
     experts = (
         f"those of {found.host_layers} of {len(spec.layers)} layers in host memory ({bytes_text(found.host_bytes)}), "
         "computed on the CPU; for long prompts they are copied to the GPU"
     )
-    return [("Memory", memory), ("Experts", experts), ("Speed", "not known before it is loaded")]
+    return [*rows, ("Experts", experts), ("Speed", "not known before it is loaded")]
+
+
+def kv_cache(speed: "Speed") -> str:
+    """How much of a GPU's memory a chat takes for its KV cache."""
+    share = f"{speed.kv_share:.0%} of the memory beside the weights"
+    return (
+        f"{bytes_text(speed.kv_bytes)}, {share}: a context of {counted(speed.context, 'token')} and room for branches;"
+        " a smaller --context takes less"
+    )

@@ -4,7 +4,7 @@ from math import isfinite
 from pathlib import Path
 
 from chatterm.cli.usage import WrongUsage
-from engine.errors import EngineError
+from engine.errors import EngineError, check_device
 from models.errors import ModelError
 
 
@@ -12,6 +12,23 @@ def disk_of(given: float | None) -> float | None:
     """What `--disk-gb` says. Raises WrongUsage."""
     if given is not None and not isfinite(given):
         raise WrongUsage(f"--disk-gb is {given}; it must be a finite number of GB, 0 or more.")
+    return given
+
+
+def device_of(given: str | None) -> str:
+    """What `--device` says; of None, the settings, where they can be read. Raises WrongUsage."""
+    from chatterm.settings.paths import config_path
+    from chatterm.settings.reading import load_settings
+
+    if given is None:
+        try:
+            return load_settings(config_path()).model.device
+        except EngineError:  # other commands say it
+            return "auto"
+    try:
+        check_device(given)
+    except EngineError as error:
+        raise WrongUsage(f"--device: {error}") from None
     return given
 
 

@@ -166,6 +166,7 @@ def _shown(value: object) -> str:
 
 def _check_ranges(settings: Settings) -> None:
     """Values of the right type that make no sense all the same."""
+    from engine.errors import check_device
     from engine.params import SamplingParams
 
     for name, value in settings.sampling.given().items():
@@ -177,6 +178,10 @@ def _check_ranges(settings: Settings) -> None:
         raise _Wrong(
             ("composer", "history"), f"history is {settings.composer.history}; it must be 0 or more."
         )
+    try:
+        check_device(settings.model.device)
+    except EngineError as error:
+        raise _Wrong(("model", "device"), one_line(str(error))) from error
     for name in ("context", "threads"):
         number = getattr(settings.model, name)
         if number is not None and number < 1:

@@ -67,8 +67,8 @@ class ModelSettings:
     draft: str | None = None
     """A small model of the same family that guesses what comes next; "auto": the catalogue's, if it is on this machine.
     The text stays the same."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs."""
+    device: Literal["auto", "cpu", "cuda"] | str = "auto"
+    """Where the model runs; one GPU of several is named by its number, as in "cuda:1"."""
     threads: int | None = None
     """CPU threads; not set: all physical cores, minus one for the screen if there are more than two."""
     tensor_parallel: int = 1

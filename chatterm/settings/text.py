@@ -71,11 +71,12 @@ def _remote_lines(settings: Settings) -> list[str]:
 
 def _choices(table: str, name: str, kind: Any) -> str:
     found = choices(table, name, kind) if _parts(kind)[0] is not bool else ()
-    return f"One of {', '.join(map(str, found))}." if found else ""
+    usual = "Usually" if str in _parts(kind) else "One of"
+    return f"{usual} {', '.join(map(str, found))}." if found else ""
 
 
 def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
-    """Every value that this setting can have; () where there are too many to list."""
+    """Every usual value of this setting; () where there are too many to list."""
     if (table, name) == ("screen", "theme"):
         return tuple(theme_names())
     part = _parts(kind)[0]

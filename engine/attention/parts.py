@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Span, StepBatch
+from engine.cache.computing import EXPANDED_BYTES
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
 
@@ -26,10 +27,6 @@ class Parts:
         if len(self.parts) == 1:
             return self.parts[0][1](layer_index, q, k, v)
         return torch.cat([attend(layer_index, q[at], k[at], v[at]) for at, attend in self.parts])
-
-
-EXPANDED_BYTES = 256 * 1024**2
-"""The most memory for the decoded numbers of quantised rows while a layer attends to them."""
 
 
 def expands(cache: KVCache, span: Span) -> bool:

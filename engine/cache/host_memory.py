@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.cache.offload import HostTier, Offload, Restore
 from engine.events import OffloadFigures
 from engine.kernels.recording import wait_for
+from models.weights.memory import on_device
 from models.weights.staging import pin
 
 PIECE_BYTES = 64 * 1024**2
@@ -113,8 +114,9 @@ class HostKV:
         return self._over or enough or self._taken >= self._most
 
     def _pin_ahead(self) -> None:
-        while not self._is_far_ahead and (piece := self._take()) is not None:
-            self._ready.append(piece)
+        with on_device(self._kv.device):
+            while not self._is_far_ahead and (piece := self._take()) is not None:
+                self._ready.append(piece)
 
     def _take(self) -> Tensor | None:
         """Allocate the memory of one more piece; None if there is none."""
@@ -186,9 +188,10 @@ class HostKV:
                 wait_for(self._kv.device)
         if self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            for piece in [*self._pieces, *self._ready]:
-                if piece.is_pinned():
-                    cudart.cudaHostUnregister(piece.data_ptr())
+            with on_device(self._kv.device):
+                for piece in [*self._pieces, *self._ready]:
+                    if piece.is_pinned():
+                        cudart.cudaHostUnregister(piece.data_ptr())
         self._pieces.clear()
         self._ready.clear()
         self._taken = self._most = 0

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.computing import LEAST_ROWS, computing_bytes, prefill_rows
 from engine.cache.kv_rows import token_bytes
 from engine.cache.window import Window
 from engine.errors import EngineError, OutOfRoomError
 from models.spec import Experts, ModelSpec
 from models.units import bytes_text
+from models.weights.too_large import Beside
 
 DEFAULT_SHARE = 0.5
 """The share of the memory left after the weights for the KV cache; the rest is for activations and other programs."""
@@ -25,15 +27,18 @@ MOST_GB = 1e9
 """The largest size that a user's number may mean, in GB."""
 OFFLOAD_CACHES = 4
 """By default, host memory for this many times the KV cache is enough."""
-GRAPH_BYTES = 256 * 1024**2
-"""Bytes that graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
-USUAL_BYTES = 512 * 1024**2
-"""Roughly the bytes of a chunk on a GPU, for a model that is not loaded; once it is, they are measured."""
-
-
+BRANCH_SHARE = 1 / 3
+"""On a GPU, branches have room for one context more as long as the cache takes no more than this share of what it could
+take. Pages of main memory that nobody has written are free; those of a GPU are taken from other programs."""
+BRANCH_PART = 4
+"""Beyond that, they have room for one part in so many of a context."""
 USEFUL_CONTEXT = 8192
 """Tokens of a conversation that should fit in memory, unless the user says how many: before a GPU holds all experts,
 and before an unused model stays loaded."""
+SHORT_CONTEXT = 2048
+"""Tokens of a conversation that must fit on a GPU, unless the user says how many, or `--device auto` takes the CPU."""
+LEAST_CONTEXT = 16
+"""The fewest tokens of a context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,28 @@ class KVPlan:
     num_blocks: int
     block_size: int
     bytes_per_token: int
+    available: int = 0
+    """Bytes that were free beside the weights."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache."""
+        return self.num_blocks * self.block_size * self.bytes_per_token
+
+    @property
+    def share(self) -> float:
+        """The share of the bytes free beside the weights that the cache takes."""
+        return self.nbytes / self.available if self.available else 0.0
 
 
 def kv_share(device: torch.device) -> float:
     """Return the share of a device's free memory that a KV cache may take."""
     return GPU_SHARE if device.type == "cuda" else DEFAULT_SHARE
+
+
+def branch_share(device: torch.device) -> float:
+    """Return the share of what a KV cache may take within which branches have room for one context more."""
+    return BRANCH_SHARE if device.type == "cuda" else 1.0
 
 
 def plan_kv(
@@ -61,17 +83,18 @@ def plan_kv(
     reserve: int = 0,
     streams: int = 1,
     window: Window | None = None,
+    branches: float = 1.0,
 ) -> KVPlan:
     """Size the cache for contexts of `requested` tokens (None: as many as the model allows, or as fit).
 
-    Of the `available` bytes, `reserve` are left alone (activations, graphs), and `share` of the rest is used. The cache
-    has room for a context for each of `streams` and one more, so that a conversation and its branches fit side by side;
-    with less memory, for what fits, but at least one context. With a `window`, memory for the most blocks that one
-    sequence holds is enough, and then a context of any length fits. Raises EngineError if the request is longer than
-    the model allows or memory can hold.
+    Of the `available` bytes, `reserve` are left alone (activations, graphs), and `share` of the rest can be used. The
+    cache has room for a context for each of `streams`, and beside them for branches: one context more within `branches`
+    of what can be used, and always a quarter of one; with less memory, for what fits, but at least one context. With a
+    `window`, memory for the most blocks that one sequence holds is enough, and then a context of any length fits.
+    Raises EngineError if the request is longer than the model allows or memory can hold.
     """
-    if requested is not None and requested < 16:
-        raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
+    if requested is not None and requested < LEAST_CONTEXT:
+        raise EngineError(f"--context is {requested}; it must be {LEAST_CONTEXT} tokens or more.")
     if requested is not None and requested > model_limit:
         raise EngineError(
             f"--context is {requested:,}, but this model was made for {model_limit:,} tokens. Use at most that."
@@ -79,8 +102,8 @@ def plan_kv(
     usable = int(max(available - reserve, 0) * share)
     fits = _fitting(usable, bytes_per_token, block_size)
     slides = window is not None and fits >= window.most_blocks(block_size) * block_size
-    if fits < min(requested or 16, model_limit) and not slides:
-        wanted = requested or 16
+    if fits < min(requested or LEAST_CONTEXT, model_limit) and not slides:
+        wanted = requested or LEAST_CONTEXT
         besides = f" and {bytes_text(reserve)} to compute with" if reserve else ""
         raise OutOfRoomError(
             f"Too little memory: a context of {wanted:,} tokens needs {bytes_text(wanted * bytes_per_token)} for "
@@ -88,9 +111,55 @@ def plan_kv(
             f"cache. {_way_out(fits)}"
         )
     context = (requested or model_limit) if slides else min(requested or model_limit, fits)
-    # One block more than the context fills: room for a copy-on-write while a full context is held.
-    blocks = -(-min((streams + 1) * context, fits) // block_size) + 1
-    return KVPlan(context, blocks, block_size, bytes_per_token)
+    spare = min(max(int(fits * branches) - streams * context, context // BRANCH_PART), context)
+    # One block more than the contexts fill: room for a copy-on-write while a full context is held.
+    blocks = -(-min(streams * context + spare, fits) // block_size) + 1
+    return KVPlan(context, blocks, block_size, bytes_per_token, available)
+
+
+def plan_chunks(
+    plan: Callable[[int], KVPlan], rows: int, least: int, useful: int = USEFUL_CONTEXT
+) -> tuple[KVPlan, int]:
+    """Call `plan` with the prefill rows of a step, and return its plan and the rows: `rows`, halved, but not below
+    `least`, as long as a context of `useful` tokens does not fit beside their activations. Raises as `plan` does.
+    """
+    while rows > least:
+        with suppress(OutOfRoomError):
+            found = plan(rows)
+            if found.context_length >= useful:
+                return found, rows
+        rows = max(rows // 2, least)
+    return plan(rows), rows
+
+
+def expected_plan(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    free: int,
+    weights: int,
+    context: int | None = None,
+    kv_dtype: str = "auto",
+) -> KVPlan:
+    """Return the plan of a conversation's cache for a model that is not loaded: `free` are the bytes of the device
+    before that, `weights` those of the weights there. Raises as `plan_kv` does."""
+
+    def plan(rows: int) -> KVPlan:
+        return plan_kv(
+            token_bytes(spec, dtype, kv_dtype),
+            32,
+            max(free - weights, 0),
+            spec.max_positions,
+            context,
+            kv_share(device),
+            computing_bytes(spec, rows, dtype, device, kv_dtype),
+            window=Window(spec.window, rows) if spec.window is not None else None,
+            branches=branch_share(device),
+        )
+
+    most = prefill_rows(spec, dtype, device, free)
+    useful = min(context or USEFUL_CONTEXT, spec.max_positions)
+    return plan_chunks(plan, most, min(most, LEAST_ROWS), useful)[0]
 
 
 def plan_with_draft(plan: Callable[[int], KVPlan], draft_bytes: int) -> tuple[KVPlan, bool]:
@@ -122,48 +191,61 @@ def bytes_of(gb: float) -> int:
 def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:
     """Return the error for a cache that was planned but could not be allocated; `available` bytes are free now."""
     fits = _fitting(available // 2, plan.bytes_per_token, plan.block_size)
-    needed = plan.num_blocks * plan.block_size * plan.bytes_per_token
     return OutOfRoomError(
-        f"Out of memory: the KV cache of {bytes_text(needed)} could not be allocated, {bytes_text(available)} are "
+        f"Out of memory: the KV cache of {bytes_text(plan.nbytes)} could not be allocated, {bytes_text(available)} are "
         f"free now. {_way_out(min(fits, plan.context_length))}"
     )
 
 
-def most_prefill_rows(device: torch.device) -> int:
-    """Return the prefill rows of one step: enough to use the machine well, few enough that a cancel takes effect soon.
-
-    A GPU computes thousands of rows within milliseconds.
-    """
-    return 4096 if device.type == "cuda" else 512
-
-
-def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
-    """Return the bytes on a GPU for the chosen experts of `rows` rows: their inner activations and their outputs."""
-    found = [
-        layer.feed_forward.chosen * (layer.feed_forward.expert.size + spec.hidden_size)
-        for layer in spec.layers
-        if isinstance(layer.feed_forward, Experts)
-    ]
-    return max(found, default=0) * rows * itemsize
-
-
 def beside_weights(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, context: int | None, kv_dtype: str = "auto"
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    context: int | None,
+    kv_dtype: str = "auto",
+    memory: int | None = None,
 ) -> int:
-    """Return the bytes for a conversation of `context` tokens (None: a useful length) and a chunk of its prompt."""
-    chunk = most_prefill_rows(device)
-    tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
-    if spec.window is not None:
-        tokens = min(tokens, spec.window + chunk)
-    kv = int(tokens * token_bytes(spec, dtype, kv_dtype) / kv_share(device))
-    if device.type != "cuda":  # a CPU's share for the KV leaves enough for everything else
-        return kv
-    return kv + GRAPH_BYTES + USUAL_BYTES + expert_bytes(spec, chunk, dtype.itemsize)
+    """Return the bytes for a conversation of `context` tokens (None: a useful length) and a chunk of its prompt, on a
+    device where `memory` bytes are free for the model (None: unknown)."""
+    chunk = prefill_rows(spec, dtype, device, memory)
+    kv = _kv_bytes(spec, dtype, device, context or USEFUL_CONTEXT, chunk, kv_dtype)
+    experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+    return kv + computing_bytes(spec, chunk, dtype, device, kv_dtype, on_host=experts)
+
+
+def least_beside(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    context: int | None,
+    kv_dtype: str = "auto",
+    short: int = LEAST_CONTEXT,
+) -> Beside:
+    """Return what a model needs beside its weights at least: the smallest chunks, and a cache for `context` tokens
+    (None: `short`)."""
+    chunk = min(prefill_rows(spec, dtype, device, None), LEAST_ROWS)
+    tokens = min(context or short, spec.max_positions)
+    return Beside(
+        computing_bytes(spec, chunk, dtype, device, kv_dtype),
+        _kv_bytes(spec, dtype, device, tokens, chunk, kv_dtype),
+        tokens,
+        is_asked=context is not None,
+    )
 
 
 def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None) -> int:
     """Return how many of the `free` bytes of a GPU the weights may take."""
-    return free - beside_weights(spec, dtype, torch.device("cuda"), context)
+    return free - beside_weights(spec, dtype, torch.device("cuda"), context, memory=free)
+
+
+def _kv_bytes(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, tokens: int, chunk: int, kv_dtype: str
+) -> int:
+    """Return the bytes of a device that a cache for `tokens` tokens asks for, with what it must leave to others."""
+    tokens = min(tokens, spec.max_positions)
+    if spec.window is not None:
+        tokens = min(tokens, spec.window + chunk)
+    return int(tokens * token_bytes(spec, dtype, kv_dtype) / kv_share(device))
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
@@ -172,4 +254,6 @@ def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
 
 
 def _way_out(fits: int) -> str:
-    return (f"Use --context {fits} or less, or close" if fits >= 16 else "Close") + " other programs."
+    return (
+        f"Use --context {fits} or less, or close" if fits >= LEAST_CONTEXT else "Close"
+    ) + " other programs."

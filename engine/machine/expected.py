@@ -2,27 +2,21 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from engine.cache.kv_rows import token_bytes
-from engine.cache.sizing import (
-    GRAPH_BYTES,
-    USUAL_BYTES,
-    kv_share,
-    most_prefill_rows,
-    plan_kv,
-    weight_room,
-)
-from engine.cache.window import Window
+from engine.cache.sizing import SHORT_CONTEXT, KVPlan, expected_plan, weight_room
 from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native, not_on_host
 from engine.machine.shapes import shape_of
 from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
-from models.load import HOST_SHARE, INT4_BYTES, needed_bytes
+from models.load import HOST_SHARE, needed_bytes
 from models.spec import Experts, ModelSpec
 from models.weights.placement import Placement, experts_of, place_experts
 from models.weights.slots import parameters, slots
+from models.weights.too_large import INT4_BYTES
 
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""
@@ -84,6 +78,12 @@ class Speed:
     """Layers whose experts do not fit on the GPU and are held in host memory; the speed is then unknown."""
     host_bytes: int = 0
     """Bytes of these experts in host memory."""
+    kv_bytes: int = 0
+    """Bytes of the KV cache of a chat; 0 when the model does not fit."""
+    kv_share: float = 0.0
+    """The share of the memory beside the weights that this cache takes."""
+    on_cpu: bool = False
+    """Whether the GPU has no room for it, so that `--device auto` takes the CPU, whose speed and room these are."""
 
     @property
     def fits(self) -> bool:
@@ -113,6 +113,8 @@ class Here:
     """Free bytes of host memory beside a GPU; None if no experts are held there."""
     kv_dtype: str = "auto"
     """The dtype of the KV cache: see `engine.cache.kv_rows.kv_row`."""
+    or_cpu: "Here | None" = None
+    """The CPU, where a model runs for which the GPU has no room; None if the device was chosen by name."""
 
 
 def catalogue_speed(name: str, here: Here) -> Speed:
@@ -129,18 +131,25 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     """Return the speed of a model of this shape; `blocks` is the bytes of its weights if they are quantised."""
+    found = _speed_on(name, spec, here, blocks)
+    if here.or_cpu is None or found.context >= min(SHORT_CONTEXT, spec.max_positions):
+        return found
+    instead = _speed_on(name, spec, here.or_cpu, blocks)
+    return replace(instead, on_cpu=True) if instead.fits else found
+
+
+def _speed_on(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if (split := _split(spec, here, blocks)) is not None:
-        assert here.free is not None
-        context = _context(spec, here, here.free - split.device_bytes)
+        plan = _plan(spec, here, split.device_bytes)
         held, conversation = split.host_bytes, found.memory_bytes - found.weight_bytes
         weights = split.device_bytes + held
         return replace(
             found,
             weight_bytes=weights,
             memory_bytes=weights + conversation,
-            context=context,
+            **_kv(plan),
             tokens_per_s=None,
             host_layers=len(split.host_layers),
             host_bytes=held,
@@ -186,23 +195,26 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     if here.bandwidth:
         seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)
         speed = 1 / (seconds + len(spec.layers) * here.program.layer_s)
-    context = 0
-    if here.free is not None:
-        left = here.free - (stored or needed_bytes(spec, here.dtype, spec.max_positions))
-        context = _context(spec, here, left)
+    plan = _plan(spec, here, stored or needed_bytes(spec, here.dtype, spec.max_positions))
     conversation = min(CONVERSATION, spec.max_positions) * per_token
-    return Speed(name, count, weights, context, speed, weights + conversation)
+    found = Speed(name, count, weights, 0, speed, weights + conversation)
+    return replace(found, **_kv(plan))
 
 
-def _context(spec: ModelSpec, here: Here, left: int) -> int:
-    """Return the tokens of a conversation that fit in `left` bytes, the memory beside the weights; 0 if none do."""
-    reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
-    window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
-    per_token, share = token_bytes(spec, here.dtype, here.kv_dtype), kv_share(here.device)
+def _kv(plan: KVPlan | None) -> dict[str, Any]:
+    """Return the fields of Speed that say how large the KV cache is."""
+    if plan is None:
+        return {"context": 0}
+    return {"context": plan.context_length, "kv_bytes": plan.nbytes, "kv_share": plan.share}
+
+
+def _plan(spec: ModelSpec, here: Here, weights: int) -> KVPlan | None:
+    """Return the KV cache beside `weights` bytes of weights; None if there is no room for a conversation."""
+    if here.free is None:
+        return None
     with suppress(EngineError):
-        plan = plan_kv(per_token, 32, max(left, 0), spec.max_positions, None, share, reserve, window=window)
-        return plan.context_length
-    return 0
+        return expected_plan(spec, here.dtype, here.device, here.free, weights, kv_dtype=here.kv_dtype)
+    return None
 
 
 def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -74,7 +74,9 @@ class Gpu:
     memory_free: int
     memory_total: int
     count: int
-    """Number of GPUs that torch sees; the engine uses the first."""
+    """Number of GPUs that torch sees."""
+    number: int = 0
+    """Which of them this is."""
     is_amd: bool = False
 
 
@@ -100,7 +102,7 @@ class Machine:
     """Everything known about this machine. The result of a failed probe is None or empty."""
 
     device: str
-    """The device that `--device auto` picks: "cuda" or "cpu"."""
+    """The device that was examined, "cuda", "cuda:1" or "cpu"; without a name, the one that `--device auto` picks."""
     dtype: str
     """The dtype that `--dtype auto` picks on that device."""
     gpu: Gpu | None
@@ -135,16 +137,20 @@ class Machine:
     """How the GPUs are linked, if there are several."""
     splits: tuple[Split, ...] = ()
     """The estimated gain of dividing a model among all GPUs."""
+    host_bandwidth: float | None = None
+    """Bandwidth of main memory beside a GPU in bytes/s, measured."""
 
 
-def inspect_machine() -> Machine:
-    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds."""
+def inspect_machine(name: str = "auto") -> Machine:
+    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds.
+
+    `name` is a device as in `Engine.load`; of several GPUs, the one that it names is examined, else the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about old drivers and GPUs; the report says it better
-        return _inspect()
+        return _inspect(torch.device(name if name.startswith("cuda") else "cuda"))
 
 
-def _inspect() -> Machine:
+def _inspect(wanted: torch.device) -> Machine:
     failures: list[str] = []
 
     def probe(what: str, ask: Callable[[], T], otherwise: T) -> T:
@@ -158,8 +164,8 @@ def _inspect() -> Machine:
     cpu = torch.device("cpu")
     broken: CudaProblem | None = CudaProblem("CUDA is broken")
     no_features: tuple[Feature, ...] = ()
-    problem = probe("The state of CUDA", cuda_problem, broken)
-    device = torch.device("cuda") if problem is None else cpu
+    problem = probe("The state of CUDA", lambda: cuda_problem(wanted), broken)
+    device = wanted if problem is None else cpu
     gpu = probe("The GPU", lambda: _gpu(device), None) if device.type == "cuda" else None
     dtype = probe("The dtype", lambda: pick_dtype("auto", device), torch.bfloat16)
     newest = probe("The driver's CUDA", driver_cuda, None)
@@ -168,10 +174,14 @@ def _inspect() -> Machine:
     bandwidth = probe("The memory bandwidth", lambda: measure_bandwidth(device), None)
     free = probe("Free memory", lambda: available_memory(device), None)
     here = _here(device, dtype, decode, bandwidth, free)
+    of_host = None
+    if device.type == "cuda":
+        of_host = probe("The bandwidth of main memory", lambda: measure_bandwidth(cpu), None)
+        here = replace(here, or_cpu=cpu_instead(of_host))
     speeds = tuple(catalogue_speed(name, here) for name in _worth_telling(here))
     links = probe("How the GPUs are linked", find_links, None) if device.type == "cuda" else None
     return Machine(
-        device=device.type,
+        device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         gpu=gpu,
         cpu=probe("The CPU", _cpu, None),
@@ -184,12 +194,13 @@ def _inspect() -> Machine:
         attention=attention,
         decode=decode,
         bandwidth=bandwidth,
+        host_bandwidth=of_host,
         program=here.program,
         speeds=speeds,
         links=links,
         splits=_splits(speeds, here, links),
         tunings=probe("The tuned kernels", lambda: _tunings(device), ()),
-        drafts=probe("Draft models", lambda: draft_pairs(device.type), ()),
+        drafts=probe("Draft models", lambda: draft_pairs(str(device)), ()),
         advice=advice(
             problem,
             gpu,
@@ -219,7 +230,19 @@ def look_here(device: str, dtype: str, given_back: int = 0, bandwidth: float | N
     if bandwidth is None:
         with suppress(EngineError, RuntimeError):
             bandwidth = measure_bandwidth(place)
-    return _here(place, numbers, decode_programs(place), bandwidth, free)
+    here = _here(place, numbers, decode_programs(place), bandwidth, free)
+    return replace(here, or_cpu=cpu_instead()) if device == "auto" and place.type == "cuda" else here
+
+
+def cpu_instead(bandwidth: float | None = None) -> Here | None:
+    """Return what decides the speed of models for which a GPU has no room; None if the CPU cannot be examined.
+
+    A `bandwidth` that is not given is looked up."""
+    cpu = torch.device("cpu")
+    with suppress(EngineError, RuntimeError, OSError):
+        free, found = available_memory(cpu), bandwidth or known_bandwidth(cpu)
+        return _here(cpu, pick_dtype("auto", cpu), decode_programs(cpu), found, free)
+    return None
 
 
 def _here(
@@ -262,10 +285,11 @@ def _copy_bandwidth(device: torch.device) -> float:
         raise EngineError("the GPU's memory is full")
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(24)]  # type: ignore[no-untyped-call]
-    for mark in marks:
-        target.copy_(source)
-        mark.record()
+    with torch.cuda.device(device):  # marks are for the stream of the current one
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(24)]  # type: ignore[no-untyped-call]
+        for mark in marks:
+            target.copy_(source)
+            mark.record()
     wait_for(device)
     del source, target
     torch.cuda.empty_cache()
@@ -396,6 +420,7 @@ def _gpu(device: torch.device) -> Gpu:
         memory_free=free,
         memory_total=total,
         count=torch.cuda.device_count(),
+        number=device.index or 0,
         is_amd=is_amd(),
     )
 

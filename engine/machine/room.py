@@ -71,7 +71,7 @@ def need_of(
     if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
         outside = sum(layer.on_device for layer in experts_of(slots(spec), numbers, {}, {}))
     part = Share(0, ranks, spec).spec if ranks > 1 else spec  # several have the same head where there are few
-    beside = beside_weights(part, numbers, place, context, kv_dtype)
+    beside = beside_weights(part, numbers, place, context, kv_dtype, free)
     return Need(weights // ranks, weights // ranks - outside, beside, max(free, 0))
 
 

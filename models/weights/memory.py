@@ -1,5 +1,6 @@
-"""Available memory."""
+"""Available memory, and the GPU whose memory is meant."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,6 +17,15 @@ def available_bytes(device: torch.device) -> int | None:
         int(line.split()[1]) * 1024 for line in lines(PROC / "meminfo") if line.startswith("MemAvailable:")
     ]
     return min((*free, *(max(limit - used, 0) for limit, used in group_limits())), default=None)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which calls that name no GPU, such as pinning memory, are for this one.
+
+    Every thread has a current GPU of its own, at first the first one, which such a call would start for nothing.
+    """
+    is_named = device.type == "cuda" and device.index is not None
+    return torch.cuda.device(device) if is_named else nullcontext()
 
 
 def group_limits(proc: Path = PROC) -> list[tuple[int, int]]:

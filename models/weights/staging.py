@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError
+from models.weights.memory import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +162,15 @@ def slots_of(count: int, nbytes: int, device: torch.device) -> Iterator[list[Slo
     """Provide `count` buffers of `nbytes` and up to 63 more, pinned for a GPU. All copies must end before the exit."""
     size = -(-nbytes // 64) * 64  # align every slot for any dtype
     memory = torch.empty(count * size, dtype=torch.uint8)
-    pinned = device.type == "cuda" and pin(memory)
+    with on_device(device):
+        pinned = device.type == "cuda" and pin(memory)
     try:
         yield [Slot(memory[n * size : (n + 1) * size]) for n in range(count)]
     finally:
         # torch's own pinned memory would stay in its cache forever.
         if pinned:
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+            with on_device(device):
+                torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def pin(memory: Tensor) -> bool:

@@ -112,7 +112,7 @@ MACHINES = {
 
 
 def use(monkeypatch: pytest.MonkeyPatch, machine: "Machine | str") -> None:
-    monkeypatch.setattr(doctor, "_inspect", lambda: machine)
+    monkeypatch.setattr(doctor, "_inspect", lambda _: machine)
     monkeypatch.setattr("chatterm.tools.builtin.sandbox.program", lambda: "/usr/bin/bwrap")
 
 
@@ -214,7 +214,7 @@ def test_tuning_now_tells_what_was_chosen(
         return engine
 
     monkeypatch.setattr(Engine, "load", load)
-    monkeypatch.setattr("engine.device.check_tunable", lambda: None)
+    monkeypatch.setattr("engine.device.check_tunable", lambda _: None)
     assert call(["doctor", "--tune", "tiny"]) == 0
     assert engine.closed
     assert (asked["model"], asked["tuned"]) == ("tiny", False)
@@ -239,7 +239,7 @@ def test_tuning_without_a_gpu_is_a_line(capsys: pytest.CaptureFixture[str], tmp_
 def test_without_a_gpu_no_model_is_loaded_to_be_tuned(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.device.cuda_problem", lambda: CudaProblem("there is none"))
+    monkeypatch.setattr("engine.device.cuda_problem", lambda _: CudaProblem("there is none"))
     monkeypatch.setattr(Engine, "load", lambda *arguments, **options: pytest.fail("a model was loaded"))
     assert call(["doctor", option, "tiny"]) == 1
     said = capsys.readouterr().err

@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from engine.cache.sizing import (
-    GPU_SHARE,
-    KVPlan,
-    expert_bytes,
-    kv_refused,
-    kv_share,
-    plan_kv,
-)
+from engine.cache.computing import expert_bytes
+from engine.cache.sizing import GPU_SHARE, KVPlan, kv_refused, kv_share, plan_kv
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
 from engine.machine.shapes import shape_of

@@ -12,7 +12,7 @@ from engine.kernels import on_gpu
 from engine.kernels.native import library as native
 from models.errors import TooLargeError
 from models.files import ModelFiles
-from models.load import Room, load_model
+from models.load import Needs, Room, load_model
 from models.network import Network
 from models.progress import OnProgress
 from models.spec import ModelSpec
@@ -27,12 +27,13 @@ def read_model(
     context: int | None = None,
     room: Room | None = None,
     rank: tuple[int, int] = (0, 1),
+    needs: Needs | None = None,
 ) -> tuple[Network, tuple[str, ...]]:
     """Read the weights, with `quantize` as in `models.load`; return the network and notes on how they are held.
 
     `context` is how many tokens a text may have, if a person set it. Experts beyond `room` are held in host memory;
     without `room`, those beyond the memory of the GPU are. On a CPU all are. `rank` is as in `models.load`; a part of a
-    divided model has no experts in host memory.
+    divided model has no experts in host memory. `needs` is as in `models.load`.
 
     Quantised weights are expanded if no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """
@@ -51,6 +52,7 @@ def read_model(
             on_note=told.append,
             longest=context,
             room=room,
+            needs=needs,
             packs=packs(dtype, device),
             rank=rank,
         )

@@ -17,9 +17,7 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Weight
 from models.weights.dequantize import dequantize
 
 EXPANDED = 1 << 23
-"""Numbers of quantised experts that are expanded together, which takes several times their memory."""
-EXPANDING_BYTES = 32 * EXPANDED
-"""Approximately that memory, in bytes."""
+"""Numbers of quantised experts that are expanded together, which takes several times their memory (EXPANDING_BYTES)."""
 _ALIGNED = 256
 
 

@@ -35,6 +35,7 @@ from models.load import is_out_of_memory
 from models.network import Network
 from models.spec import Experts, ModelSpec
 from models.units import bytes_text
+from models.weights.memory import on_device
 from models.weights.staging import pin
 
 MEASURED = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
@@ -245,8 +246,9 @@ def _release(device: torch.device, pinned: list[Tensor]) -> None:
     with suppress(RuntimeError):  # a failed device runs no more calls
         wait_for(device)
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    for memory in pinned:
-        cudart.cudaHostUnregister(memory.data_ptr())
+    with on_device(device):
+        for memory in pinned:
+            cudart.cudaHostUnregister(memory.data_ptr())
     pinned.clear()
 
 

@@ -1,0 +1,140 @@
+"""Sizes the KV cache and the chunks of a loaded network, after measuring what its steps take."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from engine.cache.computing import (
+    EXPANDED_BYTES,
+    EXPANDING_BYTES,
+    GRAPH_BYTES,
+    LEAST_ROWS,
+    expert_bytes,
+    prefill_rows,
+)
+from engine.cache.kv_rows import KVRow
+from engine.cache.sizing import (
+    USEFUL_CONTEXT,
+    KVPlan,
+    branch_share,
+    kv_share,
+    plan_chunks,
+    plan_kv,
+    plan_with_draft,
+)
+from engine.cache.window import Window
+from engine.device import available_memory
+from engine.execute.cuda.exchange_plan import MOST_ROWS, Plan
+from engine.execute.cuda.host_experts import HostExperts, without_experts
+from engine.execute.group import Group
+from engine.execute.profile_run import activation_bytes
+from models.network import Network
+from models.reference.decoder import Decoder as Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The KV cache, the most prefill rows of a step, the window of the cache, and whether a draft model fits."""
+
+    plan: KVPlan
+    max_chunk: int
+    window: Window | None
+    has_draft: bool
+
+
+def size_up(
+    network: Network,
+    device: torch.device,
+    row: KVRow,
+    block_size: int,
+    on_host: HostExperts | None,
+    group: Group | None,
+    *,
+    context: int | None,
+    streams: int,
+    max_chunk: int | None,
+    free: int | None,
+    draft_bytes: int,
+) -> Sized:
+    """Size a network on a device. `max_chunk` and `free` are as in `engine.build.Options`, `draft_bytes` are those of a
+    token in a draft model's KV cache (0: no draft model). All ranks of a `group` get the same result. Raises
+    EngineError if nothing fits."""
+    spec, most = network.spec, max_chunk
+    if most is None:
+        most = prefill_rows(spec, network.dtype, device, _memory(network, device, on_host))
+        most = most if group is None else group.least(most)
+    computing = _computing(network, device, row, on_host, streams, bool(draft_bytes))
+    reserve = computing(most)  # before it is seen what is free: workspaces of libraries stay
+    free = available_memory(device) if free is None else free
+    if group is not None:  # all ranks need the same number of blocks
+        free = group.least(free - reserve) + reserve
+
+    def window(rows: int) -> Window | None:
+        return Window(spec.window, rows) if spec.window is not None else None
+
+    def plan_with(rows: int, beside: int) -> KVPlan:
+        return plan_kv(
+            2 * len(spec.layers) * row.nbytes + beside,
+            block_size,
+            free,
+            network.positions,
+            context,
+            kv_share(device),
+            computing(rows),
+            streams,
+            window(rows),
+            branch_share(device),
+        )
+
+    least = most if max_chunk is not None or group is not None else min(most, LEAST_ROWS)
+    useful = min(context or USEFUL_CONTEXT, network.positions)
+    rows = plan_chunks(lambda rows: plan_with(rows, 0), most, least, useful)[1]
+    plan, has_draft = plan_with_draft(lambda beside: plan_with(rows, beside), draft_bytes)
+    if group is not None:  # rank 0 may need room for a draft model
+        agreed = group.least(plan.context_length), group.least(plan.num_blocks)
+        plan = replace(plan, context_length=agreed[0], num_blocks=agreed[1])
+    return Sized(plan, rows, window(rows), has_draft)
+
+
+def _memory(network: Network, device: torch.device, on_host: HostExperts | None) -> int | None:
+    """Return the bytes of a GPU for the network and all that belongs to it."""
+    if device.type != "cuda":
+        return None
+    held = network.nbytes - (on_host.nbytes if on_host is not None else 0)
+    return available_memory(device) + held
+
+
+def _computing(
+    network: Network,
+    device: torch.device,
+    row: KVRow,
+    on_host: HostExperts | None,
+    streams: int,
+    has_draft: bool,
+) -> Callable[[int], int]:
+    """Return a function that measures the bytes that steps of up to so many rows take beside the weights and the KV
+    cache. They are 0 on a CPU, whose share for the KV cache leaves enough for everything else."""
+
+    @cache
+    def computing(rows: int) -> int:
+        if device.type != "cuda":
+            return 0
+        found = activation_bytes(_measured(network), rows, streams, device)
+        found += expert_bytes(network.spec, rows, network.dtype.itemsize)
+        found += GRAPH_BYTES * (1 + has_draft)
+        found += EXPANDING_BYTES if on_host is not None else 0
+        found += EXPANDED_BYTES if row.is_quantised else 0
+        return found + (Plan.of(network, MOST_ROWS, rows).nbytes if network.share is not None else 0)
+
+    return computing
+
+
+def _measured(network: Network) -> Reference:
+    """Return a model for measuring a step's memory on a GPU, without attention and the experts in host memory."""
+    if not network.is_packed:
+        return Reference(network, on_host=without_experts)
+    from engine.execute.cuda.packed import packed_embedding, packed_product
+
+    return Reference(network, packed_product, without_experts, packed_embedding)
