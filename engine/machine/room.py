@@ -78,11 +78,12 @@ def need_of(
 def fewest_ranks(
     files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, kv_dtype: str
 ) -> int:
-    """Return how many GPUs a model needs to fit: a power of two, or all of them; 1 on a CPU.
+    """Return how many GPUs a model needs to fit: a power of two, or all of them; 1 on a CPU or a GPU that is named.
 
     Arguments and errors are those of `need_of`.
     """
-    if pick_device(device).device.type == "cpu":
+    place = pick_device(device).device
+    if place.type == "cpu" or place.index is not None:
         return 1
     there = torch.cuda.device_count()
     free = min(available_memory(torch.device("cuda", number)) for number in range(there))

@@ -215,6 +215,11 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --context 0", "--context"),
         ("run -p x --disk-gb inf", "--disk-gb is inf"),
         ("run -p x --device tpu", "--device"),
+        (
+            "run -p x --device cuda:x",
+            "--device: Unknown device 'cuda:x'; it must be auto, cpu, cuda, or one GPU",
+        ),
+        ("doctor --device tpu", "--device: Unknown device 'tpu'"),
         ("run -p x --dtype int8", "--dtype"),
         ("run -p x --attention best", "--attention"),
         ("run -p x --no-graph=maybe", "--no-graph"),

@@ -297,3 +297,12 @@ def test_ctrl_c_in_the_editor_of_the_settings_is_for_the_editor(
     monkeypatch.setenv("VISUAL", str(editor))
     assert call(["config", "edit"]) == 0
     assert config_path().read_text(encoding="utf-8") == "\n"
+
+
+def test_a_setting_may_name_one_gpu_of_several(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    assert parse_settings('model.device = "cuda:1"', path).model.device == "cuda:1"
+    with pytest.raises(
+        SettingsError, match=r"line 1: Unknown device 'cuda:x'; it must be auto, cpu, cuda, or one"
+    ):
+        parse_settings('model.device = "cuda:x"', path)

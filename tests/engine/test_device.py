@@ -10,6 +10,7 @@ import torch
 from engine import device
 from engine.device import (
     DeviceChoice,
+    check_parallel,
     check_tunable,
     cuda_problem,
     driver_cuda,
@@ -18,6 +19,10 @@ from engine.device import (
     runs_on,
 )
 from engine.errors import EngineError
+from engine.execute.cpu import held_weights
+from engine.machine import report
+from engine.machine.room import fewest_ranks
+from models.files import ModelFiles
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 TOO_OLD = (
@@ -244,3 +249,84 @@ def test_what_cannot_be_tuned_is_told_with_what_to_do(
     assert untunable().endswith("triton is not installed. Install it: pip install triton")
     monkeypatch.setattr(device, "find_spec", lambda name: object())
     check_tunable()
+
+
+# --- one GPU of several
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, the first of which is too old for most."""
+    told = {
+        "get_device_capability": ((7, 5), (9, 0)),
+        "get_device_name": ("NVIDIA T4", "NVIDIA H100"),
+        "mem_get_info": ((10, 20), (30, 40)),
+    }
+
+    def of(values: tuple[Any, Any]) -> Any:
+        return lambda device=None: values[(device.index if device is not None else None) or 0]
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ARCHITECTURES)
+    for name, values in told.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", of(values))
+
+
+@pytest.mark.usefixtures("gpus")
+def test_one_gpu_of_several_is_named_and_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.device("cuda"), torch.device("cuda:1")
+    assert pick_device("cuda:1") == DeviceChoice(second)
+    assert "NVIDIA T4 (sm_75)" in pick_device("cuda:0").notes[0]
+    assert (pick_dtype("auto", first), pick_dtype("auto", second)) == (torch.float16, torch.bfloat16)
+    assert (device.available_memory(first), device.available_memory(second)) == (10, 30)
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    check_tunable("cuda:1")
+    with pytest.raises(EngineError, match="NVIDIA T4"):
+        check_tunable("auto")
+    packs = held_weights.packs
+    monkeypatch.setattr(held_weights, "find_spec", lambda name: object())
+    assert packs(torch.bfloat16, first) is None
+    assert packs(torch.bfloat16, second) is not None
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:17"])
+def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
+    line = f"--device {name} cannot be used: this machine has 2 GPUs. Use one of: cuda:0, cuda:1."
+    with pytest.raises(EngineError) as caught:
+        pick_device(name)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda:", "cuda:x", "cuda:-1", "cuda1", "cuda:1 ", "CUDA", "", "cuda:1000", "mps"]
+)
+def test_what_names_no_device_is_refused(name: str) -> None:
+    with pytest.raises(EngineError, match=r"^Unknown device .* as in cuda:1\.$"):
+        pick_device(name)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_named_gpu_divides_no_model() -> None:
+    check_parallel(1, torch.device("cuda:1"))
+    check_parallel(2, torch.device("cuda"))
+    with pytest.raises(EngineError, match="--device cuda:1 names one; use --device cuda"):
+        check_parallel(2, torch.device("cuda:1"))
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_named_gpu_is_enough_for_a_model_divided_as_needed() -> None:
+    assert fewest_ranks(ModelFiles("any"), "cuda:1", "auto", "auto", None, "auto") == 1
+
+
+@pytest.mark.usefixtures("gpus")
+def test_the_doctor_examines_the_gpu_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "measure_bandwidth", lambda device: 1e12)
+    monkeypatch.setattr(report, "find_links", lambda: None)
+    monkeypatch.setattr(report, "_tunings", lambda device: ())
+    found = report.inspect_machine("cuda:1")
+    assert (found.device, found.dtype) == ("cuda:1", "bfloat16")
+    assert found.gpu == report.Gpu("NVIDIA H100", "sm_90", 30, 40, 2, 1)
+    assert report.inspect_machine().gpu == report.Gpu("NVIDIA T4", "sm_75", 10, 20, 2, 0)
