@@ -8,7 +8,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chatterm.cli.main import command_line
+from chatterm.cli.main import app
+from chatterm.cli.usage import command_line
 
 ENVIRONMENT = {
     "CHATTERM_CONFIG": "The settings file, instead of the user's.",
@@ -77,7 +78,7 @@ def command_lines(name: str, command: Any) -> Iterator[str]:
 
 def page() -> str:
     """The whole page, as troff reads it with the man macros."""
-    command = command_line()
+    command = command_line(app)
     lines = ['.TH CHATTERM 1 "" "chatterm" "User Commands"', ".SH NAME"]
     lines += [f"chatterm \\- {roff('chat with a language model in the terminal')}"]
     lines += [".SH SYNOPSIS", f"{bold('chatterm')} [\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]"]

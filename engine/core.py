@@ -22,7 +22,7 @@ from engine.execute.faults import explain
 from engine.kernels import on_gpu
 from engine.machine.bandwidth import known_bandwidth
 from engine.parallel.ranks import Ranks
-from engine.params import UNRECOMMENDED, SamplingParams
+from engine.params import SUPPRESSED, UNRECOMMENDED, SamplingParams
 from engine.schedule.limits import check_rows
 from engine.schedule.loop import Loop
 from engine.schedule.moving import move_up
@@ -76,8 +76,7 @@ class EngineCore:
             ranks.lead(pieces)
             parts = ranks.count
         self.model_name = name
-        self.device = device
-        self.dtype = dtype
+        self.device, self.dtype = device, dtype
         self.tokenizer = tokenizer
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = network.positions
@@ -100,8 +99,7 @@ class EngineCore:
         self._runner = pieces.runner
         self._decode_runner = pieces.decode_runner
         self._host_experts = pieces.on_host
-        self._attention_name = pieces.attention_name
-        self._decode_name = pieces.decode_name
+        self._attention_name, self._decode_name = pieces.attention_name, pieces.decode_name
         self._notes = pieces.notes
         self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
         # Host memory is read at another rate.
@@ -139,12 +137,11 @@ class EngineCore:
     def default_params(self, **overrides: Any) -> SamplingParams:
         """Return the sampling that the model's authors recommend (ours if they recommend none), with `overrides`.
 
-        Tokens that they never want sampled get a bias of -100. Raises EngineError if a value is out of range.
+        Tokens that they never want sampled get the bias SUPPRESSED. Raises EngineError if a value is out of range.
         """
-        values = {**(self.generation_defaults or UNRECOMMENDED), **overrides}
-        if suppressed := {id: -100.0 for id in self.tokenizer.suppressed_ids if id < self.vocab_size}:
-            values["logit_bias"] = {**suppressed, **(values.get("logit_bias") or {})}
-        return SamplingParams(**values)
+        suppressed = {id: SUPPRESSED for id in self.tokenizer.suppressed_ids if id < self.vocab_size}
+        bias = {"logit_bias": {**suppressed, **(overrides.get("logit_bias") or {})}} if suppressed else {}
+        return SamplingParams(**{**(self.generation_defaults or UNRECOMMENDED), **overrides, **bias})
 
     def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer a prompt, token by token. Closing the generator cancels the request within one step.
@@ -213,10 +210,8 @@ class EngineCore:
     def traffic(self) -> Traffic:
         """Return how many requests are running, waiting or preempted; returns at once, like `figures`."""
         scheduler = self._scheduler
-        asked = [
-            s for s in [*scheduler.running, *scheduler.waiting] if s.params and s.priority is Priority.PERSON
-        ]
-        where = Counter(sequence.status for sequence in asked)
+        there = (*scheduler.running, *scheduler.waiting)
+        where = Counter(s.status for s in there if s.params and s.priority is Priority.PERSON)
         return Traffic(where[Status.RUNNING], where[Status.WAITING], where[Status.PREEMPTED], scheduler.tally)
 
     @property
@@ -285,10 +280,10 @@ class EngineCore:
         if self._ranks is not None:
             raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
         if decode_runner is None or not hasattr(decode_runner.program, "cuts"):
-            why = on_gpu.problem(self.device)
+            reason = f" ({why})" if (why := on_gpu.problem(self.device)) else ""
             raise EngineError(
                 "Only the fused kernels of a GPU can be tuned or profiled; this model is computed by "
-                f"{self._decode_name}{f' ({why})' if why else ''}."
+                f"{self._decode_name}{reason}."
             )
         from engine.execute.cuda.tuner import Tuner
 

@@ -9,6 +9,8 @@ from engine.errors import EngineError
 
 UNRECOMMENDED: Mapping[str, float | int] = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """The sampling defaults for a model whose authors recommend none."""
+SUPPRESSED = -100.0
+"""The bias of tokens that a model's authors never want sampled."""
 
 MOST_BIASED = 1024
 """The maximum number of tokens that one request may bias."""

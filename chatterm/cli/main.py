@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.main import get_command
 
 from chatterm.cli import options, usage
 from chatterm.cli.acp import acp
@@ -45,11 +44,6 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
 
 
-def command_line() -> Any:
-    """Return the whole command line as Click sees it."""
-    return usage.plain_flags(get_command(app))
-
-
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """What the console script `chatterm` does once this is imported."""
     sys.exit(call(arguments))
@@ -62,7 +56,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
     """
     usage.put_in_order()
     try:
-        code = command_line()(args=arguments, prog_name="chatterm", standalone_mode=False)
+        code = usage.command_line(app)(args=arguments, prog_name="chatterm", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

@@ -100,14 +100,12 @@ FrequencyPenalty = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        help="The same seed gives the same text for the same conversation.", rich_help_panel=_SAMPLING
-    ),
+    typer.Option(help="The same seed, the same text for the same conversation.", rich_help_panel=_SAMPLING),
 ]
 StopRepetition = Annotated[
     bool | None,
     typer.Option(
-        help="Stop an answer that repeats itself without end; on by default where the model runs here.",
+        help="Stop an answer that repeats itself endlessly; on by default for models on this machine.",
         rich_help_panel=_SAMPLING,
     ),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.main import get_command
 
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
@@ -30,11 +31,12 @@ def check_alone(answers: int, **flags: bool) -> None:
             raise WrongUsage(f"{name} is for one conversation; leave out {name} or {many}.")
 
 
-def plain_flags(root: Any) -> Any:
-    """Return `root`, a Click command, with no `<bool>` behind any flag in its help or that of the commands below it.
+def command_line(app: typer.Typer) -> Any:
+    """Return all commands of `app` as Click sees them, with no `<bool>` behind any flag in their help.
 
     Typer writes it as if a flag took a value.
     """
+    root = get_command(app)
     commands: list[tuple[Any, typer.Context | None]] = [(root, None)]
     for command, parent in commands:
         context = typer.Context(command, parent=parent, **command.context_settings)

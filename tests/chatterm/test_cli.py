@@ -23,9 +23,9 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.cli import constraints
-from chatterm.cli.main import app, call, command_line
+from chatterm.cli.main import app, call
 from chatterm.cli.prompts import checked_prompts
-from chatterm.cli.usage import WrongUsage
+from chatterm.cli.usage import WrongUsage, command_line
 from chatterm.commands.registry import COMMANDS
 from chatterm.sessions.store import Store
 from models.hub.catalogue import DEFAULT_MODEL
@@ -406,7 +406,7 @@ def test_no_help_says_that_a_flag_takes_a_value(capsys: pytest.CaptureFixture[st
         assert "--help" in said
         assert "-h" in said.split()
         assert "<bool>" not in said, command
-        found = command_line()
+        found = command_line(app)
         for name in command:
             found = found.commands[name]
         commands += [[*command, name] for name in getattr(found, "commands", ())]
@@ -447,7 +447,7 @@ class Endless:
     def close(self): pass
 
 chatterm.backends.local.LocalBackend = Endless
-from chatterm.cli.main import command_line, main
+from chatterm.cli.main import main
 main(["run", "-p", "x"])
 """
 
