@@ -200,6 +200,7 @@ class Engine(EngineCore):
                 if device != "auto" or picked.type == "cpu" or ranks is not None:
                     raise
                 refusal = error.with_traceback(None)  # its frames hold what was read
+            torch.cuda.empty_cache()
             try:
                 return build(
                     _CPU, pick_dtype(dtype, _CPU), (instead_of_gpu(refusal, files, dtype, quantize),)

@@ -140,9 +140,11 @@ def expected_plan(
     weights: int,
     context: int | None = None,
     kv_dtype: str = "auto",
+    on_host: bool = False,
 ) -> KVPlan:
     """Return the plan of a conversation's cache for a model that is not loaded: `free` are the bytes of the device
-    before that, `weights` those of the weights there. Raises as `plan_kv` does."""
+    before that, `weights` those of the weights there; `on_host`: there are experts in host memory. Raises as `plan_kv`
+    does."""
 
     def plan(rows: int) -> KVPlan:
         return plan_kv(
@@ -152,7 +154,7 @@ def expected_plan(
             spec.max_positions,
             context,
             kv_share(device),
-            computing_bytes(spec, rows, dtype, device, kv_dtype),
+            computing_bytes(spec, rows, dtype, device, kv_dtype, on_host),
             window=Window(spec.window, rows) if spec.window is not None else None,
             branches=branch_share(device),
         )

@@ -142,7 +142,7 @@ def _speed_on(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Spe
     here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if (split := _split(spec, here, blocks)) is not None:
-        plan = _plan(spec, here, split.device_bytes)
+        plan = _plan(spec, here, split.device_bytes, on_host=True)
         held, conversation = split.host_bytes, found.memory_bytes - found.weight_bytes
         weights = split.device_bytes + held
         return replace(
@@ -208,12 +208,14 @@ def _kv(plan: KVPlan | None) -> dict[str, Any]:
     return {"context": plan.context_length, "kv_bytes": plan.nbytes, "kv_share": plan.share}
 
 
-def _plan(spec: ModelSpec, here: Here, weights: int) -> KVPlan | None:
-    """Return the KV cache beside `weights` bytes of weights; None if there is no room for a conversation."""
+def _plan(spec: ModelSpec, here: Here, weights: int, on_host: bool = False) -> KVPlan | None:
+    """Return the KV cache beside `weights` bytes of weights, or of those that are not `on_host`; None if there is no
+    room for a conversation."""
     if here.free is None:
         return None
     with suppress(EngineError):
-        return expected_plan(spec, here.dtype, here.device, here.free, weights, kv_dtype=here.kv_dtype)
+        kv_dtype = here.kv_dtype
+        return expected_plan(spec, here.dtype, here.device, here.free, weights, None, kv_dtype, on_host)
     return None
 
 

@@ -147,10 +147,10 @@ def inspect_machine(name: str = "auto") -> Machine:
     `name` is a device as in `Engine.load`; of several GPUs, the one that it names is examined, else the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about old drivers and GPUs; the report says it better
-        return _inspect(torch.device(name if name.startswith("cuda") else "cuda"))
+        return _inspect(name)
 
 
-def _inspect(wanted: torch.device) -> Machine:
+def _inspect(name: str) -> Machine:
     failures: list[str] = []
 
     def probe(what: str, ask: Callable[[], T], otherwise: T) -> T:
@@ -161,7 +161,7 @@ def _inspect(wanted: torch.device) -> Machine:
             failures.append(f"{what} could not be determined: {text}")
             return otherwise
 
-    cpu = torch.device("cpu")
+    cpu, wanted = torch.device("cpu"), torch.device(name if name.startswith("cuda") else "cuda")
     broken: CudaProblem | None = CudaProblem("CUDA is broken")
     no_features: tuple[Feature, ...] = ()
     problem = probe("The state of CUDA", lambda: cuda_problem(wanted), broken)
@@ -177,7 +177,7 @@ def _inspect(wanted: torch.device) -> Machine:
     of_host = None
     if device.type == "cuda":
         of_host = probe("The bandwidth of main memory", lambda: measure_bandwidth(cpu), None)
-        here = replace(here, or_cpu=cpu_instead(of_host))
+        here = replace(here, or_cpu=cpu_instead(of_host) if name == "auto" else None)
     speeds = tuple(catalogue_speed(name, here) for name in _worth_telling(here))
     links = probe("How the GPUs are linked", find_links, None) if device.type == "cuda" else None
     return Machine(

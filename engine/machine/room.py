@@ -82,8 +82,7 @@ def fewest_ranks(
 
     Arguments and errors are those of `need_of`.
     """
-    place = pick_device(device).device
-    if place != torch.device("cuda"):
+    if str(pick_device(device).device) != "cuda":
         return 1
     there = torch.cuda.device_count()
     free = min(available_memory(torch.device("cuda", number)) for number in range(there))
