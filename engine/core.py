@@ -287,11 +287,10 @@ class EngineCore:
             )
         from engine.execute.cuda.tuner import Tuner
 
-        prompts = self._attention_name == "triton"
         return Tuner.of(
             self._network,
             self._cache,
-            prompts,
+            self._attention_name == "triton",
             self.model_name,
             self._loop.call,
             lambda: self._engine_step.is_busy,
