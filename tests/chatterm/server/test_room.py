@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from chatterm.backends.backend import ChatOptions, ModelError
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.process import host as host_module
+from chatterm.server.process.answering import request_error
 from chatterm.server.process.host import Held, Host
 from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.computing import MOST_ROWS, computing_bytes
@@ -187,9 +188,12 @@ def test_a_gpu_that_is_lost_is_known_from_its_model_and_from_a_load() -> None:
     assert host.lost_gpu
     host = host_of(Memory(10, {"a": 4}))
     host.engines.load = _raising(GpuLostError("The GPU was lost."))  # type: ignore[method-assign]
-    with pytest.raises(GpuLostError):
+    with pytest.raises(GpuLostError) as caught:
         host.take("a")
     assert host.lost_gpu
+    told = request_error(caught.value)
+    assert (told.status, told.code, told.retry_after_s) == (503, "engine_ended", 1.0)
+    assert "Restart" not in told.message, "another engine process starts by itself"
 
 
 def _raising(error: Exception) -> Any:
