@@ -28,10 +28,10 @@ from engine.cache.window import Window
 from engine.device import available_memory
 from engine.execute.cuda.exchange_plan import MOST_ROWS, Plan
 from engine.execute.cuda.host_experts import HostExperts, without_experts
+from engine.execute.cuda.plain_modules import plain_modules
 from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
 from models.network import Network
-from models.reference.decoder import Decoder as Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _computing(
     def computing(rows: int) -> int:
         if device.type != "cuda":
             return 0
-        found = activation_bytes(_measured(network), rows, streams, device)
+        found = activation_bytes(plain_modules(network, without_experts), rows, streams, device)
         found += expert_bytes(network.spec, rows, network.dtype.itemsize)
         found += GRAPH_BYTES * (1 + has_draft)
         found += EXPANDING_BYTES if on_host is not None else 0
@@ -129,12 +129,3 @@ def _computing(
         return found + (Plan.of(network, MOST_ROWS, rows).nbytes if network.share is not None else 0)
 
     return computing
-
-
-def _measured(network: Network) -> Reference:
-    """Return a model for measuring a step's memory on a GPU, without attention and the experts in host memory."""
-    if not network.is_packed:
-        return Reference(network, on_host=without_experts)
-    from engine.execute.cuda.packed import packed_embedding, packed_product
-
-    return Reference(network, packed_product, without_experts, packed_embedding)
