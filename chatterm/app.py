@@ -6,6 +6,7 @@ os.environ.setdefault("TEXTUAL_FPS", "120")  # Textual reads it when it is impor
 
 import asyncio
 import gc
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -72,17 +73,25 @@ class ChatApp(GuardedApp):
         )
         self.worker = Worker(backend)
         self.threads = Threads()
+        self._on_interrupt: Any = None
+        """What SIGINT did before; None where nothing was changed."""
         self.chat = ChatScreen(backend, self.worker, Keeper(store, session), settings)
         self.chat.conversation.sampling = dict(sampling or {})
         self.chat.tooling.wanted = tools
 
     def on_load(self) -> None:
         """The terminal is changed after this: from then on a signal to end must restore it."""
-        asyncio.get_running_loop().set_default_executor(self.threads)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(self.threads)
+
+        def interrupted(number: int, frame: object) -> None:
+            loop.call_soon_threadsafe(self._end_by, number)
+
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
-            # Ctrl+C is a key here, so SIGINT is meant to end it, too.
-            for number in heeded("SIGINT", *ENDING):
-                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+            for number in heeded("SIGINT"):  # not by the loop, which would hear of those meant for an editor
+                self._on_interrupt = signal.signal(number, interrupted)
+            for number in heeded(*ENDING):
+                loop.add_signal_handler(number, self._end_by, number)
 
     def _end_by(self, number: int) -> None:
         if self.chat.is_mounted:
@@ -107,6 +116,8 @@ class ChatApp(GuardedApp):
             self.chat.writing.keep_draft(self.chat.composer.full_text, leaving=True)
 
     def on_unmount(self) -> None:
+        if self._on_interrupt is not None:
+            signal.signal(signal.SIGINT, self._on_interrupt)  # this loop ends
         if (store := self.chat.keeper.store) is not None:
             store.release()  # or the threads that ask it would hold up the end
 

@@ -46,11 +46,9 @@ def editor_command() -> list[str]:
 def _interrupts_ignored() -> Iterator[None]:
     """Ctrl+C in an editor is the editor's, and the terminal sends it to this process, too."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # SIG_IGN would be the editor's as well
-    wakes = signal.set_wakeup_fd(-1)  # or the chat's event loop would hear of it afterwards
     try:
         yield
     finally:
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)  # as asyncio has it
         signal.signal(signal.SIGINT, before)
 
 
