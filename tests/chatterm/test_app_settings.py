@@ -34,7 +34,9 @@ async def test_a_theme_is_previewed_and_kept() -> None:
         assert (driver.app.theme, written()) == ("graphite", {})
         await driver.pilot.press("f7", "down", "enter")
         await driver.until(lambda: written() == {"screen": {"theme": following}})
-        await driver.until(lambda: f"The theme is {following}, also for new chats" in driver.notices[-1])
+        await driver.until(
+            lambda: f"The theme is {following}, also for new chats" in "".join(driver.notices[-1:])
+        )
         await driver.send("/theme paper")
         await driver.until(lambda: written() == {"screen": {"theme": "paper"}})
         assert driver.app.theme == "paper"
