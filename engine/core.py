@@ -21,6 +21,7 @@ from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
 from engine.execute.faults import explain
 from engine.kernels import on_gpu
 from engine.machine.bandwidth import known_bandwidth
+from engine.machine.expected import read_bytes
 from engine.parallel.ranks import Ranks
 from engine.params import SUPPRESSED, UNRECOMMENDED, SamplingParams
 from engine.schedule.limits import check_rows
@@ -84,6 +85,7 @@ class EngineCore:
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
         self._weight_bytes = network.nbytes * parts
+        self._read_bytes = read_bytes(self.spec, self._weight_bytes)
         self._network = network
         self._tuner: Tuner | None = None
         self._disk: DiskTier | None = None
@@ -103,7 +105,8 @@ class EngineCore:
         self._notes = pieces.notes
         self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
         # Host memory is read at another rate.
-        self._bandwidth = known_bandwidth(device) if not self._host_bytes else None
+        known = known_bandwidth(device) if not self._host_bytes else None
+        self._bandwidth = known * parts if known is not None else None
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
@@ -200,6 +203,7 @@ class EngineCore:
                 self._notes,
             ),
             bandwidth=self._bandwidth,
+            read_bytes=self._read_bytes,
             host_bytes=self._host_bytes,
             draft_bytes=self._drafts.nbytes if self._drafts is not None else 0,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,

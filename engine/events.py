@@ -287,7 +287,9 @@ class Figures:
     warmed: int | None = None
     """Tokens present of what idle work is warming (the history, then the draft); None while none is running."""
     bandwidth: float | None = None
-    """Bytes/s at which the device's memory is read; None if never measured."""
+    """Bytes/s at which the memory of the device, or of all that share the work, is read; None if never measured."""
+    read_bytes: int = 0
+    """Bytes of the weights that a token reads: without experts that are not chosen for it, for example."""
     offload: OffloadFigures | None = None
     disk: DiskFigures | None = None
     """None if the engine has no such tier."""

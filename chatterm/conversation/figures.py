@@ -212,7 +212,7 @@ class Live:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """The fraction of the memory's bandwidth that decoding uses: each step reads the weights and the KV of
+        """The fraction of the memory's bandwidth that decoding uses: each step reads weights and the KV of
         what is before it. None while a part of it is unknown, and where it would be more than all: what is read
         then comes from somewhere faster, such as the caches of a CPU."""
         figures, speed = self.figures, self.average or self.speed
@@ -222,7 +222,8 @@ class Live:
         per_token = figures.kv_bytes / (blocks * figures.block_size) if blocks else 0.0
         steps = speed / tokens_a_step(self.generated, self.accepted)
         before = max(self.used - self.generated / 2, 0)  # on average over the answer
-        share = steps * (figures.weight_bytes + before * per_token) / figures.bandwidth
+        read = figures.read_bytes or figures.weight_bytes
+        share = steps * (read + before * per_token) / figures.bandwidth
         return share if share <= 1 else None
 
 

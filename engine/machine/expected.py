@@ -188,17 +188,25 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     count = parameters(spec)
     weights = stored or count * here.dtype.itemsize
     per_token = token_bytes(spec, here.dtype, here.kv_dtype)
-    # Only one row is read of an embedding that is not also the output layer.
-    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
-    unread = (unread + not_chosen(spec)) * weights // count
     speed = None
     if here.bandwidth:
-        seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)
+        seconds = (read_bytes(spec, weights) + CONTEXT * per_token) / (
+            here.bandwidth * here.program.efficiency
+        )
         speed = 1 / (seconds + len(spec.layers) * here.program.layer_s)
     plan = _plan(spec, here, stored or needed_bytes(spec, here.dtype, spec.max_positions))
     conversation = min(CONVERSATION, spec.max_positions) * per_token
     found = Speed(name, count, weights, 0, speed, weights + conversation)
     return replace(found, **_kv(plan))
+
+
+def read_bytes(spec: ModelSpec, weights: int) -> int:
+    """Return the bytes that a token reads of `weights` bytes: all but the experts that are not chosen for it.
+
+    Only one row is read of an embedding that is not also the output layer.
+    """
+    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
+    return weights - (unread + not_chosen(spec)) * weights // parameters(spec)
 
 
 def _kv(plan: KVPlan | None) -> dict[str, Any]:

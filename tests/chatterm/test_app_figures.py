@@ -141,6 +141,8 @@ def test_the_share_of_the_bandwidth_counts_weights_and_context() -> None:
     known = replace(live, figures=replace(FIGURES, bandwidth=1e12))
     per_block = FIGURES.kv_bytes / 6
     assert known.bandwidth_share == pytest.approx(100 * (FIGURES.weight_bytes + per_block) / 1e12)
+    experts = replace(known, figures=replace(known.figures, read_bytes=10**8))
+    assert experts.bandwidth_share == pytest.approx(100 * (10**8 + per_block) / 1e12)
     faster = replace(known, speed=1000.0)
     assert faster.bandwidth_share is None, "more than all of it: something else was read"
     assert not any("bandwidth" in text_of(line) for line in panel_lines(faster, 30))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.machine.bandwidth import keep_bandwidth, known_bandwidth
+from models.weights.slots import parameters
 from tests.engine.tiny import tiny_engine
 
 CPU = torch.device("cpu")
@@ -18,7 +19,11 @@ def test_a_measurement_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     keep_bandwidth(CPU, 3e10)
     assert known_bandwidth(CPU) == 3e10
     with tiny_engine(tmp_path) as engine:
-        assert engine.figures().bandwidth == 3e10
+        figures = engine.figures()
+        assert figures.bandwidth == 3e10
+        unread = 0 if engine.spec.tied else engine.vocab_size * engine.spec.hidden_size
+        numbers = figures.weight_bytes // parameters(engine.spec)
+        assert figures.read_bytes == figures.weight_bytes - unread * numbers
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "\x00"])
