@@ -99,7 +99,8 @@ _PARTINGS = ("parting", "draft_parting")
 class TurnStats:
     """The figures of one turn; times in seconds.
 
-    `prompt_tokens == cached_tokens + prefilled_tokens`, `cached_tokens == reused_tokens + warmed_tokens`.
+    `prompt_tokens == cached_tokens + prefilled_tokens`, `cached_tokens == reused_tokens + warmed_tokens`. Where a
+    server tells the prompt, but not what of it was cached, both parts are 0.
     `ttft_s` runs from the request to its first token, `decode_s` from the first token to the last.
     """
 
@@ -134,6 +135,11 @@ class TurnStats:
     def reused_tokens(self) -> int:
         """Tokens of the prompt that were cached when the answer before had ended."""
         return self.cached_tokens - self.warmed_tokens
+
+    @property
+    def split_tokens(self) -> int:
+        """Tokens of the prompt of which it is known whether they were cached: all or none."""
+        return self.cached_tokens + self.prefilled_tokens
 
     @property
     def decoded_tokens(self) -> int:

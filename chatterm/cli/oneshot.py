@@ -271,8 +271,9 @@ def stats_line(outcome: Outcome) -> str:
     """The figures of one answer for people."""
     stats = outcome.stats
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
-    # A server may tell nothing of the prompt.
-    prompt = f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)"
+    # A server may tell nothing of the prompt, or not what was cached.
+    cached = f" ({stats.cached_tokens} cached)" if stats.split_tokens else ""
+    prompt = f"prompt {counted(stats.prompt_tokens, 'token')}{cached}"
     rate = f" at {rate_text(tokens_per_s)}" if (tokens_per_s := decode_rate(stats)) else ""
     parts = (
         *([prompt] if stats.prompt_tokens else []),

@@ -84,6 +84,8 @@ class SessionStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefilled_tokens: int = 0
+    split_tokens: int = 0
+    """Those of prompts of which it is known whether they were cached."""
     generated_tokens: int = 0
     reasoning_tokens: int = 0
     prefill_s: float = 0.0
@@ -114,11 +116,12 @@ class SessionStats:
         self.turns += not resumed
         if retry:
             self.retries += 1
-            self.retried_tokens += stats.prompt_tokens
+            self.retried_tokens += stats.split_tokens
             self.reused_tokens += stats.cached_tokens
         self.prompt_tokens += stats.prompt_tokens
         self.cached_tokens += stats.cached_tokens
         self.prefilled_tokens += stats.prefilled_tokens
+        self.split_tokens += stats.split_tokens
         self.generated_tokens += stats.generated_tokens
         self.reasoning_tokens += stats.reasoning_tokens
         self.warmed_tokens += stats.warmed_tokens

@@ -77,10 +77,13 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
     def count(name: str) -> list[str]:
         return [f"{getattr(turn, name):,}" if turn else _NONE, *(f"{getattr(s, name):,}" for _, s in columns)]
 
-    def prompt(name: str) -> list[str]:
-        told = [turn, *(s for _, s in columns)]  # of an answer that was cut off, a server tells no count
+    def prompt(name: str, known: str = "split_tokens") -> list[str]:
+        told = [
+            turn,
+            *(s for _, s in columns),
+        ]  # a server may not tell it, and of an answer that was cut off nothing
         return [
-            text if of and of.prompt_tokens else _NONE for text, of in zip(count(name), told, strict=True)
+            text if of and getattr(of, known) else _NONE for text, of in zip(count(name), told, strict=True)
         ]
 
     def each(of_turn: Callable[[TurnStats], str], of_session: Callable[[SessionStats], str]) -> list[str]:
@@ -89,10 +92,10 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
     rows = [
         ["", "last answer", *(title for title, _ in columns)],
         ["answers", _NONE, *(f"{s.turns:,}" for _, s in columns)],
-        ["prompt tokens", *prompt("prompt_tokens")],
+        ["prompt tokens", *prompt("prompt_tokens", "prompt_tokens")],
         ["  from cache", *prompt("cached_tokens")],
         ["  computed", *prompt("prefilled_tokens")],
-        ["  cache hit rate", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
+        ["  cache hit rate", *each(_cached_share, _cached_share)],
         ["generated tokens", *count("generated_tokens")],
         ["  thinking", *count("reasoning_tokens")],
         ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s) if t.ttft_s else _NONE, _mean_ttft)],
@@ -134,7 +137,7 @@ def _reuse(stats: SessionStats, width: int) -> list[Line]:
     """What of the prompts was there already: counted, never estimated."""
     if not stats.cached_tokens:
         return []
-    text = f"{stats.cached_tokens:,} of {counted(stats.prompt_tokens, 'prompt token')} came from the cache"
+    text = f"{stats.cached_tokens:,} of {counted(stats.split_tokens, 'prompt token')} came from the cache"
     if stats.warmed_tokens:
         text += f", {stats.warmed_tokens:,} of them prewarmed while you read and typed"
     if stats.retries:
@@ -248,8 +251,8 @@ def _saved(stats: TurnStats | SessionStats) -> str:
     return seconds_text(stats.saved_s) if has_gained(stats) else _NONE
 
 
-def _cached_share(stats: SessionStats) -> str:
-    return _share(stats.cached_tokens, stats.prompt_tokens)
+def _cached_share(stats: TurnStats | SessionStats) -> str:
+    return _share(stats.cached_tokens, stats.split_tokens)
 
 
 def _mean_ttft(stats: SessionStats) -> str:

@@ -250,7 +250,7 @@ def live_figures(
     )
     over = stats_of(turn.exchange) if turn.stats is not None else None  # of all its runs, as below the answer
     stats = latest.stats if latest is not None else over
-    known = stats if stats is not None and stats.prompt_tokens else None
+    known = stats if stats is not None and stats.split_tokens else None
     count = turn.speed.count
     average = decode_rate(over) if over is not None else turn.speed.average
     guesses = stats if stats is not None and has_gained(stats) else TurnStats()
@@ -270,13 +270,15 @@ def live_figures(
         drafted=guesses.drafted_tokens,
         accepted_drafts=guesses.accepted_drafts,
         prefill_rate=(known.prefill_tokens_per_s or None) if known else None,
-        used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
+        used=max(common.used, stats.prompt_tokens + count)
+        if running and stats is not None and stats.prompt_tokens
+        else common.used,
     )
 
 
 def _with_saved(live: Live, stats: TurnStats) -> Live:
     """The figures that are saved with an answer."""
-    is_known = stats.prompt_tokens > 0
+    is_known = stats.split_tokens > 0
     guesses = stats if has_gained(stats) else TurnStats()
     return replace(
         live,

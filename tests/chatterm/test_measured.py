@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from chatterm.backends.backend import FinishReason, Outcome, TurnStats
 from chatterm.backends.remote import answer
 from chatterm.backends.remote.dialects.chat import ChatCompletions
+from chatterm.backends.remote.dialects.ollama import Ollama
 from chatterm.cli.oneshot import stats_line
 from chatterm.conversation.figures import Live, SessionStats, Speedometer
 from chatterm.conversation.stats import stats_lines
@@ -100,6 +101,22 @@ def test_reasoning_that_nobody_saw_come_is_no_speed(monkeypatch: pytest.MonkeyPa
     running.feed(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
     assert running.stats.generated_tokens == 2003
     assert running.stats.decode_tokens_per_s == pytest.approx(2.0)
+
+
+def test_what_a_server_does_not_tell_of_the_cache_is_not_told() -> None:
+    silent = TurnStats(prompt_tokens=300, generated_tokens=20, decode_s=1.0)
+    known = TurnStats(100, 60, 40, 20, decode_s=1.0)
+    assert "300 tokens |" in stats_line(Outcome("a", "", FinishReason.EOS, silent))
+    session = SessionStats.of([known.to_dict(), silent.to_dict()])
+    rows = [text_of(line).split() for line in stats_lines(100, silent, session, None, None)]
+    for name, value in (("from cache", "60"), ("computed", "40"), ("cache hit rate", "60%")):
+        assert [*name.split(), "–", value] in rows
+    assert ["prompt", "tokens", "300", "400"] in rows
+    message = {"done": True, "prompt_eval_count": 247, "prompt_eval_duration": 6_809_551, "eval_count": 3}
+    running = answer.RunningAnswer(Ollama(), "m")
+    running.feed(f"{json.dumps(message)}\n".encode())
+    assert (running.stats.prompt_tokens, running.stats.split_tokens) == (247, 0)
+    assert running.stats.prefill_tokens_per_s == 0.0, "cached or not, nobody knows"
 
 
 turns = st.builds(

@@ -100,7 +100,8 @@ class RunningAnswer:
     def stats(self) -> TurnStats:
         usage = self._reader.usage
         prompt = (usage.prompt if usage is not None else None) or 0
-        cached = min((usage.cached if usage is not None else None) or 0, prompt)
+        told = usage.cached if usage is not None else None
+        cached = min(told or 0, prompt)
         generated = usage.generated if usage is not None and usage.generated is not None else len(self._ids)
         thought = usage.reasoning if usage is not None and usage.reasoning else 0
         hidden = min(max(thought - self._thought, 0), generated)  # no piece shows when these came
@@ -114,11 +115,10 @@ class RunningAnswer:
         return TurnStats(
             prompt_tokens=prompt,
             cached_tokens=cached,
-            prefilled_tokens=prompt - cached,
+            prefilled_tokens=prompt - cached if told is not None else 0,
             generated_tokens=generated,
             reasoning_tokens=min(thought, generated),
             ttft_s=first - self._began if first is not None else 0.0,
-            prefill_s=usage.prefill_s if usage is not None else 0.0,
             decode_s=seconds,
             first_tokens=generated - seen,
         )

@@ -48,8 +48,6 @@ class Usage:
     cached: int | None = None
     generated: int | None = None
     reasoning: int | None = None
-    prefill_s: float = 0.0
-    """Seconds that it took for the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

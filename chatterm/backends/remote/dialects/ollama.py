@@ -73,14 +73,8 @@ class Ollama:
         if message.get("done") is not True:
             return Heard(pieces, calls=calls)
         reason = FinishReason.LENGTH if message.get("done_reason") == "length" else FinishReason.EOS
-        took = count(message.get("prompt_eval_duration")) or 0
-        usage = Usage(
-            count(message.get("prompt_eval_count")),
-            None,
-            count(message.get("eval_count")),
-            None,
-            took / 1e9,
-        )
+        # How long the prompt took tells no speed: nobody says how much of it was cached.
+        usage = Usage(count(message.get("prompt_eval_count")), generated=count(message.get("eval_count")))
         return Heard(pieces, reason, usage, calls=calls, is_last=True)
 
     def listed(self, document: Any) -> list[Listed] | None:
