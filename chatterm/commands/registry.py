@@ -327,7 +327,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ),
     ("z", "With an answer selected that is JSON: its tree, the tree folded, its text"),
     ("Up, Down", "Your earlier messages, from the first or last line of the text"),
-    ("Tab", "Accept the suggestion (commands, @paths); Enter does after an arrow key"),
+    ("Tab", "Accept the suggestion (after ↑ ↓ Enter, too)"),
     ("Ctrl+C", "Copy the selection, stop the answer, or clear the draft (Ctrl+Z: undo); twice: quit"),
     ("Page Up/Down", "Scroll; Ctrl+Home and Ctrl+End go to the top and bottom"),
     ("Ctrl+P", "Open the command palette"),
