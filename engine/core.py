@@ -85,7 +85,6 @@ class EngineCore:
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
         self._weight_bytes = network.nbytes * parts
-        self._read_bytes = read_bytes(self.spec, self._weight_bytes)
         self._network = network
         self._tuner: Tuner | None = None
         self._disk: DiskTier | None = None
@@ -105,8 +104,8 @@ class EngineCore:
         self._notes = pieces.notes
         self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
         # Host memory is read at another rate.
-        known = known_bandwidth(device) if not self._host_bytes else None
-        self._bandwidth = known * parts if known is not None else None
+        self._bandwidth = known_bandwidth(device, parts) if not self._host_bytes else None
+        self._read_bytes = read_bytes(self.spec, self._weight_bytes) if self._bandwidth else 0
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,

@@ -295,7 +295,8 @@ class Figures:
     bandwidth: float | None = None
     """Bytes/s at which the memory of the device, or of all that share the work, is read; None if never measured."""
     read_bytes: int = 0
-    """Bytes of the weights that a token reads: without experts that are not chosen for it, for example."""
+    """Bytes of the weights that a token reads: without experts that are not chosen for it, for example; 0 if never
+    counted, as where there is no `bandwidth`."""
     offload: OffloadFigures | None = None
     disk: DiskFigures | None = None
     """None if the engine has no such tier."""

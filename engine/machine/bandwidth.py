@@ -20,10 +20,10 @@ def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
         write_whole(path, json.dumps(known, indent=1) + "\n")
 
 
-def known_bandwidth(device: torch.device) -> float | None:
-    """Return the bytes/s measured on this machine; None if they never were."""
+def known_bandwidth(device: torch.device, count: int = 1) -> float | None:
+    """Return the bytes/s of `count` devices of this kind, of which one was measured here; None if none ever was."""
     value = _read(_path()).get(_name(device))
-    return float(value) if isinstance(value, int | float) and value > 0 else None
+    return float(value) * count if isinstance(value, int | float) and value > 0 else None
 
 
 def _path() -> Path:

@@ -18,6 +18,7 @@ def test_a_measurement_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     keep_bandwidth("cpu", 2e10)
     keep_bandwidth(CPU, 3e10)
     assert known_bandwidth(CPU) == 3e10
+    assert known_bandwidth(CPU, 2) == 6e10
     with tiny_engine(tmp_path) as engine:
         figures = engine.figures()
         assert figures.bandwidth == 3e10
