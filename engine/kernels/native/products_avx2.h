@@ -1,8 +1,8 @@
 // Products with quantised rows for AVX2, with VNNI if the compiler targets it.
 //
 // Eight rows are multiplied at once: lane r of a vector has the numbers of row r, and unpacked numbers are multiplied
-// with up to TILE rows of inputs. So sums have the same order as those of panels (panels.h), to the bit. Vectors of 16
-// lanes were no faster.
+// with up to TILE rows of inputs. So sums have the same order as those of panels (panels.h), to the bit. For one row,
+// vectors of 16 lanes were no faster; products_avx512.h is for several.
 #pragma once
 
 #include <immintrin.h>
@@ -253,14 +253,34 @@ void multiply_interleaved_some(const Rows& rows, const Inputs& x, float* out, in
   }
 }
 
+}  // namespace
+}  // namespace chatterm
+
+#ifdef __AVX512VNNI__
+#include "products_avx512.h"
+#endif
+
+namespace chatterm {
+namespace {
+
 template <int TYPE>
 void multiply_rows(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  by_rows(x.rows, [&](auto count) { multiply_some<TYPE, count.value>(rows, x, out, stride); });
+  by_rows(x.rows, [&](auto count) {
+#ifdef __AVX512VNNI__
+    if constexpr (is_small(TYPE) && count.value > 2) return multiply_panels<TYPE, count.value>(rows, x, out, stride);
+#endif
+    multiply_some<TYPE, count.value>(rows, x, out, stride);
+  });
 }
 
 template <int TYPE>
 void multiply_interleaved(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  by_rows(x.rows, [&](auto count) { multiply_interleaved_some<TYPE, count.value>(rows, x, out, stride); });
+  by_rows(x.rows, [&](auto count) {
+#ifdef __AVX512VNNI__
+    if constexpr (count.value > 1) return multiply_interleaved_panels<TYPE, count.value>(rows, x, out, stride);
+#endif
+    multiply_interleaved_some<TYPE, count.value>(rows, x, out, stride);
+  });
 }
 
 }  // namespace

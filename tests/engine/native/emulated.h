@@ -85,6 +85,35 @@ inline Ints dot(Ints sums, Ints a, Ints b) {
   return same_bits<Ints>(found);
 }
 
+struct Quarters {
+  __m128i of[4];
+};
+
+// Applies an instruction of SSE to each quarter.
+template <typename Part>
+inline Ints by_quarters(Ints a, Ints b, Part part) {
+  Quarters found;
+  const Quarters x = same_bits<Quarters>(a), y = same_bits<Quarters>(b);
+  for (int i = 0; i < 4; ++i) found.of[i] = part(x.of[i], y.of[i]);
+  return same_bits<Ints>(found);
+}
+
+inline Ints with_quarter(Ints a, __m128i b, int which) {
+  Quarters found = same_bits<Quarters>(a);
+  found.of[which] = b;
+  return same_bits<Ints>(found);
+}
+
+#define EMULATED_BY_QUARTERS(name)                                                    \
+  inline Ints name(Ints a, Ints b) {                                                  \
+    return by_quarters(a, b, [](__m128i x, __m128i y) { return _mm_##name(x, y); }); \
+  }
+EMULATED_BY_QUARTERS(shuffle_epi8)
+EMULATED_BY_QUARTERS(unpackhi_epi32)
+EMULATED_BY_QUARTERS(unpackhi_epi64)
+EMULATED_BY_QUARTERS(unpacklo_epi32)
+EMULATED_BY_QUARTERS(unpacklo_epi64)
+
 }  // namespace emulated
 
 #undef _mm256_dpbusd_epi32
@@ -96,14 +125,17 @@ inline Ints dot(Ints sums, Ints a, Ints b) {
 #define __m512 emulated::Floats
 #define __m512i emulated::Ints
 #define _mm512_add_ps(a, b) ((a) + (b))
+#define _mm512_broadcast_i32x4(a) emulated::same_bits<emulated::Ints>(emulated::Quarters{{a, a, a, a}})
 #define _mm512_broadcast_f32x8(a) emulated::joined(a, a)
 #define _mm512_castps256_ps512(a) emulated::joined(a, a)
 #define _mm512_castps512_ps256(a) (emulated::same_bits<emulated::Halves>(a).of[0])
+#define _mm512_castsi128_si512(a) emulated::with_quarter(emulated::Ints{}, a, 0)
 #define _mm512_cvtepi32_ps emulated::floats
 #define _mm512_dpbusd_epi32 emulated::dot
 #define _mm512_extractf32x8_ps(a, half) (emulated::same_bits<emulated::Halves>(a).of[half])
 #define _mm512_fmadd_ps emulated::multiply_add
 #define _mm512_insertf32x8(a, b, half) emulated::joined(emulated::same_bits<emulated::Halves>(a).of[1 - half], b)
+#define _mm512_inserti32x4 emulated::with_quarter
 #define _mm512_loadu_ps emulated::load<emulated::Floats>
 #define _mm512_loadu_si512 emulated::load<emulated::Ints>
 #define _mm512_mul_ps(a, b) ((a) * (b))
@@ -111,9 +143,14 @@ inline Ints dot(Ints sums, Ints a, Ints b) {
 #define _mm512_set1_ps emulated::all<emulated::Floats>
 #define _mm512_setzero_ps() (emulated::Floats{})
 #define _mm512_setzero_si512() (emulated::Ints{})
+#define _mm512_shuffle_epi8 emulated::shuffle_epi8
 #define _mm512_shuffle_f32x4 emulated::shuffle_fours
 #define _mm512_shuffle_ps emulated::shuffle
 #define _mm512_storeu_ps emulated::store
+#define _mm512_unpackhi_epi32 emulated::unpackhi_epi32
+#define _mm512_unpackhi_epi64 emulated::unpackhi_epi64
+#define _mm512_unpacklo_epi32 emulated::unpacklo_epi32
+#define _mm512_unpacklo_epi64 emulated::unpacklo_epi64
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
 #define __AVX512DQ__ 1
