@@ -44,14 +44,16 @@ def explained(
     path: Sequence[Exchange], models: Sequence[str], token_text: Callable[[int], str | None]
 ) -> list[Explained]:
     """The turns of a branch. `token_text` reads tokens of a model that has one of the names `models`."""
-    turns = []
-    for number, exchange in enumerate(path):
+    turns, earlier = [], dict[str, None]()
+    for exchange in path:
         stats = TurnStats.of(exchange.stats) if exchange.stats.get("prompt_tokens") else None
         text = token_text if exchange.model in models else _no_text
-        others = [earlier.model for earlier in path[:number] if earlier.model != exchange.model]
+        others = [model for model in earlier if model != exchange.model]
         partings = (stats.parting, stats.draft_parting) if stats is not None else ()
         reasons = tuple(_reason(parting, others, text) for parting in partings if parting is not None)
         turns.append(Explained(one_line(exchange.user, 300), stats, reasons))
+        earlier.pop(exchange.model, None)  # the latest stands last
+        earlier[exchange.model] = None
     return turns
 
 

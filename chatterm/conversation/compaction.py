@@ -62,8 +62,12 @@ class Room:
     @property
     def default_count(self) -> int:
         """Exchanges at the start that a summary stands for: all but the latest ones, of which one stays at least."""
-        kept = 1
-        while kept < len(self.path) and self.tokens(self.path[-kept - 1 :]) <= _KEPT * self.context:
+        kept, rate = 1, self.rate
+        characters = characters_of(self.path[-1:])
+        while kept < len(self.path):
+            characters += characters_of(self.path[-kept - 1 : -kept])
+            if round(characters * rate) > _KEPT * self.context:
+                break
             kept += 1
         return min(max(len(self.path) - kept, self.least_count), len(self.path))
 

@@ -1,6 +1,6 @@
 """What a transcript consists of. An entry is data that lays itself out as lines; it knows no widget."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from chatterm.backends.exchange import Exchange
@@ -13,6 +13,7 @@ from chatterm.conversation.thumbnail import Thumbnail
 from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
+from chatterm.markdown.plain import PlainText
 from chatterm.terminal.sanitize import cleaned, visible
 from models.units import counted
 
@@ -58,6 +59,12 @@ class Entry:
         self._width = 0
         self.height = 0
         """Lines when it was last laid out: an estimate while the width is another."""
+        self.on_change: Callable[[Entry], None] | None = None
+        """Whom to tell that it is to be laid out again."""
+
+    def prepare(self, width: int) -> bool:
+        """Do a piece of what `build` needs; whether that is all of it."""
+        return True
 
     def build(self, width: int) -> list[Section]:
         raise NotImplementedError
@@ -69,6 +76,8 @@ class Entry:
 
     def changed(self) -> None:
         self._width = 0
+        if self.on_change is not None:
+            self.on_change(self)
 
     @property
     def is_blank(self) -> bool:
@@ -78,11 +87,19 @@ class Entry:
     def is_laid_out(self, width: int) -> bool:
         return self._width == width
 
-    def lay_out(self, width: int) -> None:
+    def step(self, width: int) -> bool:
+        """Lay out a piece; whether that was the last one. Until then its lines are those of before."""
         if self._width != width:
+            if not self.prepare(width):
+                return False
             self._sections = self.build(width)
             self._width = width
             self.height = sum(len(section.lines) for section in self._sections)
+        return True
+
+    def lay_out(self, width: int) -> None:
+        while not self.step(width):
+            pass
 
     def line(self, row: int) -> Line:
         """One line of the latest layout; empty where there is none."""
@@ -132,6 +149,9 @@ class UserEntry(Entry):
         self._is_open = False
         """Whether all of a long message is shown."""
         self._said, self.pictures = taken_out(self.text)
+        self._shown, self._rest = PlainText("", "user"), ""
+        """What is shown of it, and what is said of the rest."""
+        self._fold()
         self.thumbnails: dict[str, Thumbnail] = {}
         """Of those of its pictures that can be shown, by digest."""
         self.is_pictured = False
@@ -146,27 +166,39 @@ class UserEntry(Entry):
         """The message without the blocks of its pictures."""
         return self._said
 
+    @property
+    def is_folded(self) -> bool:
+        """Whether some of it is not shown."""
+        return bool(self._rest) and not self._is_open
+
     def unfold(self) -> None:
         """Show all of a long message."""
         if not self._is_open:
             self._is_open = True
-            self.changed()
+            self._fold()
+
+    def _fold(self) -> None:
+        head, rest = _folded(self._said)
+        self._shown = PlainText(self._said if self._is_open else head, "user")
+        self._rest = "▾ show less" if rest and self._is_open else rest
+        self.changed()
 
     def click(self, row: int, column: int) -> Click:
         if self.line(row)[-1:] and self.line(row)[-1][1] == "fold":
             self._is_open = not self._is_open
-            self.changed()
+            self._fold()
             return Click("fold")
         return super().click(row, column)
 
+    def prepare(self, width: int) -> bool:
+        return self._shown.step(width - INDENT)
+
     def build(self, width: int) -> list[Section]:
-        text, rest = (self._said, "") if self._is_open else _folded(self._said)
-        lines = [line for row in text.split("\n") for line in wrap([(row, "user")], width - INDENT)]
         bar: Line = [("▌", "user-bar edited" if self.is_edited else "user-bar"), (" ", "")]
-        sections = [Section(lines, bar)]
-        if rest or (self._is_open and len(_folded(self._said)[1])):
-            sections.append(Section([[(rest or "▾ show less", "fold")]], bar))
-        sections += [Section(self._shown(picture, width - INDENT), bar) for picture in self.pictures]
+        sections = [Section(self._shown.lines(width - INDENT), bar)]
+        if self._rest:
+            sections.append(Section([[(self._rest, "fold")]], bar))
+        sections += [Section(self._drawn(picture, width - INDENT), bar) for picture in self.pictures]
         if self.is_edited:
             sections.append(Section(wrap([(_EDITED, "edited")], width - INDENT), bar))
         pinned: Line = [(_PINNED, "edited"), (" ", "")] if self.is_pinned else []
@@ -175,7 +207,7 @@ class UserEntry(Entry):
             sections.append(Section([below], _MARGIN))
         return sections
 
-    def _shown(self, picture: Picture, room: int) -> list[Line]:
+    def _drawn(self, picture: Picture, room: int) -> list[Line]:
         size = f"{picture.width} x {picture.height} pixels"
         head = f"▣ {picture.name} · {picture.kind.removeprefix('image/').upper()}, {size}"
         found = self.thumbnails.get(picture.digest)
@@ -201,6 +233,8 @@ class AnswerEntry(Entry):
         self.thinking = Document()
         self.source: list[str] = []
         """The answer as the model wrote it, in pieces."""
+        self._code: tuple[int, list[str]] | None = None
+        """For so many pieces, its code blocks."""
         self.activity = ""
         """What happens while nothing can be read yet."""
         self.footer: Line = []
@@ -252,7 +286,7 @@ class AnswerEntry(Entry):
             if rest := text[len(source) :]:
                 self.add(rest, reasoning=False)
             return
-        self.source, self.body = [], Document()
+        self.source, self.body, self._code = [], Document(), None
         self.add(text, reasoning=False)
 
     def settle(self) -> None:
@@ -273,7 +307,9 @@ class AnswerEntry(Entry):
 
     def code(self, number: int) -> str | None:
         """The n-th code block, from 1; negative numbers count from the end. None when there is none."""
-        blocks = code_blocks("".join(self.source))
+        if self._code is None or self._code[0] != len(self.source):
+            self._code = len(self.source), code_blocks("".join(self.source))
+        blocks = self._code[1]
         index = number - 1 if number > 0 else number
         return blocks[index] if number and -len(blocks) <= index < len(blocks) else None
 
@@ -309,6 +345,15 @@ class AnswerEntry(Entry):
             return Click("fold")
         return super().click(row, column)
 
+    @property
+    def _is_tree(self) -> bool:
+        return self.tree is not None and not self._is_text
+
+    def prepare(self, width: int) -> bool:
+        room = width - INDENT
+        thinking = not (self.has_thought and self.is_open) or self.thinking.step(room - 2)
+        return thinking and (self._is_tree or self.body.step(room))
+
     def build(self, width: int) -> list[Section]:
         room = width - INDENT
         sections: list[Section] = []
@@ -323,8 +368,9 @@ class AnswerEntry(Entry):
                 head = f"JSON, {self.tree.count} · show {'a tree' if self._is_text else 'the text'}"
                 sections.append(Section([[(elided(head, room), "fold")]], _MARGIN))
                 self._tree_row = sum(len(section.lines) for section in sections)
-            is_tree = self.tree is not None and not self._is_text
-            lines = self.tree.lines(room) if self.tree is not None and is_tree else self.body.lines(room)
+            lines = (
+                self.tree.lines(room) if self.tree is not None and self._is_tree else self.body.lines(room)
+            )
             sections.append(Section(lines, _MARGIN))
         if self.activity:
             above: list[Line] = [[]] if sections and not self.body.is_empty else []

@@ -1,17 +1,32 @@
 """Search in what is shown of a conversation: where a text stands in entries as they are laid out. No widget."""
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 from chatterm.conversation.entries import INDENT, AnswerEntry, Entry, UserEntry
 from chatterm.markdown.lines import Line, Run
 
+MOST = 1_000
+"""Matches that are counted."""
+_BLOCK = 64
+"""Rows that are searched at once."""
+_PIECE = 1 << 16
+"""Characters of a folded message that are searched at once."""
+_AFTER = 20
+"""Characters after a block, for each of the text, in which a match that begins in the block has to end."""
 _AROUND = frozenset(
     "user-bar quote-bar rule bullet code-label code-copy picture branch edited muted warning fold thinking-head".split()  # noqa: SIM905
 )
 """Styles of what stands around a text and is not searched."""
 
+T = TypeVar("T")
+Walk = Generator[None, None, T]
+"""Work that yields after each piece."""
+LayOut = Callable[[Entry], bool]
 Span = tuple[int, int, int]
 """A row of an entry, and the characters of its line from and to which something stands."""
 
@@ -25,39 +40,53 @@ class Match:
 
 
 class Finder:
-    """Finds a text, whatever its case and wherever its lines were broken."""
+    """Finds a text, whatever its case and wherever its lines were broken.
+
+    An entry is searched a block of rows at a time; a match belongs to the block in which it begins. What goes through
+    many entries yields after each block. It is given `lay_out`, which lays out a piece of an entry and says whether
+    that was the last one.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._pattern = re.compile(r"\s+".join(map(re.escape, text.split())), re.IGNORECASE)
-        self._known: dict[Entry, tuple[object, list[Match]]] = {}
+        self._known: dict[Entry, tuple[object, dict[int, list[Match]]]] = {}
+        """What was found in the blocks of an entry, for its layout."""
         self.here: Match | None = None
         """The one that is looked at."""
 
-    def all(self, entries: Sequence[Entry], width: int) -> list[Match]:
-        """Every match in the messages, in order; what was folded and holds one is open then."""
-        found: list[Match] = []
-        for entry in entries:
-            if isinstance(entry, UserEntry) and self.text.split() and self._pattern.search(entry.text):
-                entry.unfold()
-            entry.lay_out(width)
-            found += self.of(entry)
-        return found
+    # --- one entry ---
 
-    def of(self, entry: Entry) -> list[Match]:
-        """The matches in an entry as it is laid out."""
-        if not isinstance(entry, UserEntry | AnswerEntry) or not self.text.split():
+    def block(self, entry: Entry, number: int) -> list[Match]:
+        """The matches that begin in a block of an entry as it is laid out, in order."""
+        if number < 0 or not isinstance(entry, UserEntry | AnswerEntry) or not self.text.split():
             return []
         known = self._known.get(entry)
         if known is None or known[0] is not entry.layout:
-            text, places = _text_of(entry)
-            matches = [Match(entry, _spans(places, m.start(), m.end())) for m in self._pattern.finditer(text)]
-            known = self._known[entry] = (entry.layout, matches)
-        return known[1]
+            known = self._known[entry] = (entry.layout, {})
+        if number not in known[1]:
+            known[1][number] = self._searched(entry, number * _BLOCK)
+        return known[1][number]
+
+    def _searched(self, entry: Entry, first: int) -> list[Match]:
+        """The matches that begin in the block whose first row this is."""
+        text, offsets, end = "", list[int](), 0
+        for row in range(first, min(first + 2 * _BLOCK, entry.height)):
+            offsets.append(len(text))
+            end = len(text) if row < first + _BLOCK else end
+            piece, joint = _row_text(entry.line(row))
+            text += piece + joint
+            if row < first + _BLOCK:
+                end = len(text)
+            elif len(text) - end > _AFTER * len(self.text) + _AFTER:
+                break
+        found = (m for m in self._pattern.finditer(text) if m.start() < end)
+        return [Match(entry, _spans(offsets, first, m.start(), m.end())) for m in found]
 
     def marked(self, entry: Entry, row: int, line: Line) -> Line:
         """A line of an entry with what was found in it marked."""
-        for match in self.of(entry):
+        number = row // _BLOCK
+        for match in [*self.block(entry, number - 1)[-1:], *self._touching(entry, row)]:
             for at, start, end in match.spans:
                 if at == row:
                     here = (
@@ -66,33 +95,130 @@ class Finder:
                     line = _restyled(line, start, end, "found found-here" if here else "found")
         return line
 
+    def _touching(self, entry: Entry, row: int) -> list[Match]:
+        """Those of its block that have a part of this row."""
+        found = self.block(entry, row // _BLOCK)
+        after = bisect_right(found, row, key=lambda match: match.spans[0][0])
+        first = bisect_left(found, row, hi=after, key=lambda match: match.spans[-1][0])
+        return found[first:after]
 
-def _text_of(entry: Entry) -> tuple[str, list[tuple[int, int, int]]]:
-    """The text of an entry as it was before its lines were broken; and of each line the offset at which it begins
-    there, its row, and how many characters of it stand before that."""
-    parts: list[str] = []
-    places: list[tuple[int, int, int]] = []
-    length = 0
-    for row in range(entry.height):
-        line = entry.line(row)
-        text, joint = "", "\n"
-        for run in line:
-            text += "\0" * len(run[0]) if _AROUND.intersection(run[1].split()) else run[0]
-            names = run[1].split()
-            joint = joint if run[0] else " " if "wrapped" in names else "" if "cut" in names else joint
-        places.append((length, row, INDENT))
-        parts += [text[INDENT:], joint]
-        length += len(parts[-2]) + len(joint)
-    return "".join(parts), places
+    # --- all of them ---
+
+    def latest(self, entries: Sequence[Entry], place: int, row: int, lay_out: LayOut) -> Walk[Match | None]:
+        """The last match that begins above this row of the entry at `place`, else the first one below it."""
+        for at in range(min(place, len(entries) - 1), -1, -1):
+            yield from self._open(entries[at], lay_out)
+            rows = row if at == place else entries[at].height
+            for number in reversed(range(_blocks(rows))):
+                if found := [match for match in self.block(entries[at], number) if match.spans[0][0] < rows]:
+                    return found[-1]
+                yield
+        return (yield from self._first(entries, place, lay_out))
+
+    def _first(self, entries: Sequence[Entry], place: int, lay_out: LayOut) -> Walk[Match | None]:
+        """The first match from the entry at `place` on."""
+        for entry in entries[place:]:
+            yield from self._open(entry, lay_out)
+            for number in range(_blocks(entry.height)):
+                if found := self.block(entry, number):
+                    return found[0]
+                yield
+        return None
+
+    def beside(self, entries: Sequence[Entry], side: int, lay_out: LayOut) -> Walk[Match | None]:
+        """The match after (1) or before (-1) the one that is looked at; after the last comes the first."""
+        here = self.here
+        if here is None or here.entry not in entries:
+            return (yield from self._first(entries, 0, lay_out))
+        place = entries.index(here.entry)
+        for step in range(len(entries) + 1):  # the entry that it stands in comes once more in the end
+            entry = entries[(place + side * step) % len(entries)]
+            yield from self._open(entry, lay_out)
+            numbers = range(_blocks(entry.height))
+            if not step:
+                at = here.spans[0][0] // _BLOCK
+                numbers = numbers[at:] if side > 0 else numbers[: at + 1]
+            for number in numbers[::side]:
+                for match in self.block(entry, number)[::side]:
+                    if step or side * _compared(match, here) > 0:
+                        return match
+                yield
+        return here
+
+    def count(self, entries: Sequence[Entry], lay_out: LayOut) -> Walk[tuple[int, int]]:
+        """The number of the match that is looked at (0 where it is not among those), and how many there are: more than
+        `MOST` are not counted."""
+        number = total = 0
+        for entry in entries:
+            yield from self._open(entry, lay_out)
+            for block in range(_blocks(entry.height)):
+                found = self.block(entry, block)
+                if self.here is not None and self.here.entry is entry:
+                    spans = [match.spans for match in found]
+                    number = total + spans.index(self.here.spans) + 1 if self.here.spans in spans else number
+                total += len(found)
+                if total > MOST:
+                    return (number if number <= MOST else 0), MOST + 1
+                yield
+        return number, total
+
+    def _open(self, entry: Entry, lay_out: LayOut) -> Walk[None]:
+        """Lay it out; what was folded and holds the text is open then."""
+        if isinstance(entry, UserEntry) and entry.is_folded and (yield from self._is_in(entry.text)):
+            entry.unfold()
+        if isinstance(entry, UserEntry | AnswerEntry):
+            while not lay_out(entry):
+                yield
+
+    def _is_in(self, text: str) -> Walk[bool]:
+        """Whether a match stands in a text of any length."""
+        if not self.text.split():
+            return False
+        for start in range(0, len(text), _PIECE):
+            if self._pattern.search(text, start, start + _PIECE + _AFTER * (len(self.text) + 1)):
+                return True
+            yield
+        return False
 
 
-def _spans(places: list[tuple[int, int, int]], start: int, end: int) -> tuple[Span, ...]:
+@lru_cache(maxsize=256)
+def _kind(style: str) -> tuple[bool, str | None]:
+    """Whether what has this style is searched, and what stood where a line that ends with it was broken."""
+    names = style.split()
+    return not _AROUND.intersection(names), " " if "wrapped" in names else "" if "cut" in names else None
+
+
+def _row_text(line: Line) -> tuple[str, str]:
+    """A line as far as it is searched, and what stands between it and the next."""
+    text, joint = "", "\n"
+    for run, style in line:
+        is_text, broken = _kind(style)
+        text += run if is_text else "\0" * len(run)
+        joint = broken if broken is not None and not run else joint
+    return text[INDENT:], joint
+
+
+def _blocks(rows: int) -> int:
+    """How many blocks so many rows are."""
+    return -(-rows // _BLOCK)
+
+
+def _compared(match: Match, other: Match) -> int:
+    """Above 0 where `match` begins below `other`, below 0 where it begins above it."""
+    mine, others = match.spans[0][:2], other.spans[0][:2]
+    return (mine > others) - (mine < others)
+
+
+def _spans(offsets: list[int], first: int, start: int, end: int) -> tuple[Span, ...]:
+    """The rows of a match from `start` to `end`; `offsets` is where rows begin, of which the first is `first`."""
     spans: list[Span] = []
-    for number, (offset, row, skipped) in enumerate(places):
-        after = places[number + 1][0] if number + 1 < len(places) else end
-        first, last = max(start, offset), min(end, after)
-        if first < last:
-            spans.append((row, first - offset + skipped, last - offset + skipped))
+    at = bisect_right(offsets, start) - 1
+    while at < len(offsets) and offsets[at] < end:
+        after = offsets[at + 1] if at + 1 < len(offsets) else end
+        spans.append(
+            (first + at, max(start - offsets[at], 0) + INDENT, min(end, after) - offsets[at] + INDENT)
+        )
+        at += 1
     return tuple(spans)
 
 

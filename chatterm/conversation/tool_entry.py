@@ -73,6 +73,10 @@ class ToolsEntry(UserEntry):
             shown.is_open = opened
         self.changed()
 
+    @property
+    def is_folded(self) -> bool:
+        return not all(shown.is_open for shown in self.calls)
+
     def unfold(self) -> None:
         for shown in self.calls:
             shown.is_open = True

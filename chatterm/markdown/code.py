@@ -1,12 +1,18 @@
 """The code blocks of an answer, as the model wrote them."""
 
+import re
 from dataclasses import dataclass
 
 from chatterm.markdown.blocks import parser
 
+_MAY_BE_CODE = re.compile(r"```|~~~|^(?: {4}|.*\t)", re.MULTILINE)
+"""What every code block has: a fence, or a line that is indented."""
+
 
 def code_blocks(source: str) -> list[str]:
     """The content of every code block in order, without its fences and its last line break."""
+    if not _MAY_BE_CODE.search(source):
+        return []
     tokens = parser().parse(source)
     return [token.content.removesuffix("\n") for token in tokens if token.type in ("fence", "code_block")]
 

@@ -17,6 +17,8 @@ from chatterm.markdown.tint import Marks, mark, within
 
 _LONGEST_TAIL = 2048
 """Characters that may be laid out again with every addition."""
+_PIECE = 8192
+"""Characters that are parsed at once: of blocks that are longer, only parts."""
 _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s", re.MULTILINE)
 
 
@@ -71,18 +73,33 @@ class Document:
 
     def lines(self, width: int) -> list[FixedLine]:
         """Every line at this width. The list is the document's own: read it, do not keep it."""
+        while not self.step(width):
+            pass
+        return self._lines
+
+    def step(self, width: int) -> bool:
+        """Lay out a piece of what is not laid out at this width; whether that was the last one.
+
+        A list of lines that was read before stays as it is where the width is another.
+        """
         if width != self._width:
             self._width, self._fixed, self._fixed_lines, self._lines = width, 0, 0, []
             self._stale = True
-        if self._stale:
+        if not self._stale:
+            return True
+        if self._fixed == len(self._parts):
             tail = self._freeze()
+            if tail is not None:
+                del self._lines[self._fixed_lines :]
+                self._add(self._tail, tail)
+                self._stale = False
+                return True
+        if self._fixed < len(self._parts):
+            part = self._parts[self._fixed]
             del self._lines[self._fixed_lines :]
-            for part in self._parts[self._fixed :]:
-                self._add(part, parser().parse(part.source))
-            self._fixed, self._fixed_lines = len(self._parts), len(self._lines)
-            self._add(self._tail, tail)
-            self._stale = False
-        return self._lines
+            self._add(part, parser().parse(part.source))
+            self._fixed, self._fixed_lines = self._fixed + 1, len(self._lines)
+        return False
 
     def _add(self, part: _Part, tokens: list[Token]) -> None:
         if part.guessed:
@@ -92,20 +109,21 @@ class Document:
             self._lines.append(())
         self._lines += map(tuple, lines)
 
-    def _freeze(self) -> list[Token]:
-        """Move what cannot change any more from the tail to the parts. What is left of the tail comes back parsed:
-        most of the time nothing can be moved, and parsing is a good part of the work."""
-        while True:
-            tail = self._tail
-            tokens = parser().parse(tail.source)
-            cut = _closed(tail.source, tokens)
-            if cut:
-                head, self._tail = tail.divided(cut)
-            elif len(tail.source) > _LONGEST_TAIL:
-                head, self._tail = tail.divided(*_middle(tail.source, tokens), continued=True)
-            else:
-                return tokens
-            self._parts.append(head)
+    def _freeze(self) -> list[Token] | None:
+        """Move a piece of what cannot change any more from the tail to the parts. Where there is none, the tail comes
+        back parsed: most of the time nothing can be moved, and parsing is a good part of the work."""
+        tail = self._tail
+        source = tail.source[:_PIECE]
+        tokens = parser().parse(source)
+        cut = _closed(source, tokens)
+        if cut:
+            head, self._tail = tail.divided(cut)
+        elif len(tail.source) > _LONGEST_TAIL:
+            head, self._tail = tail.divided(*_middle(source, tokens), continued=True)
+        else:
+            return tokens
+        self._parts.append(head)
+        return None
 
 
 def _closed(source: str, tokens: list[Token]) -> int:

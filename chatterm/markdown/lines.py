@@ -61,34 +61,38 @@ def padded(line: Line, width: int, style: str) -> Line:
 
 def wrap(runs: Iterable[Run], width: int) -> list[Line]:
     """Break at spaces (inside a word only where it is longer than a line). At least one line comes back."""
+    return list(wrapped(runs, width))
+
+
+def wrapped(runs: Iterable[Run], width: int) -> Iterator[Line]:
+    """The lines of `wrap`, each as soon as it is known."""
     width = max(width, 1)
-    lines: list[Line] = [[]]
-    column = 0
+    line: Line = []
+    column, is_first = 0, True
     space: Line = []
     for word in _words(runs):
         if word[0][0] == "\n":
-            lines.append([])
-            column, space = 0, []
+            yield _joined(line)
+            line, column, is_first, space = [], 0, False, []
             continue
         if word[0][0].isspace():
             space += word
             continue
         size, gap = line_cells(word), line_cells(space)
         if column and column + gap + size > width:
-            lines[-1].append(WRAPPED if gap else CUT)
-            lines.append([])
-            column, space, gap = 0, [], 0
-        if column == 0 and (len(lines) > 1 or size <= width < gap + size):
+            yield _joined([*line, WRAPPED if gap else CUT])
+            line, column, is_first, space, gap = [], 0, False, [], 0
+        if column == 0 and (not is_first or size <= width < gap + size):
             space, gap = [], 0
         if gap + size > width:
-            chopped = chop([*space, *word], width)
-            lines[-1:] = chopped
-            column = line_cells(chopped[-1])
+            *whole, line = chop([*space, *word], width)
+            yield from map(_joined, whole)
+            column, is_first = line_cells(line), is_first and not whole
         else:
-            lines[-1] += [*space, *word]
+            line += [*space, *word]
             column += gap + size
         space = []
-    return [_joined(line) for line in lines]
+    yield _joined(line)
 
 
 def of_height(lines: list[Line], most: int, width: int) -> list[Line]:
@@ -140,7 +144,8 @@ def _words(runs: Iterable[Run]) -> Iterator[Line]:
     """Line breaks, spaces and words, in order. A word may consist of several runs."""
     word: Line = []
     for text, style in runs:
-        for piece in _PIECE.findall(text):
+        for match in _PIECE.finditer(text):
+            piece = match[0]
             solid = not piece.isspace() and not re.match(f"[{_IDEOGRAPH}]", piece)
             if solid:
                 word.append((piece, style))

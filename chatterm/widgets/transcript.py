@@ -1,9 +1,7 @@
 """The conversation. One widget draws all of it, line by line, and only what can be seen costs anything."""
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-from time import monotonic
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -22,57 +20,21 @@ from chatterm.conversation.entries import INDENT, AnswerEntry, Click, Compaction
 from chatterm.conversation.find import Finder, Match
 from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
+from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
+from chatterm.widgets.said import said
+from chatterm.widgets.slices import LATER, at_once, in_slices
+from chatterm.widgets.stack import Stack
 
 _WIDEST = 104
 """Columns of text: longer lines are hard to read."""
-_IDLE_BUDGET = 0.004
-"""Seconds of layout work between two looks at the keyboard."""
-_IDLE_PAUSE = 0.02
-"""Seconds for everything else between two stretches of such work."""
+_AT_ONCE = 2
+"""Pieces of a long entry that are laid out before it is drawn; the others follow in a moment."""
 _BAR = 0.2
 """Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
-_DRAWN = frozenset(
-    [
-        "user-bar",
-        "quote-bar",
-        "rule",
-        "code-label",
-        "code-copy",
-        "notice-mark",
-        "error-mark",
-        "branch",
-        "edited",
-        "picture",
-    ]
-)
-"""Styles of what is drawn around a text and is no part of it."""
+_READ = 64
+"""Lines that are read at once."""
 _KEPT = 400
 """Lines that are kept as they were drawn."""
-
-
-MESSAGE_KEYS = {
-    "up": ("select", "prev"),
-    "k": ("select", "prev"),
-    "down": ("select", "next"),
-    "j": ("select", "next"),
-    "c": ("copy", ""),
-    "e": ("edit", ""),
-    "r": ("retry", ""),
-    "left_square_bracket": ("branch", "prev"),
-    "left": ("branch", "prev"),
-    "right_square_bracket": ("branch", "next"),
-    "right": ("branch", "next"),
-    "left_curly_bracket": ("select", "prev"),
-    "right_curly_bracket": ("select", "next"),
-    "t": ("expand", ""),
-    "enter": ("expand", ""),
-    "space": ("expand", ""),
-}
-"""Keys while a message is selected: a command and its argument."""
-CODE_KEYS = {"y": "copy_block", "s": "save_code", "x": "run_code", "z": "change_view"}
-"""Keys that do something with a code block of the selected answer, or with JSON."""
-EDGE_KEYS = {"g": -1, "G": 1}
-"""Keys that lead to the first line and to the last."""
 
 
 class Transcript(ScrollView, Painter, can_focus=True):
@@ -113,8 +75,16 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.entries: list[Entry] = []
         self._head: list[Entry] = []
         self.selected: Entry | None = None
-        self._starts: list[int] = []
-        """Line at which each entry begins."""
+        self._stack = Stack()
+        """Where each entry begins, as it was laid out last."""
+        self._places: dict[Entry, int] = {}
+        """At which place each entry stands."""
+        self._stale: set[Entry] = set()
+        """Those that are to be laid out."""
+        self._gone: deque[Entry] = deque()
+        """Those that were taken away: to free many at once takes a while."""
+        self._anchor: tuple[Entry, int] | None = None
+        """The entry at the upper edge, and how much of it is above; None at the end or when empty."""
         self.finder: Finder | None = None
         """Whose matches are marked."""
         self._follow = True
@@ -122,29 +92,32 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._bar_waits = False
         """The scroll bar will be updated in a moment."""
         self._rest_waits = False
-        """What cannot be seen will be laid out in a moment."""
+        """What cannot be seen is being laid out."""
         self._drawn: dict[int, tuple[Line, tuple[int, int], Strip, Strip]] = {}
         """By number: what the line was, how wide, and what `_drawn_line` made of it."""
 
     # --- contents ---
 
     def add(self, *entries: Entry) -> None:
-        self.entries += entries
+        self._put(len(self.entries), entries)
         self._reflow()
 
     def drop(self, *entries: Entry) -> None:
-        self.entries = [entry for entry in self.entries if entry not in entries]
+        first = min((self._places[entry] for entry in entries if entry in self._places), default=None)
+        if first is not None:
+            self._put(first, [entry for entry in self.entries[first:] if entry not in entries])
         self._reflow()
 
     def show_head(self, *head: Entry) -> None:
         """What stands above the messages, whichever these are."""
-        self.entries = [*head, *self.entries[len(self._head) :]]
+        self._put(0, [*head, *self.entries[len(self._head) :]])
         self._head = list(head)
         self._reflow()
 
     def clear(self) -> None:
         """Everything but the head goes."""
-        self.entries, self.selected = [*self._head], None
+        self._put(len(self._head), ())
+        self.selected = None
         self._follow, self.has_news = True, False
         self._reflow()
 
@@ -157,15 +130,33 @@ class Transcript(ScrollView, Painter, can_focus=True):
                     break
                 matching += 1
             kept += 1
-        self.entries[kept:] = wanted[matching:]
-        if self.selected not in self.entries:
+        self._put(kept, wanted[matching:])
+        if self.selected not in self._places:
             self.selected = None
         self._reflow()
 
+    def _put(self, place: int, entries: Iterable[Entry]) -> None:
+        """From this place on, these are the entries."""
+        entries, gone = list(entries), self.entries[place:]
+        for entry in gone:
+            entry.on_change = None
+            del self._places[entry]
+        self._stale.difference_update(gone)
+        self._gone.extend(gone)
+        del self.entries[place:]
+        self._stack.cut(place)
+        for entry in entries:
+            entry.on_change = self._stale.add
+            self._places[entry] = len(self.entries)
+            self.entries.append(entry)
+            self._stack.add(_rows(entry))
+            if not entry.is_laid_out(self._width):
+                self._stale.add(entry)
+
     def end_with(self, answer: Entry) -> None:
         """What was said below `answer` goes: it grows now, and shall be seen. Messages that wait stay."""
-        place = self.entries.index(answer) + 1
-        self.entries[place:] = [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)]
+        place = self._places[answer] + 1
+        self._put(place, [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)])
         self._reflow()
 
     def update(self) -> None:
@@ -185,52 +176,52 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Go to the end, or to the first line of the last entry where it is taller than the screen."""
         self.follow()
         if entry.height > self.scrollable_content_region.height:
-            self.scroll_to(y=self._starts[self.entries.index(entry)], animate=False, immediate=True)
+            self.scroll_to(y=self._start(entry), animate=False, immediate=True)
 
     def select(self, entry: Entry | None) -> None:
         """Mark this entry and bring it into view; None marks nothing."""
         self.selected = entry
-        if entry is None or entry not in self.entries:
+        if entry is None or entry not in self._places:
             self.refresh()
             return
-        entry.lay_out(self._width)
-        self._count()
-        start, page = self._starts[self.entries.index(entry)], self.scrollable_content_region.height
+        self._lay_out_now(entry)
+        self._reflow()
+        start, page = self._start(entry), self.scrollable_content_region.height
         top = round(self.scroll_y)
         if start < top or start + entry.height > top + page:
             above = start - max((page - entry.height) // 2, 0)
             self.scroll_to(y=max(above, 0), animate=False, immediate=True, force=True)
         self._reflow()
 
-    def matches(self) -> list[Match]:
-        """What the finder finds in the messages, in order."""
-        return self.finder.all(self.entries, self._width) if self.finder is not None else []
-
-    def latest_in_view(self, matches: Sequence[Match]) -> int:
-        """The number of the last match that is not below what can be seen; 0 where all are."""
-        self._reflow()
+    def place_in_view(self) -> tuple[int, int]:
+        """The last entry that can be seen, and its first row that is below what can be seen."""
         end = round(self.scroll_y) + self.scrollable_content_region.height
-        tops = [self._starts[self.entries.index(match.entry)] + match.spans[0][0] for match in matches]
-        return max(sum(top < end for top in tops) - 1, 0)
+        place = max(self._stack.at(end - 1), 0)
+        return place, end - self._stack.start(place)
 
     def show_match(self, match: Match | None) -> None:
         """Bring it into view, in the middle where it was not; it is marked as the one that is looked at."""
         if self.finder is not None:
             self.finder.here = match
         self._reflow()
-        if match is not None and match.entry in self.entries:
-            row = self._starts[self.entries.index(match.entry)] + match.spans[0][0]
+        if match is not None and match.entry in self._places:
+            row = self._start(match.entry) + match.spans[0][0]
             page = self.scrollable_content_region.height
             if not round(self.scroll_y) <= row < round(self.scroll_y) + page:
                 self.scroll_to(y=max(row - page // 2, 0), animate=False, immediate=True, force=True)
 
     def neighbour(self, step: int) -> Entry | None:
         """The message before (-1) or after (1) the selected one; coming from below, the last."""
-        messages = [e for e in self.entries if isinstance(e, UserEntry | AnswerEntry) and not e.is_blank]
-        if self.selected not in messages:
-            return messages[-1] if messages and step < 0 else None
-        place = messages.index(self.selected) + step
-        return messages[max(place, 0)] if place < len(messages) else None
+        here = self._places.get(self.selected) if self.selected is not None else None
+        if here is None and step > 0:
+            return None
+        place = len(self.entries) - 1 if here is None else here + step
+        while 0 <= place < len(self.entries):
+            entry = self.entries[place]
+            if isinstance(entry, UserEntry | AnswerEntry) and not entry.is_blank:
+                return entry
+            place += step
+        return self.selected if step < 0 else None
 
     def page(self, step: int) -> None:
         """A screenful up (-1) or down (1), two lines of it kept."""
@@ -245,55 +236,78 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     @property
     def _height(self) -> int:
-        return self._starts[-1] + self.entries[-1].height if self.entries else 0
+        return self._stack.start(len(self.entries) - 1) + self.entries[-1].height if self.entries else 0
 
-    def _count(self) -> None:
-        heights = (entry.height + (not entry.is_blank) for entry in self.entries[:-1])
-        self._starts = list(accumulate(heights, initial=0)) if self.entries else []
+    def _start(self, entry: Entry) -> int:
+        return self._stack.start(self._places[entry])
 
-    def _top(self) -> tuple[Entry, int] | None:
-        """The entry at the upper edge and how much of it is above; None at the end or when empty."""
-        if self._follow or not self._starts or not self.entries:
-            return None
-        y = round(self.scroll_y)
-        index = max(bisect_right(self._starts, y) - 1, 0)
-        return self.entries[min(index, len(self.entries) - 1)], y - self._starts[index]
+    def lay_out(self, entry: Entry) -> bool:
+        """Lay out a piece of an entry; whether that was the last one. `update` shows it."""
+        if not entry.step(self._width):
+            return False
+        if entry in self._places:
+            self._stale.discard(entry)
+            self._stack.resize(self._places[entry], _rows(entry))
+        return True
+
+    def _lay_out_now(self, entry: Entry) -> None:
+        """Lay out an entry, or the first pieces of a long one."""
+        for _ in range(_AT_ONCE):
+            if self.lay_out(entry):
+                break
 
     def _reflow(self) -> None:
         """Lay out what can be seen, and the rest soon; keep the reader's place."""
         width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
-            self._count()
             return
-        top = self._top()
-        self._width = width
-        page = self.scrollable_content_region.height
-        self._count()
-        while True:
-            first = self._place(top, page)
-            seen = self._between(first, first + page)
-            stale = [entry for entry in seen if not entry.is_laid_out(width)]
-            if not stale:
-                break
-            for entry in stale:
-                entry.lay_out(width)
-            self._count()
+        if width != self._width:
+            self._width = width
+            self._stale.update(self.entries)
+        pieces = 0
+        while pieces < _AT_ONCE and (stale := self._stale_in_view()) is not None:
+            pieces += not self.lay_out(stale)
         self._grow(Size(width, self._height))
-        self.scroll_to(y=self._place(top, page), animate=False, immediate=True, force=True)
+        self.scroll_to(y=self._first(), animate=False, immediate=True, force=True)
         self.refresh()
         # One timer at a time: a frame comes 30 times a second, and each would ask for one more.
-        if not self._rest_waits and not all(entry.is_laid_out(width) for entry in self.entries):
+        if not self._rest_waits and (self._stale or self._gone):
             self._rest_waits = True
-            self.set_timer(_IDLE_PAUSE, self._lay_out_rest)
+            self.set_timer(LATER, self._lay_out_rest)
 
     def _lay_out_rest(self) -> None:
-        """Lay out of what cannot be seen what there is time for, the latest first."""
-        self._rest_waits = False
-        rest = [entry for entry in self.entries if not entry.is_laid_out(self._width)]
-        deadline = monotonic() + _IDLE_BUDGET
-        while rest and monotonic() < deadline:
-            rest.pop().lay_out(self._width)
-        self._reflow()
+        """Lay out what cannot be seen, and free what is not shown any more."""
+
+        async def go() -> None:
+            try:
+                await in_slices(self._rest(), LATER, self._reflow)
+            finally:
+                self._rest_waits = False
+            self._reflow()
+
+        self.run_worker(go())
+
+    def _rest(self) -> Generator[None, None, None]:
+        """What can be seen first, then the latest."""
+        place = 0
+        while self._stale:
+            if (entry := self._stale_in_view()) is None:
+                place = min(place, len(self.entries)) or len(self.entries)
+                entry, place = self.entries[place - 1], place - 1
+            if entry in self._stale:
+                while not self.lay_out(entry):
+                    yield
+            yield
+        while self._gone:
+            self._gone.pop()
+            yield
+
+    def _stale_in_view(self) -> Entry | None:
+        """Of those that can be seen, or could one page up, one that is to be laid out."""
+        first, page = self._first(), self.scrollable_content_region.height
+        seen, above = self._between(first, first + page), self._between(first - page, first - 1)
+        wanted = [*(reversed(seen) if self._follow else seen), *reversed(above)]
+        return next((entry for entry in wanted if entry in self._stale), None)
 
     def _grow(self, size: Size) -> None:
         """Set the size of the whole. What is around the transcript does not depend on it, so nothing else is
@@ -313,12 +327,12 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._scroll_update(self.virtual_size)
         self.vertical_scrollbar.position = self.scroll_y
 
-    def _place(self, top: tuple[Entry, int] | None, page: int) -> int:
-        """The first visible line, when `top` is what was at the upper edge."""
-        end = max(self._height - page, 0)
-        if top is None or top[0] not in self.entries:
+    def _first(self) -> int:
+        """The first line that can be seen, when the reader's place is kept."""
+        end = max(self._height - self.scrollable_content_region.height, 0)
+        if self._follow or self._anchor is None or self._anchor[0] not in self._places:
             return end
-        return min(self._starts[self.entries.index(top[0])] + top[1], end)
+        return min(self._start(self._anchor[0]) + self._anchor[1], end)
 
     def shows(self, entry: Entry) -> bool:
         """Whether some of it can be seen."""
@@ -326,16 +340,18 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return entry in self._between(first, first + self.scrollable_content_region.height - 1)
 
     def _between(self, first: int, last: int) -> list[Entry]:
-        if not self._starts:
-            return []
-        start = max(bisect_right(self._starts, first) - 1, 0)
-        return self.entries[start : bisect_right(self._starts, last)]
+        return self.entries[max(self._stack.at(first), 0) : self._stack.at(last) + 1]
 
     def on_resize(self, _: events.Resize) -> None:
         self._reflow()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         self._follow = new_value >= self.max_scroll_y - 0.5
+        place = self._stack.at(round(new_value))
+        above = round(new_value) - self._stack.start(max(place, 0))
+        self._anchor = (self.entries[place], above) if place >= 0 else None
+        if self._stale_in_view() is not None:
+            self.call_next(self._reflow)
         self.has_news = self.has_news and not self._follow
         if self._follow and self._bar_waits:
             self.refresh()
@@ -346,11 +362,10 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def line_at(self, y: int) -> tuple[Entry | None, int, Line]:
         """The entry at line `y` of the whole, the row inside it, and the line itself."""
-        index = bisect_right(self._starts, y) - 1
-        if index < 0 or index >= len(self.entries):
+        place = self._stack.at(y)
+        if place < 0:
             return None, 0, []
-        entry, row = self.entries[index], y - self._starts[index]
-        entry.lay_out(self._width)
+        entry, row = self.entries[place], y - self._stack.start(place)
         return entry, row, entry.line(row)
 
     def render_line(self, y: int) -> Strip:
@@ -429,20 +444,31 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self.post_message(self.Clicked(entry, click))
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        return at_once(self.selected_text(selection)), "\n"
+
+    def selected_text(self, selection: Selection) -> Generator[None, None, str]:
+        """What was selected, as somebody wrote it; yields now and then."""
         first = selection.start.y if selection.start else 0
-        last = selection.end.y if selection.end else self._height - 1
-        text, joint = "", ""
-        for y in range(first, min(last, self._height) + 1):
+        last = min(selection.end.y if selection.end else self._height - 1, self._height)
+        parts, joint = list[str](), ""
+        for y in range(first, last + 1):
             start = selection.start.x if selection.start and y == first else 0
-            end = selection.end.x if selection.end and y == last else None
-            said = _said(self.line_at(y)[2], start, end)
-            if said is not None:
-                text += joint + said[0]
-                joint = said[1]
-        return text, "\n"
+            end = selection.end.x if selection.end and y == selection.end.y else None
+            found = said(self.line_at(y)[2], start, end)
+            if found is not None:
+                parts += [joint, found[0]]
+                joint = found[1]
+            if y % _READ == 0:
+                yield
+        return "".join(parts)
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
+
+
+def _rows(entry: Entry) -> int:
+    """Its lines, and the empty one below it."""
+    return entry.height + (not entry.is_blank)
 
 
 def _marked(line: Line, width: int) -> Line:
@@ -454,27 +480,3 @@ def _marked(line: Line, width: int) -> Line:
         skip = max(skip - len(text), 0)
     bar: Line = [("▌", "selected selected-bar"), (" ", "selected")]
     return padded([*bar, *styled(rest, "selected")], width, "selected")
-
-
-def _said(line: Line, start: int, end: int | None) -> tuple[str, str] | None:
-    """The part of a line between two columns as somebody wrote it, without what is drawn around it; and what stands
-    between it and the next line. None where nothing of the line was written by anybody.
-    """
-    column, text, joint, has_words, is_drawn = 0, "", "\n", False, False
-    for part, style in line:
-        begin, column = column, column + len(part)
-        styles = style.split()
-        if not part and "wrapped" in styles:
-            joint = " "
-        elif not part and "cut" in styles:
-            joint = ""
-        if "pad" in styles or (begin < INDENT and not part.strip("▌ ")):
-            continue
-        if _DRAWN.intersection(styles):
-            is_drawn = True
-            continue
-        text += part[max(start - begin, 0) : None if end is None else max(end - begin, 0)]
-        has_words = has_words or bool(part.strip())
-    if is_drawn and not has_words:
-        return None
-    return text if joint == "" else text.rstrip(), joint

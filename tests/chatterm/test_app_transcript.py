@@ -53,7 +53,7 @@ async def test_what_one_reads_stays_when_the_width_changes() -> None:
         transcript = driver.transcript
         await driver.shows("Question 59?")
         await driver.until(lambda: all(entry.is_laid_out(transcript._width) for entry in transcript.entries))
-        transcript.scroll_to(y=transcript._starts[60], animate=False, immediate=True)
+        transcript.scroll_to(y=transcript._start(transcript.entries[60]), animate=False, immediate=True)
         await driver.until(lambda: "Question 30?" in driver.text().split("\n")[1])
         await driver.pilot.resize_terminal(60, 24)
         await driver.until(lambda: all(entry.is_laid_out(transcript._width) for entry in transcript.entries))

@@ -1,19 +1,28 @@
 """Search inside a conversation, and what says that text has come below what is read."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.conversation.find import Finder
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
+from chatterm.conversation.find import Finder, Match
 from chatterm.markdown.lines import text_of
 from chatterm.widgets.new_below import NewBelow
+from chatterm.widgets.slices import at_once
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 LONG = "\n\n".join(f"Paragraph {number} tells of a river." for number in range(60))
+
+
+def found_by(finder: Finder, entries: Sequence[Entry], width: int) -> list[Match]:
+    """Every match in the entries, laid out at this width, in order."""
+    at_once(finder.count(entries, lambda entry: entry.step(width)))
+    blocks = [finder.block(entry, number) for entry in entries for number in range(entry.height)]
+    return [match for block in blocks for match in block]
 
 
 def marked(finder: Finder, entry: AnswerEntry | UserEntry) -> str:
@@ -33,7 +42,7 @@ def test_every_occurrence_is_found_at_any_width(width: int, words: list[str]) ->
     answer.add(" ".join(["begin", *words]), reasoning=False)
     answer.footer = [("12 tokens · a river of figures", "muted")]
     finder = Finder("RIVER")
-    found = finder.all([answer], width)
+    found = found_by(finder, [answer], width)
     assert len(found) == sum("river" in word.lower() for word in words)
     assert marked(finder, answer).lower().replace("|", "") == "river" * len(found)
 
@@ -42,7 +51,7 @@ def test_every_occurrence_is_found_at_any_width(width: int, words: list[str]) ->
 def test_a_phrase_is_found_across_lines(width: int) -> None:
     answer, finder = AnswerEntry(), Finder("some  longer words here")
     answer.add("First some longer words here, last.", reasoning=False)
-    (match,) = finder.all([answer], width)
+    (match,) = found_by(finder, [answer], width)
     assert marked(finder, answer).replace("|", " ") == "some longer words here"
     assert len(match.spans) == (1 if width == 80 else len({row for row, _, _ in match.spans}))
 
@@ -51,16 +60,16 @@ def test_a_folded_message_opens_where_something_is_found_in_it() -> None:
     entry = UserEntry("line\n" * 200 + "needle")
     entry.lay_out(40)
     low = entry.height
-    assert Finder("haystack").all([entry], 40) == []
+    assert found_by(Finder("haystack"), [entry], 40) == []
     assert entry.height == low
-    assert len(Finder("needle").all([entry], 40)) == 1
+    assert len(found_by(Finder("needle"), [entry], 40)) == 1
     assert "needle" in text_of(entry.line(entry.height - 2))
 
 
 def test_nothing_is_found_of_nothing() -> None:
     answer = AnswerEntry()
     answer.add("text", reasoning=False)
-    assert Finder("  ").all([answer], 40) == []
+    assert found_by(Finder("  "), [answer], 40) == []
 
 
 async def test_find_goes_from_match_to_match_and_back() -> None:

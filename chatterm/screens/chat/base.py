@@ -1,7 +1,7 @@
 """The chat screen without its commands: what these work with, and how something is said and shown."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -22,6 +22,7 @@ from chatterm.widgets.composer import Composer
 from chatterm.widgets.message_hint import message_hint
 from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
+from chatterm.widgets.slices import in_slices
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import Transcript
 from chatterm.widgets.welcome import Welcome
@@ -142,9 +143,16 @@ class ChatBase(Screen[None]):
         """Do what waits for a disk or a program elsewhere, then go on here, unless the program ends by then. An error
         is said. `doing` stands below the composer until then."""
 
+        self._go_on(asyncio.to_thread(work), then, doing)
+
+    def in_slices(self, work: Generator[None, None, T], then: Callable[[T], None]) -> None:
+        """Do what goes through the conversation here, a few milliseconds at a time; then as `in_thread`."""
+        self._go_on(in_slices(work), then)
+
+    def _go_on(self, work: Coroutine[None, None, T], then: Callable[[T], None], doing: str = "") -> None:
         async def go() -> None:
             try:
-                found = await asyncio.to_thread(work)
+                found = await work
                 if self.remarks.is_attached:
                     then(found)
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)

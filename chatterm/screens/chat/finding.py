@@ -1,13 +1,27 @@
 """Search inside the conversation: Ctrl+F, /find."""
 
-from chatterm.conversation.find import Finder, Match
+import asyncio
+from typing import TypeVar
+
+from chatterm.conversation.find import MOST, Finder, Walk
 from chatterm.screens.chat.parts import ScreenPart
 from chatterm.widgets.find_bar import FindBar
+from chatterm.widgets.slices import in_slices
+
+T = TypeVar("T")
+
+_PAUSE = 0.05
+"""Seconds without a key after which what was typed is looked for."""
+_NAME = "find"
 
 
 class Finding(ScreenPart):
-    _matches: tuple[Match, ...] = ()
-    _at = 0
+    """The search runs beside everything else, a few milliseconds at a time, however long the conversation is."""
+
+    _has_looked = False
+    """Whether the match is known at which it begins."""
+    _steps = 0
+    """Matches that are still to be gone on (above 0) or back."""
 
     @property
     def bar(self) -> FindBar:
@@ -28,6 +42,7 @@ class Finding(ScreenPart):
 
     def close(self) -> None:
         """The marks go, what is in view stays."""
+        self._stop()
         self.bar.display = False
         self.transcript.finder = None
         self.transcript.refresh()
@@ -37,30 +52,62 @@ class Finding(ScreenPart):
         """Mark every match; the latest one that is above the end of what is in view is looked at."""
         if not self.is_open:
             return
-        transcript = self.transcript
-        transcript.finder = Finder(text)
-        self._matches = tuple(transcript.matches())
-        self._at = transcript.latest_in_view(self._matches)
-        self._show()
+        self._stop()
+        self._has_looked, self._steps = False, 0
+        self.transcript.finder = Finder(text)
+        self.transcript.refresh()
+        if text.split():
+            self._begin()
+        else:
+            self.bar.say("Esc back")
 
     def step(self, side: int) -> None:
         """The next match below (1) or above (-1); after the last comes the first."""
-        here = self._matches[self._at].spans if self._matches else None
-        self._matches = tuple(self.transcript.matches())  # an answer may have grown
-        if self._matches:
-            moved = self._at >= len(self._matches) or self._matches[self._at].spans != here
-            self._at = (
-                min(self._at, len(self._matches) - 1) if moved else (self._at + side) % len(self._matches)
-            )
-        self._show()
-
-    def _show(self) -> None:
-        self.transcript.show_match(self._matches[self._at] if self._matches else None)
         finder = self.transcript.finder
         if finder is None or not finder.text.split():
-            self.bar.say("Esc back")
-        elif not self._matches:
+            return
+        self._steps += side
+        if self._has_looked:
+            self._begin()  # else it is looked for already
+
+    def _stop(self) -> None:
+        self.screen.workers.cancel_group(self.screen, _NAME)
+
+    def _begin(self) -> None:
+        assert self.transcript.finder is not None
+        self.screen.run_worker(self._look(self.transcript.finder), _NAME, _NAME, exclusive=True)
+
+    async def _look(self, finder: Finder) -> None:
+        """Go to the match that is wanted, then count them."""
+        transcript = self.transcript
+        if not self._has_looked:
+            await asyncio.sleep(_PAUSE)
+            place, row = transcript.place_in_view()
+            walk = finder.latest(transcript.entries.copy(), place, row, transcript.lay_out)
+            finder.here = await self._walked(walk)
+            self._has_looked = True
+        while self._steps:
+            side = 1 if self._steps > 0 else -1
+            finder.here = await self._walked(
+                finder.beside(transcript.entries.copy(), side, transcript.lay_out)
+            )
+            self._steps -= side
+        transcript.show_match(finder.here)
+        self._say(*await self._walked(finder.count(transcript.entries.copy(), transcript.lay_out)))
+
+    async def _walked(self, walk: Walk[T]) -> T:
+        """What a walk through the conversation comes to."""
+        return await in_slices(walk, between=self._goes_on)
+
+    def _goes_on(self) -> None:
+        self.transcript.update()  # messages that were folded may be open now
+        self.bar.say("searching… · Esc back")
+
+    def _say(self, number: int, total: int) -> None:
+        self.transcript.update()
+        keys = " · ↓ next · ↑ previous · Esc back" if self.screen.size.width >= 70 else ""
+        count = f"{MOST:,}+" if total > MOST else f"{total:,}"
+        if not total:
             self.bar.say("not found · Esc back")
         else:
-            keys = " · ↓ next · ↑ previous · Esc back" if self.screen.size.width >= 70 else ""
-            self.bar.say(f"{self._at + 1:,} of {len(self._matches):,}{keys}")
+            self.bar.say((f"{number:,} of {count}" if number else f"{count} found") + keys)

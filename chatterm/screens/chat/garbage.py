@@ -22,11 +22,13 @@ def collect_now() -> None:
     """Search what came since `collect_rarely`, at a moment when nobody waits.
 
     What is alive then is searched again the next time, for lines that are on the screen at such a moment would never
-    be freed: 370 bytes a token. Only where that is a lot, a session that was opened, it is left out from now on.
+    be freed: 370 bytes a token. Only where that is a lot, a session that was opened, it is left out from now on,
+    without being searched: that takes longer, the longer the session is.
     """
-    gc.collect()
     # Counted without a step of Python between: a thread that ran while the list is there and was just making a tuple
     # of a generator would end in a SystemError, for the list refers to that tuple, too.
     (count,) = map(len, map(gc.get_objects, (None,)))
     if count > _MANY:
         gc.freeze()
+    else:
+        gc.collect()

@@ -30,11 +30,23 @@ class Interrupt(ScreenPart):
         return latest is None or latest.started <= self._armed_at
 
     def press(self) -> None:
+        if text := self.screen.composer.selected_text:
+            self._copy(text)
+        elif (selection := self.transcript.text_selection) is not None:
+            self.screen.in_slices(self.transcript.selected_text(selection), self._copy)
+        else:
+            self._stop()
+
+    def _copy(self, text: str) -> None:
+        if not text:  # only what is drawn around texts was selected
+            self._stop()
+            return
+        self.screen.attempt(partial(self._actions.copy_text, text))
+        self.screen.clear_selection()
+
+    def _stop(self) -> None:
         screen, talk = self.screen, self.conversation
-        if text := screen.composer.selected_text or screen.get_selected_text():
-            screen.attempt(partial(self._actions.copy_text, text))
-            screen.clear_selection()
-        elif self._is_armed:
+        if self._is_armed:
             if self._cleared and not screen.composer.text:
                 screen.composer.undo()  # whoever quits finds it again
             self._actions.quit()

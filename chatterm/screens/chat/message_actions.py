@@ -220,7 +220,7 @@ class MessageActions(CommandPart):
         path = self.conversation.path
         if not path:
             raise EngineError(_NO_ANSWER)
-        self.copy_text(to_markdown(self.conversation.info(), path))
+        self.screen.in_thread(partial(to_markdown, self.conversation.info(), path), self.copy_text)
 
     def use_prompt(self, name: str, argument: str) -> None:
         from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder

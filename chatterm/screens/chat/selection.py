@@ -7,7 +7,8 @@ from textual import events
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.base import ChatBase
-from chatterm.widgets.transcript import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS, Transcript
+from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
+from chatterm.widgets.transcript import Transcript
 
 
 class MessageSelection(ChatBase):

@@ -1,0 +1,25 @@
+"""What keys do while a message is selected."""
+
+MESSAGE_KEYS = {
+    "up": ("select", "prev"),
+    "k": ("select", "prev"),
+    "down": ("select", "next"),
+    "j": ("select", "next"),
+    "c": ("copy", ""),
+    "e": ("edit", ""),
+    "r": ("retry", ""),
+    "left_square_bracket": ("branch", "prev"),
+    "left": ("branch", "prev"),
+    "right_square_bracket": ("branch", "next"),
+    "right": ("branch", "next"),
+    "left_curly_bracket": ("select", "prev"),
+    "right_curly_bracket": ("select", "next"),
+    "t": ("expand", ""),
+    "enter": ("expand", ""),
+    "space": ("expand", ""),
+}
+"""Keys while a message is selected: a command and its argument."""
+CODE_KEYS = {"y": "copy_block", "s": "save_code", "x": "run_code", "z": "change_view"}
+"""Keys that do something with a code block of the selected answer, or with JSON."""
+EDGE_KEYS = {"g": -1, "G": 1}
+"""Keys that lead to the first line and to the last."""

@@ -1,0 +1,44 @@
+"""What of a line of the conversation somebody wrote: that is what a copy of it holds."""
+
+from chatterm.conversation.entries import INDENT
+from chatterm.markdown.lines import Line
+
+_DRAWN = frozenset(
+    [
+        "user-bar",
+        "quote-bar",
+        "rule",
+        "code-label",
+        "code-copy",
+        "notice-mark",
+        "error-mark",
+        "branch",
+        "edited",
+        "picture",
+    ]
+)
+"""Styles of what is drawn around a text and is no part of it."""
+
+
+def said(line: Line, start: int, end: int | None) -> tuple[str, str] | None:
+    """The part of a line between two columns as somebody wrote it, without what is drawn around it; and what stands
+    between it and the next line. None where nothing of the line was written by anybody.
+    """
+    column, text, joint, has_words, is_drawn = 0, "", "\n", False, False
+    for part, style in line:
+        begin, column = column, column + len(part)
+        styles = style.split()
+        if not part and "wrapped" in styles:
+            joint = " "
+        elif not part and "cut" in styles:
+            joint = ""
+        if "pad" in styles or (begin < INDENT and not part.strip("▌ ")):
+            continue
+        if _DRAWN.intersection(styles):
+            is_drawn = True
+            continue
+        text += part[max(start - begin, 0) : None if end is None else max(end - begin, 0)]
+        has_words = has_words or bool(part.strip())
+    if is_drawn and not has_words:
+        return None
+    return text if joint == "" else text.rstrip(), joint

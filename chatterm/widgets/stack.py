@@ -1,0 +1,59 @@
+"""Where things begin that stand below each other, and which of them is at a row."""
+
+
+class Stack:
+    """Their heights in rows. Each answer and each change costs the logarithm of how many there are (a Fenwick tree)."""
+
+    def __init__(self) -> None:
+        self._heights: list[int] = []
+        self._sums = [0]
+        """At `i` (from 1) the sum of the last `i & -i` of the first `i` heights."""
+
+    def __len__(self) -> int:
+        return len(self._heights)
+
+    @property
+    def height(self) -> int:
+        """Rows of all of them."""
+        return self.start(len(self))
+
+    def add(self, height: int) -> None:
+        """One more, below the others."""
+        self._heights.append(height)
+        number, total, below = len(self), height, 1
+        while not number & below:
+            total += self._sums[number - below]
+            below <<= 1
+        self._sums.append(total)
+
+    def cut(self, count: int) -> None:
+        """Only the first `count` stay."""
+        del self._heights[count:], self._sums[count + 1 :]
+
+    def resize(self, index: int, height: int) -> None:
+        """The one at `index` has another height."""
+        more, number = height - self._heights[index], index + 1
+        self._heights[index] = height
+        while more and number <= len(self):
+            self._sums[number] += more
+            number += number & -number
+
+    def start(self, index: int) -> int:
+        """Rows above the one at `index`."""
+        rows = 0
+        while index:
+            rows += self._sums[index]
+            index &= index - 1
+        return rows
+
+    def at(self, row: int) -> int:
+        """The last one that does not begin below `row`; -1 where all do."""
+        if row < 0 or not self._heights:
+            return -1
+        index, step = 0, 1 << len(self).bit_length()
+        while step:
+            if index + step <= len(self) and self._sums[index + step] <= row:
+                index += step
+                row -= self._sums[index]
+            step >>= 1
+        return min(index, len(self) - 1)
