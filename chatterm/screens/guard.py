@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from textual import events
 from textual._context import active_message_pump
@@ -20,8 +21,8 @@ from chatterm.terminal.error_log import error_line, write_down
 _MOST, _WITHIN = 10, 10.0
 """So many errors in so many seconds: it does not go on."""
 
-_LOOK, _LOOKS = 0.002, 500
-"""Seconds between two looks at whether a screen stands, and how many there are."""
+_LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
+"""Seconds between two looks at whether a screen stands, how many there are, and those at once, without a pause."""
 
 
 class GuardedApp(LookApp):
@@ -39,6 +40,8 @@ class GuardedApp(LookApp):
         self.last_words = ""
         """Why it could not go on, in one line, for who started it."""
         self._is_leaving = False
+        self._standing: WeakKeyDictionary[Screen[Any], bool] = WeakKeyDictionary()
+        """Whether a screen takes keys, of those that were asked for that."""
         self._failed: Screen[Any] | None = None
         """The latest screen that failed and is being closed."""
         self._key_before: asyncio.Task[None] | None = None
@@ -61,18 +64,25 @@ class GuardedApp(LookApp):
 
     async def on_event(self, event: events.Event) -> None:
         """A key that comes right after the one that opens a screen waits until that screen stands."""
-        if not isinstance(event, events.Key) or not self.screen_stack:
+        if not isinstance(event, events.Key | events.Paste) or not self.screen_stack:
             return await super().on_event(event)
         if self._key_before is not None:
             await asyncio.wait({self._key_before}, timeout=_LOOK * _LOOKS)
-        for _ in range(_LOOKS):
-            if self.screen.is_mounted:
+        for look in range(_LOOKS):
+            if self._stands(self.screen):
                 break
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_LOOK if look > _SOON else 0)
         screen = self.screen
         await super().on_event(event)
         self._key_before = asyncio.create_task(_dealt_with(screen))
         return None
+
+    def _stands(self, screen: Screen[Any]) -> bool:
+        """Whether it takes keys: it is there, and has done what it was told before (to focus something, above all)."""
+        if screen not in self._standing:
+            self._standing[screen] = False
+            screen.call_later(self._standing.__setitem__, screen, True)
+        return screen.is_mounted and self._standing[screen]
 
     # --- where errors come from ---
 

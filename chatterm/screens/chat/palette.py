@@ -1,22 +1,39 @@
 """The command palette, and the slash commands in it."""
 
 from functools import partial
+from math import inf
 
+from textual import on
 from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.widgets import Input
 
 from chatterm.commands.registry import Command, all_commands
 from chatterm.screens.chat.screen import ChatScreen
 
 
 class Palette(CommandPalette):
-    """Textual's, at the top of a low window rather than below the end of it."""
+    """Textual's, at the top of a low window rather than below the end of it, and as fast as any keyboard."""
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 (Textual declares it so)
 
     def _action_command_list(self, action: str) -> None:
-        """Where there is no room for the list, Textual knows no lines to move by, and fails."""
-        if self.query_one(CommandList).scrollable_content_region:
+        """Where there is no room for the list, or not yet, Textual knows no lines to move by, and fails."""
+        if action == "select" or self.query_one(CommandList).scrollable_content_region:
             super()._action_command_list(action)
+
+    @on(Input.Submitted)
+    async def _choose(self, event: Input.Submitted) -> None:
+        """Enter may come before the list is that of what was typed."""
+        event.stop()
+        event.prevent_default()
+        searches = [
+            each
+            for each in self.workers
+            if each.group == self._GATHER_COMMANDS_GROUP and not each.is_finished
+        ]
+        if searches:
+            await self.workers.wait_for_complete(searches)
+        self._select_or_command()
 
 
 class SlashCommands(Provider):
@@ -29,7 +46,8 @@ class SlashCommands(Provider):
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for command in all_commands():
-            score = max(matcher.match(command.usage), matcher.match(command.help))
+            is_named = query.strip().removeprefix("/").lower() in (command.name, *command.aliases)
+            score = inf if is_named else max(matcher.match(command.usage), matcher.match(command.help))
             if score > 0:
                 shown = matcher.highlight(command.usage)
                 yield Hit(score, shown, self._chosen(command), command.usage, _help(command))

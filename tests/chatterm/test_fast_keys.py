@@ -1,0 +1,76 @@
+"""Keys that come as fast as a program can send them: none is lost, and each is for what it was typed for."""
+
+import asyncio
+
+import pytest
+from textual import events
+from textual.keys import _character_to_key
+
+from chatterm.app import ChatApp
+from chatterm.commands.registry import COMMANDS
+from chatterm.screens.chat.palette import SlashCommands
+from chatterm.screens.report import ReportScreen
+from chatterm.screens.settings import SettingsScreen
+from tests.chatterm.driving import driven
+from tests.chatterm.scripted import ScriptedBackend
+
+
+def send(app: ChatApp, *keys: str) -> None:
+    """Give the application all of these keys before it has done anything about the first."""
+    assert app._driver is not None
+    for key in keys:
+        if len(key) == 1:
+            event = events.Key(_character_to_key(key), key)
+        else:
+            event = events.Key(key, "\r" if key == "enter" else None)
+        event.set_sender(app)
+        app._driver.send_message(event)
+
+
+@pytest.mark.parametrize(
+    ("keys", "question", "left"),
+    [(("a", "b", "enter", "c"), "ab", "c"), (("a", "ctrl+j", "b", "enter"), "a\nb", "")],
+)
+async def test_a_message_typed_before_the_first_frame_is_sent(
+    keys: tuple[str, ...], question: str, left: str
+) -> None:
+    backend = ScriptedBackend()
+    app = ChatApp(backend, theme="graphite")
+    app.chat.looks = ()
+    running = asyncio.create_task(app.run_async(headless=True, size=(80, 24)))
+    try:
+        while app._driver is None:
+            await asyncio.sleep(0)
+        assert not app.chat.is_mounted
+        send(app, *keys)
+        while not (app.chat.is_mounted and app.chat.is_idle and app.chat.composer.text == left):
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        assert ("send", question) in backend.calls
+    finally:
+        app.exit(0)
+        await running
+        assert app.worker.close()
+
+
+async def test_the_palette_runs_what_was_typed_while_it_opened() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        send(driver.app, "ctrl+p", *"settings", "enter")
+        await driver.until(lambda: isinstance(driver.app.screen, SettingsScreen))
+        send(driver.app, "escape", *"ab", "ctrl+p", *"stats", "enter")
+        await driver.until(lambda: isinstance(driver.app.screen, ReportScreen))
+        await driver.shows("There are no answers yet.")
+        assert driver.composer.text == "ab"
+        send(driver.app, "escape", "c", "enter")
+        await driver.until(lambda: driver.questions == ["abc"])
+        await driver.idle()
+
+
+async def test_the_palette_finds_first_what_is_named() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        provider = SlashCommands(driver.app.chat)
+        for command in COMMANDS:
+            for name in (command.name, f"/{command.name}", *command.aliases):
+                hits = [hit async for hit in provider.search(name)]
+                best = max(hits, key=lambda hit: hit.score)
+                assert best.text == command.usage, name
