@@ -12,7 +12,7 @@ from engine.conversation.turns import Answer
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.engine.test_chat import GREEDY, masked_reference
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
-from tests.fresh import seeds
+from tests.fresh import FRESH, seeds
 from tests.models.checkpoints import tiny_qwen3
 
 CONFIG = tiny_qwen3(vocab_size=272, max_position_embeddings=4096)
@@ -100,17 +100,20 @@ def thought(random: Random) -> str:
 def test_thoughts_of_a_loop_are_hidden_together(tmp_path: Path, format: Format, seed: int) -> None:
     random = Random(seed)
     with tiny_engine(tmp_path, CONFIG, format.tokenizer()) as engine:
-        loop = Loop(engine, Requests(engine, think_cache="mask"), format)
+        loop, thoughts = Loop(engine, Requests(engine, think_cache="mask"), format), [0, 0, 0]
         for turn in range(3):
             text = f"question {turn}"
             loop.messages.append({"role": "user", "content": text})
             for _ in range(random.randint(0, 3)):
-                loop.ask(thought(random), True, len(text) + GLUE)
+                loop.ask(said := thought(random), True, len(text) + GLUE)
+                thoughts[turn] += said != ""
                 id, text = loop.messages[-1]["tool_calls"][0]["id"], RESULT
                 loop.messages.append({"role": "tool", "tool_call_id": id, "content": text})
-            loop.ask(thought(random), False, len(text) + GLUE)
+            loop.ask(said := thought(random), False, len(text) + GLUE)
+            thoughts[turn] += said != ""
             if random.random() < 0.3:
                 engine.evict_all()
                 loop.is_gone = True
-        assert loop.together > 1
+        assert loop.together == max(thoughts[:-1])
+        assert loop.together > 1 or FRESH
         engine.check()
