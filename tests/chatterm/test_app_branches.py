@@ -8,6 +8,7 @@ from textual import events
 
 from chatterm.backends.backend import EngineError, FinishReason, TurnStats
 from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.figures import decode_rate
 from chatterm.sessions.store import Store
 from chatterm.terminal.driver import Keyboard
 from tests.chatterm.driving import Driver, driven
@@ -443,7 +444,7 @@ async def test_the_figures_are_those_of_the_branch_that_is_looked_at() -> None:
 
         def saved() -> tuple[int, float, int]:
             stats = TurnStats.of(chat.conversation.path[-1].stats)
-            return stats.generated_tokens, stats.decode_tokens_per_s, stats.prompt_tokens
+            return stats.generated_tokens, decode_rate(stats), stats.prompt_tokens
 
         await driver.send("q")
         await driver.send("/retry")

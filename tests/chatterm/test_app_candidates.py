@@ -87,7 +87,7 @@ async def test_escape_stops_them_first() -> None:
         await driver.until(lambda: driver.app.screen is driver.app.chat)
         await driver.idle()
         assert driver.answers == ["four fiv"]
-        await driver.shows("/continue resumes it")
+        await driver.shows("/continue resumes")
 
 
 async def test_one_is_kept_while_they_come() -> None:

@@ -306,7 +306,6 @@ class ChatScreen(MessageSelection):
     def _done(self, job: object, value: object) -> None:
         match job:
             case worker.Switch():
-                self.remarks.over(monotonic())
                 self.conversation.hold_again()
                 self.keeper.update(model=self.backend.model)
                 cache = "" if self.conversation.is_remote else "; its cache is rebuilt"
