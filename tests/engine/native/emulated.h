@@ -121,12 +121,17 @@ EMULATED_BY_QUARTERS(unpacklo_epi64)
 #define _mm256_dpbusd_epi32 emulated::dot
 #define _mm256_dpbusd_avx_epi32 emulated::dot
 #ifdef EMULATES_AVX512
+#undef _mm512_extractf32x8_ps
+#undef _mm512_insertf32x8
+#undef _mm512_inserti32x4
+#undef _mm512_shuffle_f32x4
+#undef _mm512_shuffle_ps
 #define CT_HOLD(v)
 #define __m512 emulated::Floats
 #define __m512i emulated::Ints
 #define _mm512_add_ps(a, b) ((a) + (b))
-#define _mm512_broadcast_i32x4(a) emulated::same_bits<emulated::Ints>(emulated::Quarters{{a, a, a, a}})
 #define _mm512_broadcast_f32x8(a) emulated::joined(a, a)
+#define _mm512_broadcast_i32x4(a) emulated::same_bits<emulated::Ints>(emulated::Quarters{{a, a, a, a}})
 #define _mm512_castps256_ps512(a) emulated::joined(a, a)
 #define _mm512_castps512_ps256(a) (emulated::same_bits<emulated::Halves>(a).of[0])
 #define _mm512_castsi128_si512(a) emulated::with_quarter(emulated::Ints{}, a, 0)
