@@ -1,7 +1,7 @@
 """The chat screen without its commands: what these work with, and how something is said and shown."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -142,17 +142,16 @@ class ChatBase(Screen[None]):
     def in_thread(self, work: Callable[[], T], then: Callable[[T], None], doing: str = "") -> None:
         """Do what waits for a disk or a program elsewhere, then go on here, unless the program ends by then. An error
         is said. `doing` stands below the composer until then."""
-
-        self._go_on(asyncio.to_thread(work), then, doing)
+        self._go_on(lambda: asyncio.to_thread(work), then, doing)
 
     def in_slices(self, work: Generator[None, None, T], then: Callable[[T], None]) -> None:
         """Do what goes through the conversation here, a few milliseconds at a time; then as `in_thread`."""
-        self._go_on(in_slices(work), then)
+        self._go_on(lambda: in_slices(work), then)
 
-    def _go_on(self, work: Coroutine[None, None, T], then: Callable[[T], None], doing: str = "") -> None:
+    def _go_on(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None], doing: str = "") -> None:
         async def go() -> None:
             try:
-                found = await work
+                found = await work()
                 if self.remarks.is_attached:
                     then(found)
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)

@@ -1,6 +1,7 @@
 """Search inside the conversation: Ctrl+F, /find."""
 
 import asyncio
+from functools import partial
 from typing import TypeVar
 
 from chatterm.conversation.find import MOST, Finder, Walk
@@ -75,7 +76,8 @@ class Finding(ScreenPart):
 
     def _begin(self) -> None:
         assert self.transcript.finder is not None
-        self.screen.run_worker(self._look(self.transcript.finder), _NAME, _NAME, exclusive=True)
+        look = partial(self._look, self.transcript.finder)
+        self.screen.run_worker(look, _NAME, _NAME, exclusive=True)
 
     async def _look(self, finder: Finder) -> None:
         """Go to the match that is wanted, then count them."""
