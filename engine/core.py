@@ -95,8 +95,7 @@ class EngineCore:
         self._kv_row = pieces.cache.row
         self._kv_token_bytes = 2 * len(network.spec.layers) * pieces.cache.row.nbytes * parts
         self._host = pieces.cache.host
-        self._blocks = pieces.blocks
-        self._scheduler = pieces.scheduler
+        self._blocks, self._scheduler = pieces.blocks, pieces.scheduler
         self._runner = pieces.runner
         self._decode_runner = pieces.decode_runner
         self._host_experts = pieces.on_host

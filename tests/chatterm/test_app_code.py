@@ -60,9 +60,8 @@ async def test_what_is_overwritten_is_whole_before_and_after(
     async with driven(ScriptedBackend([Script(TEXT)])) as driver:
         await driver.send("code")
         driver.app.chat.select(driver.app.chat.transcript.entries[-1])
-        await driver.pilot.press("s")
+        await driver.pilot.press("s", "1")
         await driver.until(lambda: isinstance(driver.app.screen, SaveCodeScreen))
-        await driver.pilot.press("up")
         driver.app.screen.query_one(Input).value = "link.py"
         with monkeypatch.context() as patched:
             patched.setattr(Path, "replace", full)
