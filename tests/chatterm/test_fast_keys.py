@@ -41,7 +41,7 @@ async def test_a_message_typed_before_the_first_frame_is_sent(
     try:
         while app._driver is None:
             await asyncio.sleep(0)
-        assert not app.chat.is_mounted
+        assert app.main_screen is None
         send(app, *keys)
         while not (app.chat.is_mounted and app.chat.is_idle and app.chat.composer.text == left):
             assert not running.done()

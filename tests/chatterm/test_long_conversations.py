@@ -16,7 +16,8 @@ from textual.selection import Selection
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.compaction import Room
 from chatterm.conversation.entries import Entry, UserEntry
-from chatterm.markdown import document, plain
+from chatterm.markdown import plain
+from chatterm.markdown.blocks import parser
 from chatterm.markdown.lines import Line, Run, wrapped
 from chatterm.markdown.plain import PlainText
 from chatterm.sessions.tree import Tree
@@ -48,7 +49,7 @@ class Rows:
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     """Counts; a slice is four pieces, on a machine of any speed."""
-    found, line, run, parse = Rows(), Entry.line, asyncio.Handle._run, document.parser().parse
+    found, line, run, parse = Rows(), Entry.line, asyncio.Handle._run, parser().parse
 
     def counted_line(self: Entry, row: int) -> Line:
         found.more()
@@ -69,7 +70,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
     monkeypatch.setattr(Entry, "line", counted_line)
     monkeypatch.setattr(plain, "wrapped", counted_wrapped)
-    monkeypatch.setattr(document.parser(), "parse", counted_parse)
+    monkeypatch.setattr(parser(), "parse", counted_parse)
     monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
     ticks = count()
     monkeypatch.setattr(slices, "monotonic", lambda: next(ticks) / 1000)

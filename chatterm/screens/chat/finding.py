@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from chatterm.conversation.find import MOST, Finder, Walk
 from chatterm.screens.chat.parts import ScreenPart
@@ -75,8 +75,11 @@ class Finding(ScreenPart):
         self.screen.workers.cancel_group(self.screen, _NAME)
 
     def _begin(self) -> None:
-        assert self.transcript.finder is not None
-        look = partial(self._look, self.transcript.finder)
+        finder = self.transcript.finder
+        assert finder is not None
+        look: Any = partial(
+            self._look, finder
+        )  # a coroutine made now would be left behind where it is cancelled
         self.screen.run_worker(look, _NAME, _NAME, exclusive=True)
 
     async def _look(self, finder: Finder) -> None:
