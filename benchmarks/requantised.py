@@ -63,7 +63,7 @@ def requantised(exact: Network, way: Way, dtype: torch.dtype, positions: int, sh
     tensors = shared_tensors(exact)
     if shuffle:
         tensors = shuffled(tensors, exact.spec)
-    stored = [_stored(name, tensor) for name, tensor in tensors.items()]
+    stored = [_stored(name, t) for name, t in tensors.items() if not (exact.spec.tied and name == HEAD[1])]
     kinds = way.kinds(stored, match(exact.spec, stored, NAMES))
     return fill_network(exact.spec, stored, dtype, CPU, positions=positions, kinds=kinds)
 

@@ -126,7 +126,7 @@ def follow_script(engine: Engine, stride: int = 64) -> ScriptedStep:
     """Make the engine write the step's `answer` from now on."""
     before = engine._engine_step
     engine._engine_step = engine_step = ScriptedStep(
-        **{item.name: getattr(before, item.name) for item in fields(EngineStep)}, stride=stride
+        **{item.name: getattr(before, item.name) for item in fields(EngineStep) if item.init}, stride=stride
     )
     return engine_step
 

@@ -123,8 +123,7 @@ class EngineCore:
             self._scheduler, pieces.runner, pieces.decode_runner, pieces.draft
         )
         self.block_size = self._blocks.block_size
-        self._pauses = count(1)
-        self._loop = loop
+        self._pauses, self._loop = count(1), loop
         # Not the step's own bound methods: the loop outlives the step (see `close`).
         loop.work(
             lambda: self._engine_step.has_work,
@@ -261,6 +260,8 @@ class EngineCore:
             self._tuner.join()
             self._tuner = None
         self.tokenizer.close()
+        if self.lost_gpu:
+            return  # nothing can be freed
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -273,8 +274,7 @@ class EngineCore:
             self.__dict__.pop(owner_of_memory, None)
         if self.device.type == "cuda":  # free the memory for the next model and for other programs
             gc.collect()
-            with suppress(RuntimeError):  # a GPU that was lost has nothing to give back
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
     def tuner(self) -> "Tuner":
         """Return a tuner, which measures how the decode kernels run best here. Raises EngineError if it cannot."""

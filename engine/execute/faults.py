@@ -1,5 +1,7 @@
 """What goes wrong while something is computed, for people."""
 
+import ctypes
+
 import torch
 
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
@@ -61,6 +63,15 @@ def lost_gpu(error: BaseException) -> GpuLostError | None:
         return None
     why = first_line(error).removeprefix("CUDA error: ")
     return GpuLostError(f"The GPU was lost ({why}); the conversation is intact. Restart chatterm.")
+
+
+def never_free(owner: object) -> None:
+    """Keep `owner`, with all the memory that it holds, until the process has ended.
+
+    Torch asks the GPU when pinned memory is freed. Where that does not answer, torch ends the process with a stack
+    trace, at the latest when Python clears its modules.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
 
 def _answers() -> bool:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from engine.errors import EngineError, GpuLostError
-from engine.execute.faults import lost_gpu
+from engine.execute.faults import lost_gpu, never_free
 
 T = TypeVar("T")
 
@@ -113,6 +113,8 @@ class Loop:
                 f"The engine stopped after an unexpected error ({error!r:.200}); load the model again."
             )
             self._shut(failure)
+            if self.lost_gpu:
+                never_free(self)
             while (job := self._jobs.get()) is not None:
                 job()
         self._end(failure)

@@ -1,28 +1,20 @@
 """Search inside a conversation, and what says that text has come below what is read."""
 
 import threading
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
-from chatterm.conversation.find import Finder, Match
+from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.find import Finder
 from chatterm.markdown.lines import text_of
 from chatterm.widgets.new_below import NewBelow
-from chatterm.widgets.slices import at_once
 from tests.chatterm.driving import driven
+from tests.chatterm.finding import found_by
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 LONG = "\n\n".join(f"Paragraph {number} tells of a river." for number in range(60))
-
-
-def found_by(finder: Finder, entries: Sequence[Entry], width: int) -> list[Match]:
-    """Every match in the entries, laid out at this width, in order."""
-    at_once(finder.count(entries, lambda entry: entry.step(width)))
-    blocks = [finder.block(entry, number) for entry in entries for number in range(entry.height)]
-    return [match for block in blocks for match in block]
 
 
 def marked(finder: Finder, entry: AnswerEntry | UserEntry) -> str:

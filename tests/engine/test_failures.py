@@ -1,6 +1,8 @@
 """Whatever goes wrong in the loop thread, nobody is left waiting and no wrong row is left in the cache."""
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,7 @@ def test_a_gpu_that_is_lost_ends_the_engine_once_and_keeps_the_conversation(fold
             raise RuntimeError(error)
 
         engine._runner.run = run  # type: ignore[method-assign, assignment]
+        memory = weakref.ref(engine._cache.kv)
         for _ in range(3):
             with pytest.raises(
                 EngineError, match=r"^The GPU was lost \(.*intact\. Restart chatterm\.$"
@@ -123,6 +126,9 @@ def test_a_gpu_that_is_lost_ends_the_engine_once_and_keeps_the_conversation(fold
         assert engine.is_closed
         assert engine.lost_gpu
         assert chat.turns[0].answer.text == "first"
+    del engine, chat
+    gc.collect()
+    assert memory() is not None, "torch ends the process when memory of a lost GPU is freed"
 
 
 def test_a_gpu_that_does_not_answer_is_lost_whatever_was_said(monkeypatch: pytest.MonkeyPatch) -> None:

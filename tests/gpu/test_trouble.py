@@ -36,7 +36,7 @@ def test_without_a_c_compiler_plain_torch_answers_and_one_line_says_what_to_inst
 ) -> None:
     usual, _ = run(folder, "usual")
     assert usual["packed"]
-    for number, environment in enumerate(({"CC": "/nothing"}, {"PATH": str(tmp_path)})):
+    for number, environment in enumerate(({"CC": "/nothing"}, {"CC": "", "PATH": str(tmp_path)})):
         found, said = run(folder, "usual", TRITON_CACHE_DIR=str(tmp_path / str(number)), **environment)
         assert len(found["tokens"]) == len(usual["tokens"])
         assert not found["packed"]

@@ -60,8 +60,9 @@ def read_model(
     try:
         network = load(quantize)
     except TooLargeError as error:
-        why = on_gpu.problem(device) if device.type == "cuda" else None
-        if why is None or not any("expanded" in note for note in told):
+        if device.type != "cuda" or not any("expanded" in note for note in told):
+            raise
+        if (why := on_gpu.problem(device)) is None:
             raise
         raise TooLargeError(f"The quantised weights have to be expanded ({why}): {error}") from None
     if device.type == "cpu" and network.is_quantized and (reason := products.problem()) is not None:

@@ -19,6 +19,7 @@ from chatterm.markdown.lines import line_cells
 from chatterm.screens.chat import picturing
 from chatterm.screens.look import Terminal
 from tests.chatterm.driving import Driver, driven
+from tests.chatterm.finding import found_by
 from tests.chatterm.remote.test_pictures import png
 from tests.chatterm.scripted import ScriptedBackend
 
@@ -193,7 +194,7 @@ def test_a_message_is_shown_without_the_blocks_of_its_pictures(tmp_path: Path) -
     entry.changed()
     entry.lay_out(40)
     assert entry.height == before + 12
-    assert [len(Finder(text).of(entry)) for text in ("▀", "a.png", "b.txt")] == [0, 1, 2]
+    assert [len(found_by(Finder(text), [entry], 40)) for text in ("▀", "a.png", "b.txt")] == [0, 1, 2]
 
 
 def shown(driver: Driver) -> int:

@@ -80,7 +80,7 @@ def test_the_next_command_attaches_to_what_a_chat_left(
     try:
         person.waits_until(lambda screen: "512 tokens of context" in screen)
         person.types("Name a river." + ENTER)
-        person.waits_until(lambda screen: "tok/s" in screen)
+        person.waits_until(lambda screen: "first token" in screen and "0 cached" in screen)
         person.types(CTRL_Q)
         said = person.child.read()
     finally:

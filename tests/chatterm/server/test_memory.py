@@ -46,6 +46,7 @@ class Models:
 
     held: list[str] = field(default_factory=list)
     looks: int = 0
+    lost_gpu: bool = False
 
     def unload_unused(self, now: float) -> None:
         self.looks += 1
