@@ -126,7 +126,7 @@ def test_a_gpu_that_is_lost_ends_the_engine_once_and_keeps_the_conversation(fold
         assert engine.is_closed
         assert engine.lost_gpu
         assert chat.turns[0].answer.text == "first"
-    del engine, chat
+    del engine, chat, caught
     gc.collect()
     assert memory() is not None, "torch ends the process when memory of a lost GPU is freed"
 
