@@ -8,7 +8,7 @@ from itertools import takewhile
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
 from chatterm.conversation.keeper import Keeper
-from chatterm.conversation.seen import Held, summarised
+from chatterm.conversation.seen import Held
 from chatterm.conversation.shown import Shown, labels
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn, stats_of
@@ -43,6 +43,8 @@ class Branching:
         self._held = held
         self._seen: dict[tuple[int | None, str], int] = {}
         """By parent and message the answer that was looked at last."""
+        self._named: dict[str, str] = {}
+        """What the models are called whose answers say who gave them; {} where none does."""
 
     def stop(self) -> None:
         """End what runs."""
@@ -203,12 +205,7 @@ class Branching:
 
     def _select(self, head: int | None) -> None:
         self.tree.select(head)
-        self._looked()
         self.keeper.head(head)
-
-    def _looked(self) -> None:
-        for exchange in self.path:
-            self._seen[exchange.parent, exchange.user] = exchange.id
 
     # --- what the model sees ---
 
@@ -236,23 +233,33 @@ class Branching:
         for exchange in changed:
             self.keeper.save(self.keeper.session, exchange)
         self._hold(self.tree.head)
-        self.show()
+        self.show(changed)
 
     # --- what is shown ---
 
-    def show(self) -> None:
-        """Bring the screen up to the selected branch."""
-        entries: list[Entry] = []
+    def show(self, changed: Sequence[Exchange] = ()) -> None:
+        """Bring the screen up to the selected branch; what is shown already stays, from `changed` on it may differ."""
         path = self.path
-        names, compacted = labels(exchange.model for exchange in path), summarised(path)
+        first = self._shown.turn_to(path, changed)
+        for exchange in path[first:]:
+            self._seen[exchange.parent, exchange.user] = exchange.id
+        names = labels(self._shown.models)
         are_named = len(names) > 1 or any(name not in self._present for name in names)
-        for number, exchange in enumerate(path, 1):
+        if self._named != (named := names if are_named else {}):
+            self._named, first = named, 0
+        above, entries = None if first == 0 else self._last_of(path[:first]), list[Entry]()
+        for number, exchange in enumerate(path[first:], first + 1):
             entries += self.entries_of(exchange)
             resumes = self._resumes if number == len(path) else ()
-            self._shown.mark(exchange, names.get(exchange.model, "") if are_named else "", resumes)
-            if number == compacted:
+            self._shown.mark(exchange, named.get(exchange.model, ""), resumes)
+            if number == self._shown.compacted:
                 entries.append(self._shown.compaction_of(path[:number]))
         if self.choice:  # they are shown elsewhere
             entries.remove(self.entries_of(path[-1])[1])
         acting = [self.acting] if self.acting is not None else []
-        self._view.show_path([*entries, *acting, *self.waiting])
+        self._view.show_path([*entries, *acting, *self.waiting], above)
+
+    def _last_of(self, path: Sequence[Exchange]) -> Entry:
+        """What stands at the end of these exchanges."""
+        compacted = len(path) == self._shown.compacted
+        return self._shown.compaction_of(path) if compacted else self.entries_of(path[-1])[1]

@@ -211,7 +211,6 @@ class Conversation(Branching):
             turn.session = self.keeper.session
             turn.tick(turn.started, None)
             self.keeper.save(turn.session, turn.exchange)
-        self._looked()
         self.keeper.head(turns[0].exchange.id)
         self.show()
         self._name_cache()
@@ -362,9 +361,9 @@ class Conversation(Branching):
     def open(self, session: str | None, tree: Tree, title: str = "") -> None:
         """Go on with a session that was saved."""
         self._drop()
-        self.take_all_back()
         self.keeper.session = session
         self._begin_with(tree, title)
+        self.take_all_back()
         self._name_cache()
         self._held.forget()
         self._hold(tree.head)
@@ -383,5 +382,4 @@ class Conversation(Branching):
         self._shown, self._seen = Shown(tree), {}
         self.ended = None
         self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
-        self._looked()
         self.show()

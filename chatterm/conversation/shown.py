@@ -18,6 +18,49 @@ class Shown:
         self._tree = tree
         self._pairs: dict[int, tuple[UserEntry, AnswerEntry]] = {}
         self._compactions: dict[int, CompactionEntry] = {}
+        self._path: list[Exchange] = []
+        """The branch that was shown last."""
+        self._models: list[str] = []
+        """Who gave its answers, by exchange."""
+        self._counts: Counter[str] = Counter()
+        """How many answers each of them gave."""
+        self._summaries: list[int] = []
+        """Behind how many of its exchanges a summary stands for these; the last one counts."""
+
+    @property
+    def models(self) -> list[str]:
+        """Those that gave answers of the branch that is shown."""
+        return [model for model, count in self._counts.items() if count]
+
+    @property
+    def compacted(self) -> int:
+        """How many exchanges at the start of it the latest summary stands for; 0 where there is none."""
+        return self._summaries[-1] if self._summaries else 0
+
+    def turn_to(self, path: Sequence[Exchange], changed: Sequence[Exchange] = ()) -> int:
+        """From now on this branch is shown; how many exchanges at its start look as they did.
+
+        It takes as long as there is new in it. `changed` are those that were shown and may look different now; the
+        last one that stays may always, for it was or is the end.
+        """
+        first = max(shared(self._path, path) - 1, 0)
+        if changed:
+            ids = {exchange.id for exchange in changed}
+            first = next((place for place, e in enumerate(path[:first]) if e.id in ids), first)
+        before = self.compacted
+        self._counts.subtract(self._models[first:])
+        self._path[first:], self._models[first:] = path[first:], [e.model for e in path[first:]]
+        self._counts.update(self._models[first:])
+        while self.compacted > first:
+            self._summaries.pop()
+        self._summaries += [
+            number
+            for number, e in enumerate(path[first:], first + 1)
+            if e.compaction is not None and e.compaction.summary is not None
+        ]
+        if self.compacted != before:  # one goes, another one comes
+            first = min([first, *(number - 1 for number in (before, self.compacted) if number)])
+        return first
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """The exchange on the selected branch that an entry belongs to."""
@@ -69,6 +112,14 @@ class Shown:
         if prompt.is_pinned != exchange.is_pinned:
             prompt.is_pinned = exchange.is_pinned
             prompt.changed()
+
+
+def shared(one: Sequence[Exchange], other: Sequence[Exchange]) -> int:
+    """How many exchanges two branches of a tree begin with together, found from where they end."""
+    count = min(len(one), len(other))
+    while count and one[count - 1] is not other[count - 1]:
+        count -= 1
+    return count
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:

@@ -121,10 +121,10 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._follow, self.has_news = True, False
         self._reflow()
 
-    def show_path(self, wanted: Sequence[Entry]) -> None:
-        """Show these messages. What stands above the first one that changes stays, notices included."""
-        kept = matching = 0
-        for entry in self.entries:
+    def show_path(self, wanted: Sequence[Entry], above: Entry | None = None) -> None:
+        """Show these messages, below `above`. What stands above the first one that changes stays, notices included."""
+        kept, matching = self._places[above] + 1 if above is not None else 0, 0
+        for entry in self.entries[kept:]:
             if isinstance(entry, UserEntry | AnswerEntry | CompactionEntry):
                 if matching == len(wanted) or wanted[matching] is not entry:
                     break

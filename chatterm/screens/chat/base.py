@@ -213,10 +213,10 @@ class ChatBase(Screen[None]):
         self.transcript.add(entry)
         self.transcript.look_at(entry)
 
-    def show_path(self, entries: Sequence[Entry]) -> None:
+    def show_path(self, entries: Sequence[Entry], above: Entry | None = None) -> None:
         if entries:
             self._open_transcript()
-        self.transcript.show_path(entries)
+        self.transcript.show_path(entries, above)
         if (turn := self.conversation.turn) is not None:
             if not turn.has_begun and turn.answer in entries:
                 self.transcript.end_with(turn.answer)
