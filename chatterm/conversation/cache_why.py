@@ -1,7 +1,8 @@
 """/cache why: for each turn of the branch what of its prompt was reused, warmed and computed; and why, in words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from chatterm.backends.backend import Exchange, TurnStats
 from chatterm.conversation.figures import bar
@@ -42,38 +43,54 @@ class Explained:
 
 def explained(
     path: Sequence[Exchange], models: Sequence[str], token_text: Callable[[int], str | None]
-) -> list[Explained]:
-    """The turns of a branch. `token_text` reads tokens of a model that has one of the names `models`."""
-    turns, earlier = [], dict[str, None]()
+) -> Iterator[Explained]:
+    """The turns of a branch, each when it is asked for.
+
+    `token_text` reads tokens of a model that has one of the names `models`.
+    """
+    earlier = dict[str, None]()
     for exchange in path:
         stats = TurnStats.of(exchange.stats) if exchange.stats.get("prompt_tokens") else None
         text = token_text if exchange.model in models else _no_text
         others = [model for model in earlier if model != exchange.model]
         partings = (stats.parting, stats.draft_parting) if stats is not None else ()
         reasons = tuple(_reason(parting, others, text) for parting in partings if parting is not None)
-        turns.append(Explained(one_line(exchange.user, 300), stats, reasons))
+        yield Explained(one_line(exchange.user, 300), stats, reasons)
         earlier.pop(exchange.model, None)  # the latest stands last
         earlier[exchange.model] = None
-    return turns
 
 
-def why_lines(turns: Sequence[Explained], width: int) -> list[Line]:
+def why_lines(turns: Iterable[Explained], width: int) -> list[Line]:
     """A line with a bar a turn, the reasons below it; then what the person waited for in all."""
-    if not turns:
-        return wrap([("There are no messages on this branch yet.", "muted")], width)
-    lines: list[Line] = []
-    figures = [turn.stats for turn in turns if turn.stats is not None]
-    longest = max((stats.prompt_tokens for stats in figures), default=1)
+    turns = list(turns)
+    longest = max((turn.stats.prompt_tokens for turn in turns if turn.stats is not None), default=1)
+    return list(each_why_line(iter(turns), longest, width))
+
+
+def longest_prompt(path: Sequence[Exchange]) -> int:
+    """Tokens of the longest prompt in a branch; at least 1."""
+    return max((int(exchange.stats.get("prompt_tokens", 0)) for exchange in path), default=0) or 1
+
+
+def each_why_line(turns: Iterator[Explained], longest: int, width: int) -> Iterator[Line]:
+    """The same, each line when it is asked for; a bar of full length stands for `longest` tokens."""
+    first = next(turns, None)
+    if first is None:
+        yield from wrap([("There are no messages on this branch yet.", "muted")], width)
+        return
+    figures: list[TurnStats] = []
     sizes = [cells(head) for head in _HEADS]
     if width >= _NARROW:
         line: Line = [(" " * (width - sum(sizes) - 2 * (len(sizes) - 1)), "")]
         for head, style in zip(_HEADS, _STYLES, strict=True):
             line += [("  ", "")] if len(line) > 1 else []
             line += [(head[0], style), (head[1:], "muted")]
-        lines.append(line)
-    for number, turn in enumerate(turns, 1):
-        lines += _turn(number, turn, longest, sizes, width)
-    return [*lines, [], *wrap(_sum(figures), width)]
+        yield line
+    for number, turn in enumerate(chain([first], turns), 1):
+        figures += [turn.stats] if turn.stats is not None else []
+        yield from _turn(number, turn, longest, sizes, width)
+    yield []
+    yield from wrap(_sum(figures), width)
 
 
 def _turn(number: int, turn: Explained, longest: int, sizes: Sequence[int], width: int) -> list[Line]:

@@ -358,11 +358,11 @@ class Conversation(Branching):
         for turn in self._running.values():
             turn.is_dropped = True
 
-    def open(self, session: str | None, tree: Tree, title: str = "") -> None:
-        """Go on with a session that was saved."""
+    def open(self, session: str | None, tree: Tree, title: str = "", shown: Shown | None = None) -> None:
+        """Go on with a session that was saved; `shown` is what was prepared of its entries."""
         self._drop()
         self.keeper.session = session
-        self._begin_with(tree, title)
+        self._begin_with(tree, title, shown)
         self.take_all_back()
         self._name_cache()
         self._held.forget()
@@ -377,9 +377,9 @@ class Conversation(Branching):
         """The backend may hold anything."""
         self._held.forget()
 
-    def _begin_with(self, tree: Tree, title: str) -> None:
+    def _begin_with(self, tree: Tree, title: str, shown: Shown | None = None) -> None:
         self.tree, self.given_title = tree, title
-        self._shown, self._seen = Shown(tree), {}
+        self._shown, self._seen = shown or Shown(tree), {}
         self.ended = None
         self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
         self.show()

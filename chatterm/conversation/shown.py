@@ -27,6 +27,12 @@ class Shown:
         self._summaries: list[int] = []
         """Behind how many of its exchanges a summary stands for these; the last one counts."""
 
+    def prepare(self, *, show_thinking: bool | None) -> "Shown":
+        """Make the entries of the selected branch, for which there is no hurry in a thread of its own."""
+        for exchange in self._tree.path(self._tree.head):
+            self.entries_of(exchange, show_thinking=show_thinking)
+        return self
+
     @property
     def models(self) -> list[str]:
         """Those that gave answers of the branch that is shown."""

@@ -1,6 +1,7 @@
 """Something to read over the conversation: help, statistics, what the cache was worth, the system prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import ClassVar
 
 from textual import events
@@ -15,9 +16,12 @@ from textual.strip import Strip
 from chatterm.commands.registry import COMMANDS
 from chatterm.markdown.lines import Line, cells, elided
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
+from chatterm.widgets.slices import in_slices
 
 _NARROW = 60
 """Columns below which it takes the whole screen."""
+_AT_ONCE = 200
+"""Lines that are made before it is shown, more than a screen has; the others follow in a moment."""
 _OTHERS = ("help", "stats", "cache", "set", "settings", "theme", "model", "sessions")
 """Commands whose keys work here too: they show something else instead."""
 _KEYS = {
@@ -40,7 +44,7 @@ class ReportScreen(ModalScreen[str | None]):
     ReportScreen.-narrow > Vertical { width: 100%; height: 100%; padding: 0 1; }
     """
 
-    def __init__(self, name: str, title: str, builder: Callable[[int], list[Line]]) -> None:
+    def __init__(self, name: str, title: str, builder: Callable[[int], Iterable[Line]]) -> None:
         """`name` is that of the command that shows it: its key closes it. `builder` makes the lines for a width."""
         super().__init__()
         self._command = name
@@ -104,7 +108,7 @@ class ReportView(ScrollView, Painter, can_focus=True):
         Binding("b", "page_up", show=False),
     ]
 
-    def __init__(self, builder: Callable[[int], list[Line]]) -> None:
+    def __init__(self, builder: Callable[[int], Iterable[Line]]) -> None:
         super().__init__()
         self._builder = builder
         self._lines: list[Line] = []
@@ -116,9 +120,22 @@ class ReportView(ScrollView, Painter, can_focus=True):
     def on_resize(self, _: events.Resize) -> None:
         width = max(self.scrollable_content_region.width - 1, 8)  # a column of air before the bar
         if width != self._made_for:
-            self._made_for, self._lines = width, self._builder(width)
+            lines = iter(self._builder(width))
+            self._made_for, self._lines = width, list(islice(lines, _AT_ONCE))
+            self.run_worker(in_slices(self._take(lines), between=self._fit), exclusive=True)
+        self._fit()
+
+    def _take(self, lines: Iterator[Line]) -> Generator[None, None, None]:
+        """Make the other lines."""
+        for line in lines:
+            self._lines.append(line)
+            yield
+        self._fit()
+
+    def _fit(self) -> None:
+        """Be as high as there are lines."""
         self.styles.height = max(len(self._lines), 1)
-        self.virtual_size = Size(width, len(self._lines))
+        self.virtual_size = Size(self._made_for, len(self._lines))
 
     def render_line(self, y: int) -> Strip:
         row = y + self.scroll_offset.y

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, count
 from pathlib import Path
+from threading import get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +14,17 @@ from textual import events
 from textual.geometry import Size
 from textual.selection import Selection
 
-from chatterm.backends.backend import Exchange
+from chatterm.backends.backend import Exchange, TurnStats
+from chatterm.conversation import cache_why, shown
 from chatterm.conversation.compaction import Room
 from chatterm.conversation.entries import Entry, UserEntry
+from chatterm.conversation.shown import Shown
 from chatterm.markdown import plain
 from chatterm.markdown.blocks import parser
 from chatterm.markdown.lines import Line, Run, wrapped
 from chatterm.markdown.plain import PlainText
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 from chatterm.widgets import slices
 from chatterm.widgets.stack import Stack
@@ -29,6 +34,8 @@ from tests.chatterm.scripted import Script, ScriptedBackend
 ROWS = "\n".join(f"{number}: a row of the river" for number in range(4000))
 MOST = 2_500
 """Rows that one turn of the event loop may read or lay out: some pieces of either, and a page or two."""
+MOST_EXCHANGES = 250
+"""Exchanges that one turn of the event loop may make, mark or tell of: as many lines as a report has at once."""
 
 
 class Rows:
@@ -154,6 +161,68 @@ async def test_no_action_takes_longer_the_longer_the_conversation_is(
             if driver.app.screen is not chat:
                 await driver.pilot.press("escape")
     assert {name: most for name, most in worst.items() if most > MOST} == {}
+
+
+@pytest.fixture
+def exchanges(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """Counts the exchanges that the screen's thread goes through one by one."""
+    found, run, screen = Rows(), asyncio.Handle._run, get_ident()
+
+    def counted_run(self: asyncio.Handle) -> None:
+        found.turn()
+        run(self)
+
+    def counted(owner: object, name: str) -> None:
+        does = getattr(owner, name)
+
+        def counts(*arguments: object, **more: object) -> object:
+            if get_ident() == screen:
+                found.more()
+            return does(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, counts)
+
+    monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
+    counted(shown, "answer_of")
+    counted(Shown, "entries_of")
+    counted(cache_why, "Explained")
+    return found
+
+
+async def test_no_action_goes_through_all_exchanges_at_once(
+    exchanges: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    worst: dict[str, int] = {}
+    tree, figures = Tree(), TurnStats(40, 0, 40).to_dict()
+    for number in range(4 * MOST_EXCHANGES):
+        exchange = tree.add(tree.head, f"Question {number}?", "scripted")
+        exchange.text, exchange.finish_reason, exchange.stats = f"Answer {number}.", "eos", dict(figures)
+    store = Store.open(tmp_path / "sessions.db")
+    session = store.add(SessionInfo(title="Rivers", model="scripted"), tree.exchanges, tree.head)
+    async with driven(ScriptedBackend([Script("A new answer.")] * 2), (100, 40), store=store) as driver:
+        chat, do = driver.app.chat, driver.app.chat.actions
+        for name, action, text in [
+            ("open", lambda: do.open_session(session), "Answer 999."),
+            ("send", lambda: chat.writing.send_as_it_is("hello", "hello"), "A new answer."),
+            ("undo", do.undo, "Answer 999."),
+            ("retry", lambda: do.retry(""), "< 2/2 >"),
+            ("branch", lambda: do.branch("prev"), "< 1/2 >"),
+            ("undo more", do.undo, "Answer 998."),
+            ("redo", do.redo, "Answer 999."),
+            ("cache", lambda: do.cache("why"), "1000  Question 999?"),
+        ]:
+            exchanges.worst = 0
+            action()
+            if name == "cache":
+                await driver.shows("▪ computed")
+                await driver.idle()
+                await driver.pilot.press("end")
+            await driver.shows(text)
+            await driver.idle()
+            worst[name] = exchanges.worst
+    store.close()
+    assert {name: most for name, most in worst.items() if most > MOST_EXCHANGES} == {}
 
 
 async def test_a_long_selection_is_copied_whole(rows: Rows) -> None:

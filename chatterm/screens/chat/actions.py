@@ -1,12 +1,13 @@
 """Every command of the chat screen: implements `chatterm.commands.actions.Actions`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError, ModelChoice, ModelError
 from chatterm.commands.reports import help_lines
+from chatterm.markdown.lines import Line
 from chatterm.screens.chat.code_actions import CodeActions
 from chatterm.screens.chat.command_part import LOADING
 from chatterm.screens.chat.compacting import Compacting
@@ -53,12 +54,17 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
             self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks, self.chunks))
 
     def _explain_cache(self) -> None:
-        from chatterm.conversation.cache_why import TITLE, explained, why_lines
+        from chatterm.conversation.cache_why import TITLE, each_why_line, explained, longest_prompt
 
         backend = self.screen.backend
-        models = (self.screen.model_name, backend.model) if self.screen.info is not None else ()
-        turns = explained(self.conversation.path, models, backend.token_text)
-        self.report("cache", TITLE, partial(why_lines, turns))
+        path = self.conversation.path
+        longest = longest_prompt(path)
+
+        def lines(width: int) -> Iterator[Line]:
+            models = (self.screen.model_name, backend.model) if self.screen.info is not None else ()
+            return each_why_line(explained(path, models, backend.token_text), longest, width)
+
+        self.report("cache", TITLE, lines)
 
     def toggle_panel(self) -> None:
         screen, is_shown = self.screen, bool(self.screen.panel.display)

@@ -1,6 +1,6 @@
 """What the commands of the chat screen share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from chatterm.backends import worker
@@ -29,7 +29,7 @@ class CommandPart(ScreenPart):
         self.finding = finding
         self._run = run
 
-    def report(self, name: str, title: str, builder: Callable[[int], list[Line]]) -> None:
+    def report(self, name: str, title: str, builder: Callable[[int], Iterable[Line]]) -> None:
         """Show what the command `name` has to say, as lines for a width, over the conversation."""
 
         def closed(other: str | None) -> None:

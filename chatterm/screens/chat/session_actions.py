@@ -7,6 +7,7 @@ from pathlib import Path
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset
+from chatterm.conversation.shown import Shown
 from chatterm.markdown.lines import elided
 from chatterm.screens.chat.library_actions import LibraryActions
 from chatterm.screens.chat.tooling import Tooling
@@ -101,7 +102,8 @@ class SessionActions(LibraryActions):
             return
         screen.in_thread(lambda: list(map(cleaned, store.prompts())), screen.composer.load_history)
         if session is not None:
-            screen.in_thread(partial(store.load, session), lambda found: self.show_session(session, *found))
+            load = partial(store.load, session)
+            screen.in_thread(self._prepared(load), lambda found: self.show_session(session, *found))
         else:
             screen.in_thread(store.new_draft, self.writing.show_draft)
 
@@ -121,22 +123,36 @@ class SessionActions(LibraryActions):
         if store is None or session == self.screen.keeper.session:
             return
 
-        def opened(found: tuple[SessionInfo, Tree, str]) -> None:
-            info, tree, draft = found
+        def opened(found: tuple[SessionInfo, Tree, str, Shown]) -> None:
+            info = found[0]
 
             def go() -> None:
                 self._go_away()
                 self._take_settings(info)
-                self.show_session(session, info, tree, draft)
+                self.show_session(session, *found)
 
             self.ask_to_leave(go, f"open “{elided(one_line(info.title, 40), 20)}”")
 
-        self.screen.in_thread(partial(store.load, session), opened)
+        self.screen.in_thread(self._prepared(partial(store.load, session)), opened)
 
-    def show_session(self, session: str | None, info: SessionInfo, tree: Tree, draft: str) -> None:
+    def _prepared(
+        self, load: Callable[[], tuple[SessionInfo, Tree, str]]
+    ) -> Callable[[], tuple[SessionInfo, Tree, str, Shown]]:
+        """What loads a session, and makes its entries where that holds nothing up: in the same thread."""
+        show_thinking = self.conversation.show_thinking
+
+        def work() -> tuple[SessionInfo, Tree, str, Shown]:
+            info, tree, draft = load()
+            return info, tree, draft, Shown(tree).prepare(show_thinking=show_thinking)
+
+        return work
+
+    def show_session(
+        self, session: str | None, info: SessionInfo, tree: Tree, draft: str, shown: Shown
+    ) -> None:
         """From now on this is the conversation."""
         self.transcript.clear()
-        self.conversation.open(session, tree, info.title)
+        self.conversation.open(session, tree, info.title, shown)
         self.writing.show_draft(draft)
         self.transcript.follow()
         if self.screen.info is not None:  # else they are known once there is a model
@@ -190,17 +206,21 @@ class SessionActions(LibraryActions):
     def import_session(self, path: str) -> None:
         from chatterm.sessions.export import read_import
 
-        self.screen.in_thread(partial(read_import, file_path(path)), self._imported)
+        def load() -> tuple[SessionInfo, Tree, str]:
+            return *read_import(place), ""
 
-    def _imported(self, found: tuple[SessionInfo, Tree]) -> None:
+        place = file_path(path)
+        self.screen.in_thread(self._prepared(load), self._imported)
+
+    def _imported(self, found: tuple[SessionInfo, Tree, str, Shown]) -> None:
         self.ask_to_leave(partial(self._show_imported, *found), "open what was imported")
 
-    def _show_imported(self, info: SessionInfo, tree: Tree) -> None:
+    def _show_imported(self, info: SessionInfo, tree: Tree, draft: str, shown: Shown) -> None:
         self._go_away()
         store = self.screen.keeper.store
         session = store.add(info, tree.exchanges, tree.head) if store is not None else None
         self.take_documents(info)
-        self.show_session(session, info, tree, "")
+        self.show_session(session, info, tree, draft, shown)
 
     def kept(self) -> str:
         return (
