@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
+from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.seen import Held
 from chatterm.conversation.shown import Shown, labels
@@ -17,6 +18,16 @@ from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 
 _BUSY = "An answer is running; Esc stops it."
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known of a session before it is opened."""
+
+    shown: Shown
+    entries: Sequence[Entry]
+    """Those of the selected branch."""
+    stats: SessionStats
 
 
 class Branching:
@@ -41,10 +52,6 @@ class Branching:
         """That of the session, where it has one."""
         self._shown = Shown(self.tree)
         self._held = held
-        self._seen: dict[tuple[int | None, str], int] = {}
-        """By parent and message the answer that was looked at last."""
-        self._named: dict[str, str] = {}
-        """What the models are called whose answers say who gave them; {} where none does."""
 
     def stop(self) -> None:
         """End what runs."""
@@ -189,7 +196,7 @@ class Branching:
             return answers[min(max(answers.index(exchange) + side, 0), len(answers) - 1)].id, False
         message = messages[min(max(messages.index(exchange.user) + side, 0), len(messages) - 1)]
         same = [other.id for other in self.tree.siblings(exchange.id) if other.user == message]
-        return self._seen.get((exchange.parent, message), same[-1]), True
+        return self._shown.seen.get((exchange.parent, message), same[-1]), True
 
     def _step_ahead(self) -> Entry | None:
         """Go to the end of what was taken back."""
@@ -237,27 +244,47 @@ class Branching:
 
     # --- what is shown ---
 
-    def show(self, changed: Sequence[Exchange] = ()) -> None:
-        """Bring the screen up to the selected branch; what is shown already stays, from `changed` on it may differ."""
+    def prepared(self, tree: Tree) -> Prepared:
+        """What it takes to open a session. It takes a while: a thread of its own may do it."""
+        shown, path = Shown(tree), tree.path(tree.head)
+        shown.turn_to(path)
+        shown.named = self._names(shown.models)
+        stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
+        return Prepared(shown, self._standing(shown, path, 0), stats)
+
+    def show(self, changed: Sequence[Exchange] = (), made: Sequence[Entry] = ()) -> None:
+        """Bring the screen up to the selected branch; what is shown already stays, from `changed` on it may differ.
+
+        `made` is all of it where it was prepared, and nothing is shown yet.
+        """
         path = self.path
         first = self._shown.turn_to(path, changed)
-        for exchange in path[first:]:
-            self._seen[exchange.parent, exchange.user] = exchange.id
-        names = labels(self._shown.models)
-        are_named = len(names) > 1 or any(name not in self._present for name in names)
-        if self._named != (named := names if are_named else {}):
-            self._named, first = named, 0
-        above, entries = None if first == 0 else self._last_of(path[:first]), list[Entry]()
-        for number, exchange in enumerate(path[first:], first + 1):
-            entries += self.entries_of(exchange)
-            resumes = self._resumes if number == len(path) else ()
-            self._shown.mark(exchange, named.get(exchange.model, ""), resumes)
-            if number == self._shown.compacted:
-                entries.append(self._shown.compaction_of(path[:number]))
+        if self._shown.named != (named := self._names(self._shown.models)):
+            self._shown.named, first = named, 0
+        entries = self._standing(self._shown, path, first)
+        above = self._last_of(path[:first]) if first and not made else None
+        if first and made:
+            entries = [*made[: made.index(entries[0])], *entries]
         if self.choice:  # they are shown elsewhere
             entries.remove(self.entries_of(path[-1])[1])
         acting = [self.acting] if self.acting is not None else []
         self._view.show_path([*entries, *acting, *self.waiting], above)
+
+    def _names(self, models: Sequence[str]) -> dict[str, str]:
+        """What these are called where answers say who gave them; {} where the model that is loaded gave all."""
+        names = labels(models)
+        return names if len(names) > 1 or any(name not in self._present for name in names) else {}
+
+    def _standing(self, shown: Shown, path: Sequence[Exchange], first: int) -> list[Entry]:
+        """How a branch is shown, without its `first` exchanges."""
+        entries: list[Entry] = []
+        for number, exchange in enumerate(path[first:], first + 1):
+            entries += shown.entries_of(exchange, show_thinking=self.show_thinking)
+            resumes = self._resumes if number == len(path) else ()
+            shown.mark(exchange, shown.named.get(exchange.model, ""), resumes)
+            if number == shown.compacted:
+                entries.append(shown.compaction_of(path[:number]))
+        return entries
 
     def _last_of(self, path: Sequence[Exchange]) -> Entry:
         """What stands at the end of these exchanges."""

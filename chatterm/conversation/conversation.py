@@ -16,13 +16,12 @@ from chatterm.backends.backend import (
     Outcome,
     ToolResult,
 )
-from chatterm.conversation.branching import Branching
+from chatterm.conversation.branching import Branching, Prepared
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper, info_of
 from chatterm.conversation.seen import Held, sees_last
-from chatterm.conversation.shown import Shown
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn
 from chatterm.conversation.view import View
@@ -358,11 +357,11 @@ class Conversation(Branching):
         for turn in self._running.values():
             turn.is_dropped = True
 
-    def open(self, session: str | None, tree: Tree, title: str = "", shown: Shown | None = None) -> None:
-        """Go on with a session that was saved; `shown` is what was prepared of its entries."""
+    def open(self, session: str | None, tree: Tree, title: str = "", made: Prepared | None = None) -> None:
+        """Go on with a session that was saved; `made` is what was prepared of it."""
         self._drop()
         self.keeper.session = session
-        self._begin_with(tree, title, shown)
+        self._begin_with(tree, title, made)
         self.take_all_back()
         self._name_cache()
         self._held.forget()
@@ -377,9 +376,9 @@ class Conversation(Branching):
         """The backend may hold anything."""
         self._held.forget()
 
-    def _begin_with(self, tree: Tree, title: str, shown: Shown | None = None) -> None:
+    def _begin_with(self, tree: Tree, title: str, made: Prepared | None = None) -> None:
+        made = made or self.prepared(tree)
         self.tree, self.given_title = tree, title
-        self._shown, self._seen = shown or Shown(tree), {}
+        self._shown, self.stats = made.shown, made.stats
         self.ended = None
-        self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
-        self.show()
+        self.show(made=made.entries)

@@ -26,12 +26,10 @@ class Shown:
         """How many answers each of them gave."""
         self._summaries: list[int] = []
         """Behind how many of its exchanges a summary stands for these; the last one counts."""
-
-    def prepare(self, *, show_thinking: bool | None) -> "Shown":
-        """Make the entries of the selected branch, for which there is no hurry in a thread of its own."""
-        for exchange in self._tree.path(self._tree.head):
-            self.entries_of(exchange, show_thinking=show_thinking)
-        return self
+        self.seen: dict[tuple[int | None, str], int] = {}
+        """By parent and message the answer that was looked at last."""
+        self.named: dict[str, str] = {}
+        """What the models are called whose answers say who gave them; {} where none does."""
 
     @property
     def models(self) -> list[str]:
@@ -57,6 +55,7 @@ class Shown:
         self._counts.subtract(self._models[first:])
         self._path[first:], self._models[first:] = path[first:], [e.model for e in path[first:]]
         self._counts.update(self._models[first:])
+        self.seen.update(((e.parent, e.user), e.id) for e in path[first:])
         while self.compacted > first:
             self._summaries.pop()
         self._summaries += [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
+from chatterm.conversation.branching import Prepared
 from chatterm.conversation.preset import Preset
-from chatterm.conversation.shown import Shown
 from chatterm.markdown.lines import elided
 from chatterm.screens.chat.library_actions import LibraryActions
 from chatterm.screens.chat.tooling import Tooling
@@ -123,7 +123,7 @@ class SessionActions(LibraryActions):
         if store is None or session == self.screen.keeper.session:
             return
 
-        def opened(found: tuple[SessionInfo, Tree, str, Shown]) -> None:
+        def opened(found: tuple[SessionInfo, Tree, str, Prepared]) -> None:
             info = found[0]
 
             def go() -> None:
@@ -137,22 +137,21 @@ class SessionActions(LibraryActions):
 
     def _prepared(
         self, load: Callable[[], tuple[SessionInfo, Tree, str]]
-    ) -> Callable[[], tuple[SessionInfo, Tree, str, Shown]]:
-        """What loads a session, and makes its entries where that holds nothing up: in the same thread."""
-        show_thinking = self.conversation.show_thinking
+    ) -> Callable[[], tuple[SessionInfo, Tree, str, Prepared]]:
+        """What loads a session, and in the same thread, where that holds nothing up, prepares it."""
 
-        def work() -> tuple[SessionInfo, Tree, str, Shown]:
+        def work() -> tuple[SessionInfo, Tree, str, Prepared]:
             info, tree, draft = load()
-            return info, tree, draft, Shown(tree).prepare(show_thinking=show_thinking)
+            return info, tree, draft, self.conversation.prepared(tree)
 
         return work
 
     def show_session(
-        self, session: str | None, info: SessionInfo, tree: Tree, draft: str, shown: Shown
+        self, session: str | None, info: SessionInfo, tree: Tree, draft: str, made: Prepared
     ) -> None:
         """From now on this is the conversation."""
         self.transcript.clear()
-        self.conversation.open(session, tree, info.title, shown)
+        self.conversation.open(session, tree, info.title, made)
         self.writing.show_draft(draft)
         self.transcript.follow()
         if self.screen.info is not None:  # else they are known once there is a model
@@ -212,15 +211,15 @@ class SessionActions(LibraryActions):
         place = file_path(path)
         self.screen.in_thread(self._prepared(load), self._imported)
 
-    def _imported(self, found: tuple[SessionInfo, Tree, str, Shown]) -> None:
+    def _imported(self, found: tuple[SessionInfo, Tree, str, Prepared]) -> None:
         self.ask_to_leave(partial(self._show_imported, *found), "open what was imported")
 
-    def _show_imported(self, info: SessionInfo, tree: Tree, draft: str, shown: Shown) -> None:
+    def _show_imported(self, info: SessionInfo, tree: Tree, draft: str, made: Prepared) -> None:
         self._go_away()
         store = self.screen.keeper.store
         session = store.add(info, tree.exchanges, tree.head) if store is not None else None
         self.take_documents(info)
-        self.show_session(session, info, tree, draft, shown)
+        self.show_session(session, info, tree, draft, made)
 
     def kept(self) -> str:
         return (
