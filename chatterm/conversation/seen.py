@@ -25,6 +25,8 @@ def seen(path: Sequence[Exchange]) -> list[Exchange]:
     What is pinned stands first, as it was said; then the summary, in an exchange with the number 0; then the rest. So
     whatever is the same at the beginning is the same in the KV cache.
     """
+    if all(exchange.compaction is None for exchange in path):  # as nearly always
+        return list(path)
     end = summarised(path)
     files = max((n for n, e in enumerate(path, 1) if e.compaction and e.compaction.without_files), default=0)
     found = [exchange for exchange in path[:end] if exchange.is_pinned]

@@ -20,7 +20,7 @@ class Stack:
     def add(self, height: int) -> None:
         """One more, below the others."""
         self._heights.append(height)
-        number, total, below = len(self), height, 1
+        number, total, below = len(self._heights), height, 1
         while not number & below:
             total += self._sums[number - below]
             below <<= 1

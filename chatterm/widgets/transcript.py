@@ -145,13 +145,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._gone.extend(gone)
         del self.entries[place:]
         self._stack.cut(place)
+        self._places.update(zip(entries, range(place, place + len(entries)), strict=True))
+        self.entries += entries
+        self._stale.update(entry for entry in entries if not entry.is_laid_out(self._width))
+        on_change = self._stale.add
         for entry in entries:
-            entry.on_change = self._stale.add
-            self._places[entry] = len(self.entries)
-            self.entries.append(entry)
+            entry.on_change = on_change
             self._stack.add(_rows(entry))
-            if not entry.is_laid_out(self._width):
-                self._stale.add(entry)
 
     def end_with(self, answer: Entry) -> None:
         """What was said below `answer` goes: it grows now, and shall be seen. Messages that wait stay."""

@@ -14,10 +14,11 @@ from textual import events
 from textual.geometry import Size
 from textual.selection import Selection
 
-from chatterm.backends.backend import Exchange, TurnStats
+from chatterm.backends.backend import Compaction, Exchange, TurnStats
 from chatterm.conversation import cache_why, shown
 from chatterm.conversation.compaction import Room
 from chatterm.conversation.entries import Entry, UserEntry
+from chatterm.conversation.seen import summarised
 from chatterm.conversation.shown import Shown
 from chatterm.markdown import plain
 from chatterm.markdown.blocks import parser
@@ -185,6 +186,7 @@ def exchanges(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Rows:
     monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
     counted(shown, "answer_of")
     counted(Shown, "entries_of")
+    counted(Shown, "mark")
     counted(cache_why, "Explained")
     return found
 
@@ -223,6 +225,29 @@ async def test_no_action_goes_through_all_exchanges_at_once(
             worst[name] = exchanges.worst
     store.close()
     assert {name: most for name, most in worst.items() if most > MOST_EXCHANGES} == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("ab"), st.booleans()), min_size=1), st.data())
+def test_what_is_shown_anew_is_all_that_is_new(
+    made: list[tuple[int, str, bool]], data: st.DataObject
+) -> None:
+    tree = Tree()
+    for parent, model, is_summarised in made:
+        exchange = tree.add(parent if parent in tree else None, "q", model)
+        exchange.compaction = Compaction(summary="s") if is_summarised else None
+    branch, before, before_behind = Shown(tree), list[Exchange](), 0
+    for _ in range(5):
+        path = tree.path(data.draw(st.sampled_from([None, *(exchange.id for exchange in tree.exchanges)])))
+        changed = data.draw(st.lists(st.sampled_from(path), max_size=1)) if path else []
+        for exchange in changed:
+            exchange.compaction = None if exchange.compaction else Compaction(summary="t")
+        first, behind = branch.turn_to(path, changed), summarised(path)
+        assert path[:first] == before[:first]
+        assert not any(exchange in path[:first] for exchange in changed)
+        assert behind == before_behind or first < min(n for n in (behind, before_behind) if n)
+        assert (branch.compacted, set(branch.models)) == (behind, {exchange.model for exchange in path})
+        assert all(branch.seen[exchange.parent, exchange.user] == exchange.id for exchange in path)
+        before, before_behind = path, behind
 
 
 async def test_a_long_selection_is_copied_whole(rows: Rows) -> None:
