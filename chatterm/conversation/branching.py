@@ -22,11 +22,11 @@ _BUSY = "An answer is running; Esc stops it."
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is known of a session before it is opened."""
+    """What is prepared of a session before it is opened."""
 
     shown: Shown
     entries: Sequence[Entry]
-    """Those of the selected branch."""
+    """The entries of the selected branch."""
     stats: SessionStats
 
 
@@ -164,7 +164,7 @@ class Branching:
         return undone[0].user
 
     def take_back(self) -> None:
-        """The message that waits, into the composer; what else waits is not done."""
+        """Drop what was put in the queue last; the text of a message goes back into the composer."""
         entry = self.waiting.pop()
         self.show()
         if not isinstance(entry, RetryEntry):
@@ -245,7 +245,7 @@ class Branching:
     # --- what is shown ---
 
     def prepared(self, tree: Tree) -> Prepared:
-        """What it takes to open a session. It takes a while: a thread of its own may do it."""
+        """Prepare what opening a session needs. This takes a while; a thread of its own may do it."""
         shown, path = Shown(tree), tree.path(tree.head)
         shown.turn_to(path)
         shown.named = self._names(shown.models)
@@ -253,9 +253,9 @@ class Branching:
         return Prepared(shown, self._standing(shown, path, 0), stats)
 
     def show(self, changed: Sequence[Exchange] = (), made: Sequence[Entry] = ()) -> None:
-        """Bring the screen up to the selected branch; what is shown already stays, from `changed` on it may differ.
+        """Show the selected branch. What is shown already stays, up to the first of the `changed` exchanges.
 
-        `made` is all of it where it was prepared, and nothing is shown yet.
+        `made` holds all of its entries if they were prepared and nothing is shown yet.
         """
         path = self.path
         first = self._shown.turn_to(path, changed)
@@ -271,12 +271,12 @@ class Branching:
         self._view.show_path([*entries, *acting, *self.waiting], above)
 
     def _names(self, models: Sequence[str]) -> dict[str, str]:
-        """What these are called where answers say who gave them; {} where the model that is loaded gave all."""
+        """Return what answers call these models; {} if the loaded model gave every answer."""
         names = labels(models)
         return names if len(names) > 1 or any(name not in self._present for name in names) else {}
 
     def _standing(self, shown: Shown, path: Sequence[Exchange], first: int) -> list[Entry]:
-        """How a branch is shown, without its `first` exchanges."""
+        """Return the entries of a branch, leaving out its `first` exchanges."""
         entries: list[Entry] = []
         for number, exchange in enumerate(path[first:], first + 1):
             entries += shown.entries_of(exchange, show_thinking=self.show_thinking)
@@ -287,6 +287,6 @@ class Branching:
         return entries
 
     def _last_of(self, path: Sequence[Exchange]) -> Entry:
-        """What stands at the end of these exchanges."""
+        """Return the last entry of these exchanges: an answer, or the summary below it."""
         compacted = len(path) == self._shown.compacted
         return self._shown.compaction_of(path) if compacted else self.entries_of(path[-1])[1]

@@ -44,7 +44,7 @@ class Explained:
 def explained(
     path: Sequence[Exchange], models: Sequence[str], token_text: Callable[[int], str | None]
 ) -> Iterator[Explained]:
-    """The turns of a branch, each when it is asked for.
+    """Explain the turns of a branch, each when it is asked for.
 
     `token_text` reads tokens of a model that has one of the names `models`.
     """
@@ -68,12 +68,12 @@ def why_lines(turns: Iterable[Explained], width: int) -> list[Line]:
 
 
 def longest_prompt(path: Sequence[Exchange]) -> int:
-    """Tokens of the longest prompt in a branch; at least 1."""
+    """Return the tokens of the longest prompt in a branch; at least 1."""
     return max((int(exchange.stats.get("prompt_tokens", 0)) for exchange in path), default=0) or 1
 
 
 def each_why_line(turns: Iterator[Explained], longest: int, width: int) -> Iterator[Line]:
-    """The same, each line when it is asked for; a bar of full length stands for `longest` tokens."""
+    """Yield the lines of `why_lines` one by one; a bar of full length stands for `longest` tokens."""
     first = next(turns, None)
     if first is None:
         yield from wrap([("There are no messages on this branch yet.", "muted")], width)

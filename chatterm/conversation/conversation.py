@@ -83,7 +83,7 @@ class Conversation(Branching):
         self._retry(exchange, model, count)
 
     def retry_later(self, exchange: Exchange | None, count: int) -> None:
-        """The same once what is being answered, and what waits, is done; None: of the last answer then."""
+        """Queue a retry of `exchange`; None means whichever exchange is the last when its turn comes."""
         entry = RetryEntry(exchange, count)
         entry.note = "waits for the answer"
         self.waiting.append(entry)
@@ -321,7 +321,7 @@ class Conversation(Branching):
         else:
             self._withdraw(turn)
             if not turn.is_retry:
-                self.take_all_back()  # they may be about what was refused
+                self.take_all_back()  # they may be about the refused message
                 self._view.give_back(turn.prompt.text)
 
     def _withdraw(self, turn: Turn) -> None:

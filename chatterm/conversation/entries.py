@@ -60,10 +60,10 @@ class Entry:
         self.height = 0
         """Lines when it was last laid out: an estimate while the width is another."""
         self.on_change: Callable[[Entry], None] | None = None
-        """Whom to tell that it is to be laid out again."""
+        """Called with the entry when it has to be laid out again."""
 
     def prepare(self, width: int) -> bool:
-        """Do a piece of what `build` needs; whether that is all of it."""
+        """Do a piece of what `build` needs. Return whether it was the last one."""
         return True
 
     def build(self, width: int) -> list[Section]:
@@ -88,7 +88,7 @@ class Entry:
         return self._width == width
 
     def step(self, width: int) -> bool:
-        """Lay out a piece; whether that was the last one. Until then its lines are those of before."""
+        """Lay out a piece. Return whether it was the last one; until then the lines are those of the old layout."""
         if self._width != width:
             if not self.prepare(width):
                 return False
@@ -150,7 +150,7 @@ class UserEntry(Entry):
         """Whether all of a long message is shown."""
         self._said, self.pictures = taken_out(self.text)
         self._shown, self._rest = PlainText("", "user"), ""
-        """What is shown of it, and what is said of the rest."""
+        """What is shown of the message, and the line about the rest."""
         self._fold()
         self.thumbnails: dict[str, Thumbnail] = {}
         """Of those of its pictures that can be shown, by digest."""
@@ -215,10 +215,10 @@ class UserEntry(Entry):
 
 
 class RetryEntry(UserEntry):
-    """That something is to be answered once more, while it waits for its turn as messages do."""
+    """A retry that waits for its turn, as messages do."""
 
     def __init__(self, exchange: Exchange | None, count: int) -> None:
-        """`exchange` is what was selected; None: the last one when its turn comes."""
+        """Wait to retry `exchange`; None means whichever is the last when its turn comes."""
         super().__init__(f"/retry {count}" if count > 1 else "/retry")
         self.exchange = exchange
         self.count = count
@@ -234,7 +234,7 @@ class AnswerEntry(Entry):
         self.source: list[str] = []
         """The answer as the model wrote it, in pieces."""
         self._code: tuple[int, list[str]] | None = None
-        """For so many pieces, its code blocks."""
+        """Code blocks of the answer, and how many pieces of `source` there were when they were found."""
         self.activity = ""
         """What happens while nothing can be read yet."""
         self.footer: Line = []

@@ -11,13 +11,13 @@ from models.units import bytes_text
 
 _BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
-"""Seconds that "tokens/s now" looks back, and further where tokens come slowly."""
+"""Seconds over which "tokens/s now" is measured; more if tokens come slowly."""
 _STOPPED = 30.0
-"""Seconds without a token after which nothing is said about the speed now."""
+"""Seconds without a token after which the current speed is unknown."""
 _QUIET = 0.8
 """Seconds of warming that are not worth telling."""
 _GAIN = 0.05
-"""The share of the time for an answer from which it counts that guesses saved it."""
+"""Time that guesses must save, as a share of the decoding time, to be worth telling."""
 _ENOUGH = 32
 """Tokens that were computed at once, from which their rate tells how long more of them will take."""
 
@@ -57,7 +57,7 @@ class Speedometer(Arrivals):
         self._counts[index] += count
 
     def now(self, time: float) -> float:
-        """Tokens/s over the last second, or since the burst before; 0.0 while that cannot be told."""
+        """Return tokens/s over the last second, or since the previous burst; 0.0 while unknown."""
         bursts = list(self.bursts)
         if not bursts or time - bursts[-1].latest > _STOPPED:
             return 0.0
@@ -68,7 +68,7 @@ class Speedometer(Arrivals):
 
     @property
     def average(self) -> float:
-        """Tokens/s of those that came after the first ones; 0.0 while that cannot be told."""
+        """Tokens/s after the first tokens came; 0.0 while unknown."""
         return rate(*self.measured())
 
     def history(self) -> tuple[float, ...]:
@@ -85,15 +85,15 @@ class SessionStats:
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     split_tokens: int = 0
-    """Those of prompts of which it is known whether they were cached."""
+    """Prompt tokens of which it is known whether they were cached."""
     generated_tokens: int = 0
     reasoning_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     decoded_tokens: int = 0
-    """The generated ones that came in `decode_s`."""
+    """Generated tokens that `decode_s` is the time of."""
     timed_tokens: int = 0
-    """The prefilled ones that took `prefill_s`."""
+    """Prefilled tokens that `prefill_s` is the time of."""
     ttfts: list[float] = field(default_factory=list)
     guessed_tokens: int = 0
     accepted_tokens: int = 0
@@ -110,7 +110,7 @@ class SessionStats:
     reused_tokens: int = 0
 
     def add(self, stats: TurnStats, *, retry: bool = False, resumed: bool = False) -> None:
-        """Count an answer in, or what it was `resumed` with."""
+        """Add the figures of an answer; if it was `resumed`, only those in `OF_ANSWER`."""
         if resumed:
             stats = TurnStats(**{name: getattr(stats, name) for name in OF_ANSWER})
         self.turns += not resumed
@@ -162,7 +162,7 @@ class Live:
     info: ModelInfo | None = None
     progress: Progress | None = None
     speed: float = 0.0
-    """Tokens/s now; the average once the answer has ended. 0.0, like the average, while it is not known."""
+    """Tokens/s now; the average once the answer has ended. Both are 0.0 while unknown."""
     average: float = 0.0
     history: tuple[float, ...] = ()
     ttft_s: float | None = None
@@ -215,9 +215,9 @@ class Live:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """The fraction of the memory's bandwidth that decoding uses: each step reads weights and the KV of
-        what is before it. None while a part of it is unknown, and where it would be more than all: what is read
-        then comes from somewhere faster, such as the caches of a CPU."""
+        """The fraction of the memory bandwidth that decoding uses: each step reads the weights and the KV of all
+        earlier tokens. None while unknown, and if it would exceed 1: then the data comes from somewhere faster,
+        such as the caches of a CPU."""
         figures, speed = self.figures, self.average or self.speed
         if self.is_saved or figures is None or not figures.bandwidth or not speed:
             return None
@@ -231,12 +231,12 @@ class Live:
 
 
 def decode_rate(stats: TurnStats | SessionStats) -> float:
-    """Tokens/s of decoding; 0.0 where it was too short to tell."""
+    """Return tokens/s of decoding; 0.0 if it was too short to tell."""
     return rate(stats.decoded_tokens, stats.decode_s)
 
 
 def has_gained(stats: TurnStats | SessionStats) -> bool:
-    """Whether guesses saved time that a person notices: else there is nothing to say about them."""
+    """Return whether guesses saved enough time to be worth telling."""
     return stats.accepted_tokens > 0 and stats.saved_s >= max(0.0005, _GAIN * stats.decode_s)
 
 
@@ -358,7 +358,7 @@ def count_text(count: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with two or three figures: "<1 ms", "38 ms", "0.42 s", "12.5 s", "3 min 5 s"."""
+    """Format a duration with two or three digits: "<1 ms", "38 ms", "0.42 s", "12.5 s", "3 min 5 s"."""
     if 0 < seconds < 0.0005:
         return "<1 ms"
     if seconds < 0.0995:

@@ -17,7 +17,7 @@ _BLOCK = 64
 _PIECE = 1 << 16
 """Characters of a folded message that are searched at once."""
 _AFTER = 20
-"""Characters after a block, for each of the text, in which a match that begins in the block has to end."""
+"""A match may end this many characters after its block, for each character of the text searched for."""
 _AROUND = frozenset(
     "user-bar quote-bar rule bullet code-label code-copy picture branch edited muted warning fold thinking-head".split()  # noqa: SIM905
 )
@@ -28,12 +28,12 @@ Walk = Generator[None, None, T]
 """Work that yields after each piece."""
 LayOut = Callable[[Entry], bool]
 Span = tuple[int, int, int]
-"""A row of an entry, and the characters of its line from and to which something stands."""
+"""A row of an entry, and where a part of its line begins and ends, in characters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """One place, which may go on over several lines."""
+    """One place where the text was found; it may go on over several lines."""
 
     entry: Entry
     spans: tuple[Span, ...]
@@ -42,23 +42,23 @@ class Match:
 class Finder:
     """Finds a text, whatever its case and wherever its lines were broken.
 
-    An entry is searched a block of rows at a time; a match belongs to the block in which it begins. What goes through
-    many entries yields after each block. It is given `lay_out`, which lays out a piece of an entry and says whether
-    that was the last one.
+    An entry is searched a block of rows at a time; a match belongs to the block in which it begins. Methods that go
+    through many entries yield after each block. They are given `lay_out`, which lays out a piece of an entry and
+    returns whether it was the last one.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._pattern = re.compile(r"\s+".join(map(re.escape, text.split())), re.IGNORECASE)
         self._known: dict[Entry, tuple[object, dict[int, list[Match]]]] = {}
-        """What was found in the blocks of an entry, for its layout."""
+        """For each entry: its layout when it was searched, and the matches by number of the block."""
         self.here: Match | None = None
-        """The one that is looked at."""
+        """The match that is looked at."""
 
     # --- one entry ---
 
     def block(self, entry: Entry, number: int) -> list[Match]:
-        """The matches that begin in a block of an entry as it is laid out, in order."""
+        """Return the matches that begin in a block of an entry as it is laid out now, in order."""
         if number < 0 or not isinstance(entry, UserEntry | AnswerEntry) or not self.text.split():
             return []
         known = self._known.get(entry)
@@ -69,7 +69,7 @@ class Finder:
         return known[1][number]
 
     def _searched(self, entry: Entry, first: int) -> list[Match]:
-        """The matches that begin in the block whose first row this is."""
+        """Search the block that begins at row `first`. Return the matches that begin in it."""
         text, offsets, end = "", list[int](), 0
         for row in range(first, min(first + 2 * _BLOCK, entry.height)):
             offsets.append(len(text))
@@ -84,7 +84,7 @@ class Finder:
         return [Match(entry, _spans(offsets, first, m.start(), m.end())) for m in found]
 
     def marked(self, entry: Entry, row: int, line: Line) -> Line:
-        """A line of an entry with what was found in it marked."""
+        """Return a line of an entry with its matches marked."""
         number = row // _BLOCK
         for match in [*self.block(entry, number - 1)[-1:], *self._touching(entry, row)]:
             for at, start, end in match.spans:
@@ -96,7 +96,7 @@ class Finder:
         return line
 
     def _touching(self, entry: Entry, row: int) -> list[Match]:
-        """Those of its block that have a part of this row."""
+        """Return the matches that begin in the block of this row and have a part of the row."""
         found = self.block(entry, row // _BLOCK)
         after = bisect_right(found, row, key=lambda match: match.spans[0][0])
         first = bisect_left(found, row, hi=after, key=lambda match: match.spans[-1][0])
@@ -105,7 +105,7 @@ class Finder:
     # --- all of them ---
 
     def latest(self, entries: Sequence[Entry], place: int, row: int, lay_out: LayOut) -> Walk[Match | None]:
-        """The last match that begins above this row of the entry at `place`, else the first one below it."""
+        """Return the last match that begins above this row of the entry at `place`, else the first one after it."""
         for at in range(min(place, len(entries) - 1), -1, -1):
             yield from self._open(entries[at], lay_out)
             rows = row if at == place else entries[at].height
@@ -116,7 +116,7 @@ class Finder:
         return (yield from self._first(entries, place, lay_out))
 
     def _first(self, entries: Sequence[Entry], place: int, lay_out: LayOut) -> Walk[Match | None]:
-        """The first match from the entry at `place` on."""
+        """Return the first match in the entry at `place` or below it; None if there is none."""
         for entry in entries[place:]:
             yield from self._open(entry, lay_out)
             for number in range(_blocks(entry.height)):
@@ -126,12 +126,12 @@ class Finder:
         return None
 
     def beside(self, entries: Sequence[Entry], side: int, lay_out: LayOut) -> Walk[Match | None]:
-        """The match after (1) or before (-1) the one that is looked at; after the last comes the first."""
+        """Return the match after (1) or before (-1) the one that is looked at; after the last comes the first."""
         here = self.here
         if here is None or here.entry not in entries:
             return (yield from self._first(entries, 0, lay_out))
         place = entries.index(here.entry)
-        for step in range(len(entries) + 1):  # the entry that it stands in comes once more in the end
+        for step in range(len(entries) + 1):  # the entry of `here` comes again at the end
             entry = entries[(place + side * step) % len(entries)]
             yield from self._open(entry, lay_out)
             numbers = range(_blocks(entry.height))
@@ -146,8 +146,10 @@ class Finder:
         return here
 
     def count(self, entries: Sequence[Entry], lay_out: LayOut) -> Walk[tuple[int, int]]:
-        """The number of the match that is looked at (0 where it is not among those), and how many there are: more than
-        `MOST` are not counted."""
+        """Return the number of the match that is looked at (0 if it was not counted), and how many matches there are.
+
+        Counting stops above `MOST`; the total is `MOST` + 1 then.
+        """
         number = total = 0
         for entry in entries:
             yield from self._open(entry, lay_out)
@@ -163,7 +165,7 @@ class Finder:
         return number, total
 
     def _open(self, entry: Entry, lay_out: LayOut) -> Walk[None]:
-        """Lay it out; what was folded and holds the text is open then."""
+        """Lay out an entry; unfold a message first if it holds the text."""
         if isinstance(entry, UserEntry) and entry.is_folded and (yield from self._is_in(entry.text)):
             entry.unfold()
         if isinstance(entry, UserEntry | AnswerEntry):
@@ -171,7 +173,7 @@ class Finder:
                 yield
 
     def _is_in(self, text: str) -> Walk[bool]:
-        """Whether a match stands in a text of any length."""
+        """Return whether a text, of any length, holds a match."""
         if not self.text.split():
             return False
         for start in range(0, len(text), _PIECE):
@@ -183,13 +185,13 @@ class Finder:
 
 @lru_cache(maxsize=256)
 def _kind(style: str) -> tuple[bool, str | None]:
-    """Whether what has this style is searched, and what stood where a line that ends with it was broken."""
+    """Return whether text of this style is searched, and what a line break of this style replaced (None: no break)."""
     names = style.split()
     return not _AROUND.intersection(names), " " if "wrapped" in names else "" if "cut" in names else None
 
 
 def _row_text(line: Line) -> tuple[str, str]:
-    """A line as far as it is searched, and what stands between it and the next."""
+    """Return the text of a line (NUL for what is not searched), and what joins it to the next line."""
     text, joint = "", "\n"
     for run, style in line:
         is_text, broken = _kind(style)
@@ -199,18 +201,19 @@ def _row_text(line: Line) -> tuple[str, str]:
 
 
 def _blocks(rows: int) -> int:
-    """How many blocks so many rows are."""
+    """Return how many blocks hold so many rows."""
     return -(-rows // _BLOCK)
 
 
 def _compared(match: Match, other: Match) -> int:
-    """Above 0 where `match` begins below `other`, below 0 where it begins above it."""
+    """Return 1 if `match` begins after `other`, -1 if before it, else 0."""
     mine, others = match.spans[0][:2], other.spans[0][:2]
     return (mine > others) - (mine < others)
 
 
 def _spans(offsets: list[int], first: int, start: int, end: int) -> tuple[Span, ...]:
-    """The rows of a match from `start` to `end`; `offsets` is where rows begin, of which the first is `first`."""
+    """Return the parts of rows that a match from `start` to `end` covers; `offsets` tells where each row begins, the
+    first of them being row `first`."""
     spans: list[Span] = []
     at = bisect_right(offsets, start) - 1
     while at < len(offsets) and offsets[at] < end:
@@ -223,7 +226,7 @@ def _spans(offsets: list[int], first: int, start: int, end: int) -> tuple[Span, 
 
 
 def _restyled(line: Sequence[Run], start: int, end: int, style: str) -> Line:
-    """`line` with one more style on some of its characters."""
+    """Return `line` with one more style on the characters from `start` to `end`."""
     result: Line = []
     at = 0
     for text, names in line:

@@ -25,7 +25,7 @@ def seen(path: Sequence[Exchange]) -> list[Exchange]:
     What is pinned stands first, as it was said; then the summary, in an exchange with the number 0; then the rest. So
     whatever is the same at the beginning is the same in the KV cache.
     """
-    if all(exchange.compaction is None for exchange in path):  # as nearly always
+    if all(exchange.compaction is None for exchange in path):  # the usual case
         return list(path)
     end = summarised(path)
     files = max((n for n, e in enumerate(path, 1) if e.compaction and e.compaction.without_files), default=0)

@@ -21,31 +21,31 @@ class Shown:
         self._path: list[Exchange] = []
         """The branch that was shown last."""
         self._models: list[str] = []
-        """Who gave its answers, by exchange."""
+        """The model that gave each answer of that branch."""
         self._counts: Counter[str] = Counter()
-        """How many answers each of them gave."""
+        """How many answers each model gave."""
         self._summaries: list[int] = []
-        """Behind how many of its exchanges a summary stands for these; the last one counts."""
+        """For each summary in that branch, how many exchanges it replaces; the last summary counts."""
         self.seen: dict[tuple[int | None, str], int] = {}
-        """By parent and message the answer that was looked at last."""
+        """The id of the answer that was shown last, by parent and message."""
         self.named: dict[str, str] = {}
-        """What the models are called whose answers say who gave them; {} where none does."""
+        """What answers call their models; {} if answers do not name them."""
 
     @property
     def models(self) -> list[str]:
-        """Those that gave answers of the branch that is shown."""
+        """The models that gave answers of the branch that is shown."""
         return [model for model, count in self._counts.items() if count]
 
     @property
     def compacted(self) -> int:
-        """How many exchanges at the start of it the latest summary stands for; 0 where there is none."""
+        """How many exchanges at the start of the branch the latest summary replaces; 0 without one."""
         return self._summaries[-1] if self._summaries else 0
 
     def turn_to(self, path: Sequence[Exchange], changed: Sequence[Exchange] = ()) -> int:
-        """From now on this branch is shown; how many exchanges at its start look as they did.
+        """Show this branch from now on. Return how many exchanges at its start look as they did.
 
-        It takes as long as there is new in it. `changed` are those that were shown and may look different now; the
-        last one that stays may always, for it was or is the end.
+        The time this takes depends only on what is new. `changed` are exchanges that may look different now; the last
+        exchange of both branches always may, as it was or is the end of one.
         """
         first = max(shared(self._path, path) - 1, 0)
         if changed:
@@ -63,7 +63,7 @@ class Shown:
             for number, e in enumerate(path[first:], first + 1)
             if e.compaction is not None and e.compaction.summary is not None
         ]
-        if self.compacted != before:  # one goes, another one comes
+        if self.compacted != before:  # the old summary goes, the new one comes
             first = min([first, *(number - 1 for number in (before, self.compacted) if number)])
         return first
 
@@ -120,7 +120,7 @@ class Shown:
 
 
 def shared(one: Sequence[Exchange], other: Sequence[Exchange]) -> int:
-    """How many exchanges two branches of a tree begin with together, found from where they end."""
+    """Return how many exchanges two branches of a tree share at their start, comparing from the end."""
     count = min(len(one), len(other))
     while count and one[count - 1] is not other[count - 1]:
         count -= 1

@@ -81,7 +81,7 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         told = [
             turn,
             *(s for _, s in columns),
-        ]  # a server may not tell it, and of an answer that was cut off nothing
+        ]  # a server may not tell it, and nothing is known of an answer that was cut off
         return [
             text if of and getattr(of, known) else _NONE for text, of in zip(count(name), told, strict=True)
         ]

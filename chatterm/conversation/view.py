@@ -10,7 +10,7 @@ class View(Protocol):
     """A screen."""
 
     def show_path(self, entries: Sequence[Entry], above: Entry | None = None) -> None:
-        """These are the messages now, in this order: below `above`, which stays with all that is above it."""
+        """Show these messages, in this order, below `above`, which stays with all that is above it."""
 
     def add(self, entry: Entry) -> None:
         """One more message, at the end."""

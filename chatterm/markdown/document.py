@@ -18,7 +18,7 @@ from chatterm.markdown.tint import Marks, mark, within
 _LONGEST_TAIL = 2048
 """Characters that may be laid out again with every addition."""
 _PIECE = 8192
-"""Characters that are parsed at once: of blocks that are longer, only parts."""
+"""Characters that are parsed at once; longer blocks are parsed in parts."""
 _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s", re.MULTILINE)
 
 
@@ -78,9 +78,9 @@ class Document:
         return self._lines
 
     def step(self, width: int) -> bool:
-        """Lay out a piece of what is not laid out at this width; whether that was the last one.
+        """Lay out a piece of what is not laid out at this width. Return whether it was the last one.
 
-        A list of lines that was read before stays as it is where the width is another.
+        A list that `lines` returned earlier is not changed when the width changes.
         """
         if width != self._width:
             self._width, self._fixed, self._fixed_lines, self._lines = width, 0, 0, []
@@ -110,8 +110,8 @@ class Document:
         self._lines += map(tuple, lines)
 
     def _freeze(self) -> list[Token] | None:
-        """Move a piece of what cannot change any more from the tail to the parts. Where there is none, the tail comes
-        back parsed: most of the time nothing can be moved, and parsing is a good part of the work."""
+        """Move a piece that cannot change any more from the tail to the parts, and return None. If there is no such
+        piece, as most of the time, return the tail parsed: the caller need not parse it again."""
         tail = self._tail
         source = tail.source[:_PIECE]
         tokens = parser().parse(source)

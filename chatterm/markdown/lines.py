@@ -65,7 +65,7 @@ def wrap(runs: Iterable[Run], width: int) -> list[Line]:
 
 
 def wrapped(runs: Iterable[Run], width: int) -> Iterator[Line]:
-    """The lines of `wrap`, each as soon as it is known."""
+    """Yield the lines of `wrap`, each as soon as it is known."""
     width = max(width, 1)
     line: Line = []
     column, is_first = 0, True

@@ -21,7 +21,7 @@ class PlainText:
         """The lines that are still to be made."""
 
     def step(self, width: int) -> bool:
-        """Make a piece of the lines of this width; whether that was the last one."""
+        """Make some of the lines of this width. Return whether those were the last ones."""
         if width != self._width:
             self._width, self._lines, self._rest = width, [], self._made(width)
         if self._rest is not None:
@@ -33,7 +33,7 @@ class PlainText:
         return True
 
     def lines(self, width: int) -> list[FixedLine]:
-        """Every line of this width. The list is the text's own: read it, do not change it."""
+        """Return every line of this width. The list belongs to the text: do not change it."""
         while not self.step(width):
             pass
         return self._lines

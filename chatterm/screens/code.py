@@ -130,7 +130,7 @@ class SaveCodeScreen(ModalScreen[Path | None]):
                 return self._view.say("That file exists; Enter overwrites it. Or write another name.")
             text = self._view.block.text + "\n"
             if self._over == path:
-                if not os.access(path, os.W_OK):  # it could be replaced all the same
+                if not os.access(path, os.W_OK):  # `write_whole` would replace it all the same
                     raise PermissionError(errno.EACCES, "the file is write-protected")
                 write_whole(path, text, errors="replace", parents=False)
             else:
@@ -144,7 +144,7 @@ class SaveCodeScreen(ModalScreen[Path | None]):
 
 
 class BlockList(PickerList):
-    """The blocks, one a line with the digit that takes it; the last one is chosen in the beginning."""
+    """The blocks, one a line, each with the digit that chooses it; at first the last one is chosen."""
 
     DEFAULT_CSS = "BlockList { max-height: 9; }"
 

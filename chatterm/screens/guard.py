@@ -22,7 +22,7 @@ _MOST, _WITHIN = 10, 10.0
 """So many errors in so many seconds: it does not go on."""
 
 _LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
-"""Seconds between two looks at whether a screen stands, how many there are, and those at once, without a pause."""
+"""Seconds between two checks whether a screen takes keys, the most checks, and the first ones, done without a pause."""
 
 
 class GuardedApp(LookApp):
@@ -41,11 +41,11 @@ class GuardedApp(LookApp):
         """Why it could not go on, in one line, for who started it."""
         self._is_leaving = False
         self._standing: WeakKeyDictionary[Screen[Any], bool] = WeakKeyDictionary()
-        """Whether a screen takes keys, of those that were asked for that."""
+        """For each screen that was checked, whether it has done what it was told before."""
         self._failed: Screen[Any] | None = None
         """The latest screen that failed and is being closed."""
         self._key_before: asyncio.Task[None] | None = None
-        """Ends once all that the latest key led to is done."""
+        """Ends once everything that the latest key led to is done."""
 
     # --- for the application ---
 
@@ -78,7 +78,7 @@ class GuardedApp(LookApp):
         return None
 
     def _stands(self, screen: Screen[Any]) -> bool:
-        """Whether it takes keys: it is there, and has done what it was told before (to focus something, above all)."""
+        """Return whether a screen takes keys: it is mounted and has done what it was told before, such as to focus."""
         if screen not in self._standing:
             self._standing[screen] = False
             screen.call_later(self._standing.__setitem__, screen, True)
@@ -173,8 +173,8 @@ class GuardedApp(LookApp):
 
 
 async def _dealt_with(screen: Screen[Any]) -> None:
-    """Wait until a key that was given to `screen` is dealt with, there or where the focus is, with the messages that
-    come of it, and those that come of these."""
+    """Wait until `screen` and the focused widgets have dealt with a key, with the messages that it leads to, and with
+    those that these lead to."""
     for _ in range(2):
         focused = screen.focused.ancestors_with_self if screen.focused is not None else []
         for pump in (screen, *focused):

@@ -1,4 +1,4 @@
-"""A question with yes or no over the conversation, before something that cannot be taken back."""
+"""A yes-or-no question over the conversation, before something that cannot be undone."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 
 class QuestionScreen(ModalScreen[bool]):
-    """Ends with the answer. Only y is a yes: Enter may have been meant for what stood there before."""
+    """Ends with the answer. Only y means yes: Enter may have been meant for what was there before."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -28,7 +28,7 @@ class QuestionScreen(ModalScreen[bool]):
     """
 
     def __init__(self, question: str, yes: str, no: str) -> None:
-        """`yes` and `no` are what becomes of it: "stops it"."""
+        """Ask `question`; `yes` and `no` tell what each answer does, such as "stops it"."""
         super().__init__()
         keys: Line = [("y", "accent"), (f" {yes} · ", "muted"), ("n", "accent"), (f" {no}", "muted")]
         self._text = QuestionText([(question, "strong")], keys)

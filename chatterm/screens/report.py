@@ -126,14 +126,14 @@ class ReportView(ScrollView, Painter, can_focus=True):
         self._fit()
 
     def _take(self, lines: Iterator[Line]) -> Generator[None, None, None]:
-        """Make the other lines."""
+        """Make the remaining lines; yields after each."""
         for line in lines:
             self._lines.append(line)
             yield
         self._fit()
 
     def _fit(self) -> None:
-        """Be as high as there are lines."""
+        """Set the height to the number of lines."""
         self.styles.height = max(len(self._lines), 1)
         self.virtual_size = Size(self._made_for, len(self._lines))
 

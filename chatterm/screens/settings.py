@@ -97,7 +97,7 @@ class SettingsScreen(Picker):
         choices = self._list.chosen.choices
         if choices and not self._is_editing:
             now = self._list.chosen.value(self._settings)
-            at = choices.index(now) if now in choices else min(-step, 0)  # or it is none of them
+            at = choices.index(now) if now in choices else min(-step, 0)  # the value may be none of them
             self._store(choices[(at + step) % len(choices)])
 
     def action_default(self) -> None:

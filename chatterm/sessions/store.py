@@ -85,7 +85,7 @@ class Store:
         return "The session database does not respond: the last messages are not saved."
 
     def was_deleted(self, session: str) -> str:
-        """One line, once, for a person whose session another program had deleted; it was saved again. Else ""."""
+        """Return one line, once, if another program had deleted the session (it was saved again); else ""."""
         known = self._known.get(session)
         if known is None or not known.was_deleted:
             return ""
@@ -214,7 +214,7 @@ class Store:
         self._post(object(), Op(None, lambda db: db.add_prompt(text)))
 
     def add(self, info: SessionInfo, exchanges: Iterable[Exchange], head: int | None) -> str:
-        """A whole session from elsewhere, with its dates; its new id."""
+        """Add a whole session from elsewhere, keeping its dates. Return its new id."""
         id, copies = urandom(4).hex(), deepcopy(list(exchanges))
         made = [exchange.created for exchange in copies if exchange.created] or [time()]
         title = info.title or title_of(copies[0].user if copies else "")

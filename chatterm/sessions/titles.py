@@ -19,14 +19,14 @@ _NO_TITLES = frozenset(
 _ROLE = re.compile(
     r"^[\s*_\"]*(?:user|assistant|human|title|titel|titre|título)[\s*_]*:[\s*_]*", re.IGNORECASE
 )
-"""What a transcript or a model writes before what is said."""
+"""The role that a transcript or a model writes before the text."""
 _OPEN = re.compile(r"^(?:\*\*|~~|`)+|(?:\*\*|~~|`)+$")
-"""Marks that nothing closes."""
+"""Marks left at either end because nothing closes them."""
 _DECORATION = re.compile(r"^(?:(?:```\w*|[#>*+~`-]+|\d+[.)])(?:\s+|$))+")
 
 
 def plain(line: str) -> str:
-    """A line of Markdown as it reads: without what marks emphasis, code and links, or who says it."""
+    """Return a line of Markdown as plain text: without marks for emphasis, code and links, or a leading role."""
     from markdown_it import MarkdownIt
 
     line = _DECORATION.sub("", line[: 6 * LIMIT].strip())
@@ -36,7 +36,7 @@ def plain(line: str) -> str:
 
 
 def title_of(message: str) -> str:
-    """A title for a session that begins with `message`: its first words, on one line, as plain text."""
+    """Return a title for a session that begins with `message`: its first words, on one line, as plain text."""
     lines = map(plain, cleaned(message[:4000]).splitlines())
     text = next(filter(None, lines), one_line(message))
     if len(text) <= LIMIT:

@@ -40,7 +40,7 @@ class Known:
     """By id; each a copy that nobody changes."""
     head: int | None = None
     is_saved: bool = False
-    """Whether the disk or memory has had it."""
+    """Whether it was ever written to the database, on disk or in memory."""
     was_deleted: bool = False
     """Whether another program deleted it, and it was saved again."""
 
@@ -55,12 +55,12 @@ class Known:
         # Parents first. They are listed at once: another thread may add one.
         for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
             if exchange.created != there.get(db.number(self.info.id, exchange.id) or 0):
-                db.put(self.info.id, exchange, touch=not is_new)  # a new one is as old as it says
+                db.put(self.info.id, exchange, touch=not is_new)  # a new session keeps its own date
         if is_new:
             db.set_head(self.info.id, self.head)
 
     def drop(self, db: Database, exchange: Exchange) -> None:
-        """Delete an exchange, and the session if it has none any more: then nobody else has deleted that."""
+        """Delete an exchange, and the session with its last one; that does not count as deleted by another program."""
         db.drop(self.info.id, exchange.id, exchange.created)
         self.is_saved = db.has(self.info.id)
 

@@ -77,7 +77,7 @@ def file_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> lis
 
 
 def path_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:
-    """`text` with the token replaced by each path. The message makes sense as it is written: Enter sends that."""
+    """Return `text` with the token replaced by each path. All are extras: Enter sends the message as written."""
     before, after = text[: token.start], text[token.end :]
     return [
         Suggestion(
@@ -105,7 +105,7 @@ def _values(lines: list[str]) -> list[Suggestion]:
 
 
 class Completion(Canvas):
-    """Opens by itself; Up and Down move, Tab, Enter after these, or a click choose, Esc closes."""
+    """Opens by itself. Up and Down move; Tab, a click, or Enter after moving chooses; Esc closes."""
 
     class Chosen(Message):
         """A row was clicked."""

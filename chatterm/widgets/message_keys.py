@@ -20,6 +20,6 @@ MESSAGE_KEYS = {
 }
 """Keys while a message is selected: a command and its argument."""
 CODE_KEYS = {"y": "copy_block", "s": "save_code", "x": "run_code", "z": "change_view"}
-"""Keys that do something with a code block of the selected answer, or with JSON."""
+"""Keys for a code block, or JSON, of the selected answer."""
 EDGE_KEYS = {"g": -1, "G": 1}
-"""Keys that lead to the first line and to the last."""
+"""Keys that go to the first line (-1) or to the last (1)."""

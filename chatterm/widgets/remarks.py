@@ -69,12 +69,11 @@ class Remarks(Canvas):
             self._lay_out()
 
     def leave(self) -> None:
-        """Another conversation comes: errors were about this one."""
+        """Remove the errors: another conversation comes, and they were about this one."""
         self._without(lambda remark: True)
 
     def over(self, since: float) -> None:
-        """What began then works: errors of before were about something else, but for those about what is still
-        written."""
+        """Remove errors from before `since`, as what began then works; those about text still in the composer stay."""
         self._without(lambda r: r.said < since and (r.is_old or not r.written))
 
     def _without(self, is_over: Callable[["Remark"], bool]) -> None:

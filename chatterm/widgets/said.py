@@ -1,4 +1,4 @@
-"""What of a line of the conversation somebody wrote: that is what a copy of it holds."""
+"""The part of a line of the conversation that somebody wrote: a copy holds only that."""
 
 from chatterm.conversation.entries import INDENT
 from chatterm.markdown.lines import Line
@@ -21,8 +21,9 @@ _DRAWN = frozenset(
 
 
 def said(line: Line, start: int, end: int | None) -> tuple[str, str] | None:
-    """The part of a line between two columns as somebody wrote it, without what is drawn around it; and what stands
-    between it and the next line. None where nothing of the line was written by anybody.
+    """Return what somebody wrote of a line between two columns, and what joins it to the next line.
+
+    Return None if the line holds only what is drawn around texts.
     """
     column, text, joint, has_words, is_drawn = 0, "", "\n", False, False
     for part, style in line:

@@ -1,4 +1,4 @@
-"""What has to go through all of a conversation does so here: on the screen's thread, but never for long."""
+"""Long work, such as going through a whole conversation, done on the screen's thread in short slices."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -8,19 +8,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _SLICE = 0.004
-"""Seconds of work between two looks at the keyboard."""
+"""Seconds of work in a slice, after which keys get their turn."""
 SOON = 0.004
-"""Seconds for everything else between two slices of work that somebody waits for."""
+"""Seconds between two slices of work that somebody waits for."""
 LATER = 0.02
-"""The same for work that nobody waits for."""
+"""Seconds between two slices of work that nobody waits for."""
 
 
 async def in_slices(
     work: Generator[None, None, T], pause: float = SOON, between: Callable[[], None] | None = None
 ) -> T:
-    """Do `work`, which yields after each piece, each far shorter than a slice; what it returns.
+    """Do `work`, which yields after each piece, each far shorter than a slice. Return its result.
 
-    `between` is called where a slice ends before the work does.
+    `between` is called after every slice but the last, `pause` is in seconds.
     """
     while True:
         deadline = monotonic() + _SLICE
@@ -36,7 +36,7 @@ async def in_slices(
 
 
 def at_once(work: Generator[None, None, T]) -> T:
-    """Do all of `work`; what it returns."""
+    """Do all of `work` without a pause. Return its result."""
     while True:
         try:
             next(work)

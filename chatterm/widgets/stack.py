@@ -1,8 +1,8 @@
-"""Where things begin that stand below each other, and which of them is at a row."""
+"""Items of different heights below each other: where each begins, and which one is at a row."""
 
 
 class Stack:
-    """Their heights in rows. Each answer and each change costs the logarithm of how many there are (a Fenwick tree)."""
+    """Heights of the items in rows. Each question and each change takes logarithmic time (a Fenwick tree)."""
 
     def __init__(self) -> None:
         self._heights: list[int] = []
@@ -14,11 +14,11 @@ class Stack:
 
     @property
     def height(self) -> int:
-        """Rows of all of them."""
+        """Rows of all items."""
         return self.start(len(self))
 
     def add(self, height: int) -> None:
-        """One more, below the others."""
+        """Add an item below the others."""
         self._heights.append(height)
         number, total, below = len(self._heights), height, 1
         while not number & below:
@@ -27,11 +27,11 @@ class Stack:
         self._sums.append(total)
 
     def cut(self, count: int) -> None:
-        """Only the first `count` stay."""
+        """Keep only the first `count` items."""
         del self._heights[count:], self._sums[count + 1 :]
 
     def resize(self, index: int, height: int) -> None:
-        """The one at `index` has another height."""
+        """Change the height of the item at `index`."""
         more, number = height - self._heights[index], index + 1
         self._heights[index] = height
         while more and number <= len(self):
@@ -39,7 +39,7 @@ class Stack:
             number += number & -number
 
     def start(self, index: int) -> int:
-        """Rows above the one at `index`."""
+        """Return how many rows are above the item at `index`."""
         rows = 0
         while index:
             rows += self._sums[index]
@@ -47,7 +47,7 @@ class Stack:
         return rows
 
     def at(self, row: int) -> int:
-        """The last one that does not begin below `row`; -1 where all do."""
+        """Return the index of the last item that begins at `row` or above it; -1 if there is none."""
         if row < 0 or not self._heights:
             return -1
         index, step = 0, 1 << len(self).bit_length()

@@ -76,13 +76,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._head: list[Entry] = []
         self.selected: Entry | None = None
         self._stack = Stack()
-        """Where each entry begins, as it was laid out last."""
+        """Where each entry begins in the latest layout."""
         self._places: dict[Entry, int] = {}
-        """At which place each entry stands."""
+        """The index of each entry in `entries`."""
         self._stale: set[Entry] = set()
-        """Those that are to be laid out."""
+        """Entries that have to be laid out."""
         self._gone: deque[Entry] = deque()
-        """Those that were taken away: to free many at once takes a while."""
+        """Entries that were removed, to be freed little by little: freeing many at once takes a while."""
         self._anchor: tuple[Entry, int] | None = None
         """The entry at the upper edge, and how much of it is above; None at the end or when empty."""
         self.finder: Finder | None = None
@@ -92,7 +92,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._bar_waits = False
         """The scroll bar will be updated in a moment."""
         self._rest_waits = False
-        """What cannot be seen is being laid out."""
+        """What cannot be seen is being laid out, or will be in a moment."""
         self._drawn: dict[int, tuple[Line, tuple[int, int], Strip, Strip]] = {}
         """By number: what the line was, how wide, and what `_drawn_line` made of it."""
 
@@ -136,7 +136,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._reflow()
 
     def _put(self, place: int, entries: Iterable[Entry]) -> None:
-        """From this place on, these are the entries."""
+        """Replace the entries from this place on."""
         entries, gone = list(entries), self.entries[place:]
         for entry in gone:
             entry.on_change = None
@@ -194,7 +194,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._reflow()
 
     def place_in_view(self) -> tuple[int, int]:
-        """The last entry that can be seen, and its first row that is below what can be seen."""
+        """Return the index of the last entry in view, and the first of its rows that is below the view."""
         end = round(self.scroll_y) + self.scrollable_content_region.height
         place = max(self._stack.at(end - 1), 0)
         return place, end - self._stack.start(place)
@@ -242,7 +242,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return self._stack.start(self._places[entry])
 
     def lay_out(self, entry: Entry) -> bool:
-        """Lay out a piece of an entry; whether that was the last one. `update` shows it."""
+        """Lay out a piece of an entry. Return whether it was the last one; `update` then shows the entry."""
         if not entry.step(self._width):
             return False
         if entry in self._places:
@@ -276,7 +276,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self.set_timer(LATER, self._lay_out_rest)
 
     def _lay_out_rest(self) -> None:
-        """Lay out what cannot be seen, and free what is not shown any more."""
+        """Lay out what cannot be seen, and free the entries that were removed."""
 
         async def go() -> None:
             try:
@@ -288,7 +288,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.run_worker(go())
 
     def _rest(self) -> Generator[None, None, None]:
-        """What can be seen first, then the latest."""
+        """Lay out what is in view, then the others from the last up; then free removed entries. Yields after each."""
         place = 0
         while self._stale:
             if (entry := self._stale_in_view()) is None:
@@ -303,7 +303,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             yield
 
     def _stale_in_view(self) -> Entry | None:
-        """Of those that can be seen, or could one page up, one that is to be laid out."""
+        """Return an entry in view, or up to a page above it, that has to be laid out; None if there is none."""
         first, page = self._first(), self.scrollable_content_region.height
         seen, above = self._between(first, first + page), self._between(first - page, first - 1)
         wanted = [*(reversed(seen) if self._follow else seen), *reversed(above)]
@@ -328,7 +328,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.vertical_scrollbar.position = self.scroll_y
 
     def _first(self) -> int:
-        """The first line that can be seen, when the reader's place is kept."""
+        """Return the line that has to be at the top of the view to keep the reader's place."""
         end = max(self._height - self.scrollable_content_region.height, 0)
         if self._follow or self._anchor is None or self._anchor[0] not in self._places:
             return end
@@ -447,7 +447,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return at_once(self.selected_text(selection)), "\n"
 
     def selected_text(self, selection: Selection) -> Generator[None, None, str]:
-        """What was selected, as somebody wrote it; yields now and then."""
+        """Return the selected text as somebody wrote it; yields now and then."""
         first = selection.start.y if selection.start else 0
         last = min(selection.end.y if selection.end else self._height - 1, self._height)
         parts, joint = list[str](), ""
@@ -467,7 +467,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
 
 def _rows(entry: Entry) -> int:
-    """Its lines, and the empty one below it."""
+    """Return the rows that an entry takes, with the empty one below it."""
     return entry.height + (not entry.is_blank)
 
 

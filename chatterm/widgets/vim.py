@@ -16,7 +16,7 @@ _STATES = 200
 """Changes that `u` can go back over."""
 _WORD = re.compile(r"\w+|[^\w\s]+|(?<=\n)(?=\n)")
 _LONGEST = 100_000
-"""Characters of a text to which nothing is added once more by a count."""
+"""A count adds nothing more to a text of this many characters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class ChatBase(Screen[None]):
         self._go_on(lambda: asyncio.to_thread(work), then, doing)
 
     def in_slices(self, work: Generator[None, None, T], then: Callable[[T], None]) -> None:
-        """Do what goes through the conversation here, a few milliseconds at a time; then as `in_thread`."""
+        """Do `work` on this thread, a few milliseconds at a time; then go on as `in_thread` does."""
         self._go_on(lambda: in_slices(work), then)
 
     def _go_on(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None], doing: str = "") -> None:

@@ -61,7 +61,7 @@ class CodeActions(MessageActions):
         self._choose("Save a code block", name)
 
     def copy_block(self) -> None:
-        """Copy a block of the selected answer; without one, the latest that there is."""
+        """Copy a block of the selected answer; if no answer is selected, the latest block."""
         if isinstance(self.selected, AnswerEntry):
             self._choose("Copy a code block", lambda block: self.copy_text(block.text))
         else:
@@ -74,7 +74,7 @@ class CodeActions(MessageActions):
         self._choose("Run a code block", self._run_block)
 
     def _choose(self, title: str, then: Callable[[CodeBlock], None]) -> None:
-        """Do it with the block of the selected answer; of several with the one that the person means."""
+        """Call `then` with the code block of the selected answer; if it has several, the person chooses one."""
         from chatterm.screens.code import ChooseCodeScreen
 
         def chosen(block: CodeBlock | None) -> None:

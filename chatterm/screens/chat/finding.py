@@ -12,7 +12,7 @@ from chatterm.widgets.slices import in_slices
 T = TypeVar("T")
 
 _PAUSE = 0.05
-"""Seconds without a key after which what was typed is looked for."""
+"""Seconds without a key before the search begins."""
 _NAME = "find"
 
 
@@ -20,9 +20,9 @@ class Finding(ScreenPart):
     """The search runs beside everything else, a few milliseconds at a time, however long the conversation is."""
 
     _has_looked = False
-    """Whether the match is known at which it begins."""
+    """Whether the match to begin at was looked for."""
     _steps = 0
-    """Matches that are still to be gone on (above 0) or back."""
+    """How many matches are still to be stepped on (above 0) or back (below 0)."""
 
     @property
     def bar(self) -> FindBar:
@@ -69,7 +69,7 @@ class Finding(ScreenPart):
             return
         self._steps += side
         if self._has_looked:
-            self._begin()  # else it is looked for already
+            self._begin()  # otherwise the search is running
 
     def _stop(self) -> None:
         self.screen.workers.cancel_group(self.screen, _NAME)
@@ -79,11 +79,11 @@ class Finding(ScreenPart):
         assert finder is not None
         look: Any = partial(
             self._look, finder
-        )  # a coroutine made now would be left behind where it is cancelled
+        )  # a coroutine made now would never be awaited if it were cancelled
         self.screen.run_worker(look, _NAME, _NAME, exclusive=True)
 
     async def _look(self, finder: Finder) -> None:
-        """Go to the match that is wanted, then count them."""
+        """Go to the match that is wanted, then count all matches."""
         transcript = self.transcript
         if not self._has_looked:
             await asyncio.sleep(_PAUSE)
@@ -101,7 +101,7 @@ class Finding(ScreenPart):
         self._say(*await self._walked(finder.count(transcript.entries.copy(), transcript.lay_out)))
 
     async def _walked(self, walk: Walk[T]) -> T:
-        """What a walk through the conversation comes to."""
+        """Do a walk through the conversation in slices. Return its result."""
         return await in_slices(walk, between=self._goes_on)
 
     def _goes_on(self) -> None:

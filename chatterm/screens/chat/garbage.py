@@ -22,8 +22,8 @@ def collect_now() -> None:
     """Search what came since `collect_rarely`, at a moment when nobody waits.
 
     What is alive then is searched again the next time, for lines that are on the screen at such a moment would never
-    be freed: 370 bytes a token. Only where that is a lot, a session that was opened, it is left out from now on,
-    without being searched: that takes longer, the longer the session is.
+    be freed: 370 bytes a token. Only if that is a lot, because a session was opened, it is left out from now on
+    without a search, which would take longer, the longer the session is.
     """
     # Counted without a step of Python between: a thread that ran while the list is there and was just making a tuple
     # of a generator would end in a SystemError, for the list refers to that tuple, too.

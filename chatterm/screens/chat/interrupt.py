@@ -19,7 +19,7 @@ class Interrupt(ScreenPart):
         self._armed_at: float | None = None
         """When the press came after which another one quits."""
         self._cleared = False
-        """That press cleared the draft."""
+        """Whether that press cleared the draft."""
 
     @property
     def _is_armed(self) -> bool:
@@ -48,7 +48,7 @@ class Interrupt(ScreenPart):
         screen, talk = self.screen, self.conversation
         if self._is_armed:
             if self._cleared and not screen.composer.text:
-                screen.composer.undo()  # whoever quits finds it again
+                screen.composer.undo()  # the draft is there again after the next start
             self._actions.quit()
         elif talk.turn is not None and talk.waiting:
             talk.stop()

@@ -57,7 +57,7 @@ class MessageActions(CommandPart):
         self.show_candidates()
 
     def show_candidates(self) -> None:
-        """Where there is something to choose from."""
+        """Open the choice between answers if there is one to make."""
         if not self.conversation.choice:
             return
         from chatterm.screens.candidates import CandidatesScreen

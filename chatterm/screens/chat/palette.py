@@ -12,18 +12,18 @@ from chatterm.screens.chat.screen import ChatScreen
 
 
 class Palette(CommandPalette):
-    """Textual's, at the top of a low window rather than below the end of it, and as fast as any keyboard."""
+    """Textual's palette, but inside a low window rather than below its end, and right however fast somebody types."""
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 (Textual declares it so)
 
     def _action_command_list(self, action: str) -> None:
-        """Where there is no room for the list, or not yet, Textual knows no lines to move by, and fails."""
+        """Move in the list only while it has room on the screen: without any, Textual fails."""
         if action == "select" or self.query_one(CommandList).scrollable_content_region:
             super()._action_command_list(action)
 
     @on(Input.Submitted)
     async def _choose(self, event: Input.Submitted) -> None:
-        """Enter may come before the list is that of what was typed."""
+        """Wait until the list is that of what was typed, for Enter may come before, then choose."""
         event.stop()
         event.prevent_default()
         searches = [

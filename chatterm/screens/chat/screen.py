@@ -139,7 +139,7 @@ class ChatScreen(MessageSelection):
         self.status = self.query_one(StatusLine)
         self.welcome = self.query_one(Welcome)
         self.transcript.display = False
-        self.set_focus(self.composer)  # at once: the first keys may be there already
+        self.set_focus(self.composer)  # at once: the first keys may have come already
         self._vim_mode()
         self._show_live(monotonic())
         self.submit(worker.Open())

@@ -32,7 +32,7 @@ class SessionActions(LibraryActions):
     tooling: Tooling
 
     def ask_to_leave(self, then: Callable[[], None], what: str) -> None:
-        """Do `then`, which does `what` and ends an answer that runs: that only after a yes."""
+        """Call `then`, which does `what` and ends a running answer; ask before an answer is ended."""
 
         def leave() -> None:
             self.conversation.take_all_back()
@@ -73,7 +73,7 @@ class SessionActions(LibraryActions):
             self.screen.in_thread(store.new_draft, self.writing.show_draft)
 
     def _go_away(self) -> None:
-        """Put what belongs to this conversation away with it, before another one is shown."""
+        """Put away what belongs to this conversation, before another one is shown."""
         self.writing.end_edit()  # the message is not in the new tree
         self.tooling.leave()
         self.writing.leave_draft()
@@ -138,7 +138,7 @@ class SessionActions(LibraryActions):
     def _prepared(
         self, load: Callable[[], tuple[SessionInfo, Tree, str]]
     ) -> Callable[[], tuple[SessionInfo, Tree, str, Prepared]]:
-        """What loads a session, and in the same thread, where that holds nothing up, prepares it."""
+        """Return a function that loads a session and prepares it; in a thread, it holds nothing up."""
 
         def work() -> tuple[SessionInfo, Tree, str, Prepared]:
             info, tree, draft = load()

@@ -125,16 +125,16 @@ class Writing(ScreenPart):
             self.screen.keeper.draft(text)
 
     def leave_draft(self) -> None:
-        """Another conversation comes: what is being written stays with this one."""
+        """Keep the draft with this conversation, before another one is shown."""
         if self.screen.keeper.store is None:
-            return  # it would be lost
+            return  # the draft would be lost
         if is_command(self.screen.composer.text):
             self._unshelve()
         self.keep_draft(self.screen.composer.full_text)
         self.screen.composer.put("")
 
     def show_draft(self, draft: str) -> None:
-        """What was being written in this conversation."""
+        """Put the draft of this conversation into the composer, unless something is written there."""
         if draft and not self.screen.composer.text:
             self.screen.composer.put(cleaned(draft))
 
