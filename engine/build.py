@@ -111,7 +111,7 @@ class Pieces:
     notes: tuple[str, ...]
     """Lines for the user: what does not work here, and what that means."""
     kv_share: float
-    """The share of the memory free beside the weights that the KV cache takes; 0 if that was not looked at."""
+    """The share that the KV cache takes of the memory that the weights leave free; 0 if that was not determined."""
 
     @property
     def attention_name(self) -> str:
@@ -326,7 +326,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     if reason is not None or not options.fused:
         _refuse_deterministic(options, reason or "the fused kernels do not run here")
     if reason is not None:
-        if not is_unfit(device):  # otherwise choosing the device has told it
+        if not is_unfit(device):  # otherwise a note was given when the device was chosen
             _tell(pieces, reason)
         return
     graphs = Graphs() if options.graphs else None

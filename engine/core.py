@@ -415,7 +415,7 @@ class EngineCore:
 
     @property
     def lost_gpu(self) -> bool:
-        """Whether the engine is closed because the GPU was lost, which only another process may use again."""
+        """Whether the engine is closed because the GPU was lost; only another process may use it again."""
         return self._loop.lost_gpu
 
     @property

@@ -43,10 +43,10 @@ class CudaProblem:
 
 
 def pick_device(name: str) -> DeviceChoice:
-    """Return the device for "auto", "cpu", "cuda" or one GPU of several, such as "cuda:1". Raises EngineError if it
-    cannot be used.
+    """Return the device for "auto", "cpu", "cuda" or one GPU of several, such as "cuda:1".
 
-    "auto" and "cuda" take the first GPU. "auto" takes the CPU if it cannot be used, and notes why if there is one.
+    "auto" and "cuda" take the first GPU. If that cannot be used, "auto" takes the CPU, with a note that says why if
+    there is a GPU. Raises EngineError if a device that was asked for cannot be used.
     """
     check_device(name)
     if name == "cpu":
@@ -82,7 +82,7 @@ def check_parallel(ranks: int, device: torch.device) -> None:
 
 
 def check_tunable(name: str = "auto") -> None:
-    """Raise EngineError unless the GPU of this name runs the fused kernels: only these can be tuned or profiled."""
+    """Raise EngineError unless the GPU `name` runs the fused kernels, which alone can be tuned and profiled."""
     what, remedy, device = "", "", torch.device(name if name.startswith("cuda") else "cuda")
     if (problem := cuda_problem(device)) is not None:
         what, remedy = problem.what, problem.remedy
@@ -165,7 +165,7 @@ def _failed_start(error: Exception) -> CudaProblem:
 
 
 def _no_such_gpu(device: torch.device) -> CudaProblem | None:
-    """Return the problem if the number of the GPU is too high."""
+    """Return a problem if there is no GPU with this number; otherwise None."""
     there = torch.cuda.device_count()
     if device.index is None or device.index < there:
         return None
@@ -200,12 +200,12 @@ def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
 
 
 def is_amd() -> bool:
-    """Return whether torch is built for AMD GPUs (ROCm), which it calls "cuda", too: our kernels do not run there."""
+    """Return whether torch was built for AMD GPUs (ROCm), where our kernels do not run. It calls them "cuda", too."""
     return torch.version.hip is not None
 
 
 def is_unfit(device: torch.device) -> bool:
-    """Return whether no kernel of ours is for this GPU, which `pick_device` notes."""
+    """Return whether none of our kernels run on this kind of GPU, which `pick_device` reports in a note."""
     return is_amd() or torch.cuda.get_device_capability(device) < FULL_SPEED
 
 

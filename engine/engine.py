@@ -94,11 +94,11 @@ class Engine(EngineCore):
         the engine is idle, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the same bits
         however it is cut, and the rows of an answer regardless of other sequences, which costs time.
         `tensor_parallel` GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
-        What conversations have cached is kept in the folder `disk` (None: nowhere), up to `disk_gb` GB (None: a share
-        of the free space). A model for which the GPU has no room is refused before it is read; with `device` "auto" the
-        CPU computes it, and a note says so. `room` is for tests: the bytes of the device that weights may take before
-        experts are held in host memory. `draft` is a smaller model with the same tokenizer that guesses the next tokens
-        ("auto": the one that the catalogue names, if it is on this machine).
+        The blocks that conversations have cached are kept in the folder `disk` (None: nowhere), up to `disk_gb` GB
+        (None: a share of the free space). A model that does not fit on the GPU is refused before it is read, or, with
+        the `device` "auto", computed by the CPU, and a note says so. `room` is for tests: the bytes of the device that
+        weights may take before experts are held in host memory. `draft` is a smaller model with the same tokenizer that
+        guesses the next tokens ("auto": the one that the catalogue names, if it is on this machine).
         """
         check_threads(threads)
         if streams < 1:
@@ -199,7 +199,7 @@ class Engine(EngineCore):
             except NoRoomError as error:
                 if device != "auto" or picked.type == "cpu" or ranks is not None:
                     raise
-                refusal = error.with_traceback(None)  # its frames hold what was read
+                refusal = error.with_traceback(None)  # its frames refer to the weights that were read
             torch.cuda.empty_cache()
             try:
                 return build(

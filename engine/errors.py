@@ -14,7 +14,7 @@ class OutOfRoomError(EngineError, NoRoomError):
 
 
 class GpuLostError(EngineError):
-    """The GPU answers this process no more, and never will; another process may still use it."""
+    """This process can no longer use the GPU; another process may."""
 
 
 class ConstraintError(EngineError):
@@ -34,7 +34,7 @@ class ContextFullError(EngineError):
 
 
 def check_device(name: str) -> None:
-    """Raise EngineError unless this may be the name of a device."""
+    """Raise EngineError unless `name` is a valid name of a device, whether or not there is such a device."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name) is None:
         raise EngineError(
             f"Unknown device {name[:40]!r}; it must be auto, cpu, cuda, or one GPU of several, as in cuda:1."

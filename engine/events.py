@@ -99,8 +99,8 @@ _PARTINGS = ("parting", "draft_parting")
 class TurnStats:
     """The figures of one turn; times in seconds.
 
-    `prompt_tokens == cached_tokens + prefilled_tokens`, `cached_tokens == reused_tokens + warmed_tokens`. Where a
-    server tells the prompt, but not what of it was cached, both parts are 0.
+    `prompt_tokens == cached_tokens + prefilled_tokens`, `cached_tokens == reused_tokens + warmed_tokens`. If a
+    server reports the length of the prompt, but not how much of it was cached, both parts are 0.
     `ttft_s` runs from the request to its first token, `decode_s` from the first token to the last.
     """
 
@@ -125,7 +125,7 @@ class TurnStats:
     saved_s: float = 0.0
     """The decode time that speculation saved, as measured; negative if it took longer."""
     first_tokens: int = 1
-    """The first token, and those that came together with it: `decode_s` does not cover them."""
+    """The number of tokens that arrived first, all at once. `decode_s` does not cover them."""
     parting: Parting | None = None
     """Why no more of the prompt was reused; None if no more could have been."""
     draft_parting: Parting | None = None
@@ -138,22 +138,22 @@ class TurnStats:
 
     @property
     def split_tokens(self) -> int:
-        """Tokens of the prompt of which it is known whether they were cached: all or none."""
+        """Tokens of the prompt for which it is known whether they were cached: all of them, or 0."""
         return self.cached_tokens + self.prefilled_tokens
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens that came in `decode_s`."""
+        """Tokens that arrived within `decode_s`."""
         return max(self.generated_tokens - self.first_tokens, 0) if self.decode_s > 0.0 else 0
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens per second of decoding; 0.0 where none was measured."""
+        """Tokens per second of decoding; 0.0 if that was not measured."""
         return self.decoded_tokens / self.decode_s if self.decoded_tokens else 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Tokens of the prompt computed per second; 0.0 where none was measured, or it was not computed to its end."""
+        """Tokens of the prompt computed per second; 0.0 if that was not measured, or the prompt was not finished."""
         return self.prefilled_tokens / self.prefill_s if self.prefill_s > 0.0 and self.ttft_s else 0.0
 
     def to_dict(self) -> dict[str, int | float]:
@@ -295,8 +295,8 @@ class Figures:
     bandwidth: float | None = None
     """Bytes/s at which the memory of the device, or of all that share the work, is read; None if never measured."""
     read_bytes: int = 0
-    """Bytes of the weights that a token reads: without experts that are not chosen for it, for example; 0 if never
-    counted, as where there is no `bandwidth`."""
+    """Bytes of the weights that are read for one token, without the experts that are not chosen for it; 0 if they were
+    not counted, as when there is no `bandwidth`."""
     offload: OffloadFigures | None = None
     disk: DiskFigures | None = None
     """None if the engine has no such tier."""
@@ -305,7 +305,7 @@ class Figures:
     kv_token_bytes: int = 0
     """Bytes that a token takes in the KV cache, scales included."""
     kv_share: float = 0.0
-    """The share that the KV cache takes of the memory that was free beside the weights; 0 if unknown."""
+    """The share that the KV cache takes of the memory that the weights left free; 0 if unknown."""
     host_bytes: int = 0
     """Bytes of the weights in host memory: experts for which a GPU had no room."""
     speculation: str = ""

@@ -15,14 +15,14 @@ class ModelError(Exception):
 
 
 class NoRoomError(Exception):
-    """Mixed into an error: there is too little memory now, but there may be enough once other models release some.
+    """A mix-in for errors: there is too little memory now, but there may be enough once other models release some.
 
-    Its line names what is needed and what is free; what to do about it follows after a semicolon or a full stop.
+    The message names the memory that is needed and that is free, and then, after a semicolon or a full stop, a remedy.
     """
 
     @property
     def sizes(self) -> str:
-        """The part of the line that names the sizes."""
+        """The part of the message that names the sizes."""
         return re.split(r"[;.](?= |$)", str(self), maxsplit=1)[0]
 
 

@@ -60,18 +60,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_whole(
     path: Path, text: str, *, mode: int = 0o666, errors: str = "strict", parents: bool = True
 ) -> None:
-    """Write a small file atomically: whole or not at all, so that a full disk or a crash leaves what was there.
+    """Write a small file atomically: a full disk or a crash leaves the previous file as it was.
 
-    A file that is replaced keeps its mode, and a link stays a link: the file that it leads to is replaced. A new file
-    gets `mode`, less the umask; `parents`: its folders are made. `errors` is as for `open`. Raises OSError, and
-    UnicodeEncodeError if `errors` says so.
+    A file that is replaced keeps its mode. A link stays, and the file to which it leads is replaced. A new file gets
+    `mode`, less the umask. With `parents`, missing folders are made. `errors` is as for `open`. Raises OSError, and
+    UnicodeEncodeError if `errors` asks for that.
     """
     target = Path(os.path.realpath(path))
     if parents:
         target.parent.mkdir(parents=True, exist_ok=True)
     found = target.stat().st_mode & 0o777 if target.exists() else None
     scratch = target.with_name(f".{token_hex(8)}.tmp")
-    first = mode if found is None else found & 0o700  # nobody else may read it before it has its own mode
+    first = mode if found is None else found & 0o700  # nobody else may read it before it has its final mode
 
     def made(name: str, flags: int) -> int:
         return os.open(name, flags, first)

@@ -51,7 +51,7 @@ _CPU = torch.device("cpu")
 Room = Callable[[ModelSpec], int | None]
 """Return how many bytes of a device a network's weights may take; None: all weights have to be on the device."""
 Needs = Callable[[ModelSpec], Beside]
-"""Return what a network needs of a device beside its weights."""
+"""A function that returns the memory that a network needs on a device beside its weights."""
 _PAGE = 1 << 16
 """At least the size of a memory page on any machine."""
 
@@ -257,7 +257,7 @@ def fill_network(
     it they are copied one tensor at a time. `kinds` has the type of each matrix that is held in blocks, by name: either
     all matrices or none, except for the experts of `host_layers`, which lie in host memory. `packed` has the types of
     the matrices that are held in planes for a GPU (see `choose_packed`). `share` says which part of a larger network
-    this is, `beside` what must be free besides. Raises ModelError. An exception from `on_progress` ends the load, and
+    this is, `beside` what else needs memory. Raises ModelError. An exception from `on_progress` ends the load, and
     nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions

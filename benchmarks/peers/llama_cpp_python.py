@@ -34,8 +34,12 @@ class LlamaCppPython:
     """The process, seen from the benchmark. A context manager."""
 
     def __init__(self, python: str, gguf: Path, threads: int, context: int, logits: bool = False) -> None:
-        """`python` is an interpreter that has llama_cpp; `logits` keeps all logits, so that they can be asked for.
-        All methods raise PeerError when the process has ended."""
+        """Start the process and wait until it has loaded the model of the file `gguf`.
+
+        `python` is an interpreter that has llama_cpp. `context` is in tokens. With `logits`, the logits of every
+        position are kept, so that they can be requested. Raises PeerError if the process cannot be started, and,
+        like all methods, once it has ended.
+        """
         command = [
             python,
             "-P",

@@ -1,17 +1,18 @@
-"""When the tokens of an answer came, and how much of that tells how fast they were made."""
+"""Arrival times of the tokens of an answer, and the token rate that they allow to be measured."""
 
 from collections import deque
 from dataclasses import dataclass
 
 _TOGETHER = 0.05
-"""Seconds within which tokens came together: what arrives at once was not made at once."""
+"""Tokens that arrive within this many seconds form one burst: they were not generated at the moment they arrived."""
 _SHORTEST = 0.1
-"""Seconds from which a rate can be told: over less of them it would be that of the network, or of this program."""
+"""The shortest time, in seconds, over which a rate is measured. Below it, delays of the network or of this program
+would dominate."""
 
 
 @dataclass(slots=True)
 class Burst:
-    """Tokens that came together."""
+    """Tokens that arrived together: when the first and the last of them did, and how many there are."""
 
     begun: float
     latest: float
@@ -19,19 +20,19 @@ class Burst:
 
 
 class Arrivals:
-    """Times are those of `time.monotonic()`, each not before the last."""
+    """Arrival times of the tokens of one answer, by `time.monotonic()`. They must be added in order."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first: float | None = None
-        """When the first token came."""
+        """When the first token arrived; None before that."""
         self.opening: Burst | None = None
-        """The first burst. How long it took to make is not known: its beginning was not seen."""
+        """The first burst. Rates leave it out, because nothing shows when its generation began."""
         self.bursts: deque[Burst] = deque(maxlen=64)
-        """The latest, which are at least three seconds."""
+        """The latest bursts, which cover at least three seconds once there are 64."""
 
     def add(self, time: float, count: int = 1) -> None:
-        """`count` tokens came at `time`."""
+        """Note that `count` tokens arrived at `time`."""
         self.count += count
         if self.bursts and time - self.bursts[-1].begun <= _TOGETHER:
             self.bursts[-1].latest = time
@@ -42,18 +43,21 @@ class Arrivals:
             self.first, self.opening = time, self.bursts[-1]
 
     def measured(self) -> tuple[int, float]:
-        """Tokens after the first burst, and the seconds in which they came; (0, 0.0) where no rate can be told."""
+        """Return the number of tokens after the first burst and the seconds in which they arrived.
+
+        Return (0, 0.0) if these do not allow a rate to be measured.
+        """
         if self.opening is None:
             return 0, 0.0
         return measured(self.count - self.opening.count, self.bursts[-1].latest - self.opening.latest)
 
 
 def measured(tokens: int, seconds: float) -> tuple[int, float]:
-    """`tokens` and the `seconds` in which they came; (0, 0.0) where that tells no rate."""
+    """Return `tokens` and the `seconds` in which they arrived; (0, 0.0) if that is too little to measure a rate."""
     return (tokens, seconds) if tokens > 0 and seconds >= _SHORTEST else (0, 0.0)
 
 
 def rate(tokens: int, seconds: float) -> float:
-    """Tokens/s; 0.0 where none can be told."""
+    """Return the tokens per second; 0.0 if they cannot be measured."""
     tokens, seconds = measured(tokens, seconds)
     return tokens / seconds if tokens else 0.0

@@ -464,7 +464,7 @@ class LocalBackend(Chosen):
     ) -> SamplingParams:
         """Return the model's own sampling with overrides. A text completion gets a limit, as it has no end of turn."""
         constraint = self._options.constraint
-        # An answer in a format may have to repeat itself, and is of no use cut short.
+        # An answer in a format may have to repeat itself, and is useless if it is cut short.
         is_free = sampling.get("constraint", constraint) is None
         ours = OURS if is_free else {**OURS, "stop_repetition": False}
         if calling is not None:

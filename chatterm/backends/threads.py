@@ -1,4 +1,4 @@
-"""The threads of `asyncio.to_thread`, which may wait for a file system that does not answer any more."""
+"""The threads of `asyncio.to_thread`, which may be waiting for a file system that no longer answers."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,13 +7,13 @@ from time import monotonic
 from typing import Any
 
 PATIENCE_S = 5.0
-"""Seconds at the end for what is being read or written."""
+"""How long the end of the program waits for reads and writes in progress, in seconds."""
 
 
 class Threads(ThreadPoolExecutor):
-    """Runs each call on a thread of its own. At the end those that have not ended in time are left.
+    """Runs each call on a thread of its own. At the end, calls that do not finish in time are abandoned.
 
-    A ThreadPoolExecutor, which asyncio insists on, would wait for them, and so would Python after it.
+    asyncio requires a ThreadPoolExecutor, but that would wait for all of them, and so would Python when it exits.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Threads(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work(*args, **named))
-                except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
                     future.set_exception(error)
 
         thread = Thread(target=run, name="in thread", daemon=True)
@@ -43,5 +43,5 @@ class Threads(ThreadPoolExecutor):
 
     @property
     def are_left(self) -> bool:
-        """Whether any has not ended."""
+        """Whether any call is still running."""
         return any(thread.is_alive() for thread in self._running)

@@ -36,8 +36,10 @@ class Section:
 
 
 def examine(device: str = "auto", *, as_json: bool = False) -> None:
-    """Look at the machine and print what was found, of the GPU that `device` names. What is broken becomes a line,
-    never an exception."""
+    """Examine the machine, and of several GPUs the one that `device` names, and print the report.
+
+    Whatever is broken becomes a line of the report, never an exception.
+    """
     check_output()
     with _waiting("Checking this machine"):
         machine = _inspect(device)
@@ -110,7 +112,10 @@ def _waiting(what: str) -> AbstractContextManager[Any]:
 
 
 def _sandbox() -> tuple[str, str]:
-    """What confines the commands of tools, and what to install for it; "" for nothing."""
+    """Return what the sandbox for commands of tools is, and a line that says what to install for one.
+
+    The second is "" if nothing needs to be installed or nothing would help.
+    """
     import shutil
 
     from chatterm.tools.builtin.sandbox import program
@@ -129,7 +134,10 @@ def _sandbox() -> tuple[str, str]:
 
 
 def sections(machine: "Machine", sandbox: str = "", missing: str = "") -> list[Section]:
-    """The report, from the hardware to what to do next. `sandbox` and `missing` are as `_sandbox` says."""
+    """Return the sections of the report, from the hardware to suggestions.
+
+    `sandbox` and `missing` are what `_sandbox` returns.
+    """
     found = [_hardware(machine), _kernels(machine)]
     if sandbox:
         found.append(Section("Tools", [("Sandbox", one_line(sandbox, 300))]))
@@ -266,7 +274,10 @@ def _speeds(machine: "Machine") -> Section:
 
 
 def _cache_line(speeds: "Sequence[Speed]") -> str:
-    """How much of a GPU's memory the KV cache of a chat takes, and what the CPU runs instead."""
+    """Return sentences on the share of a GPU's memory for the KV cache of a chat, and on models that run on the CPU.
+
+    A sentence that applies to none of `speeds` is left out.
+    """
     shares = [f"{speed.kv_share:.0%}" for speed in sorted(speeds, key=_share) if _share(speed)]
     span = " to ".join(dict.fromkeys((shares[0], shares[-1]))) if shares else ""
     cache = f" The KV cache of a chat takes {span} of the memory beside the weights; --context limits it."

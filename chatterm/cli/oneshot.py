@@ -271,7 +271,7 @@ def stats_line(outcome: Outcome) -> str:
     """The figures of one answer for people."""
     stats = outcome.stats
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
-    # A server may tell nothing of the prompt, or not what was cached.
+    # A server may report nothing about the prompt, or not how much of it was cached.
     cached = f" ({stats.cached_tokens} cached)" if stats.split_tokens else ""
     prompt = f"prompt {counted(stats.prompt_tokens, 'token')}{cached}"
     rate = f" at {rate_text(tokens_per_s)}" if (tokens_per_s := decode_rate(stats)) else ""
@@ -286,7 +286,7 @@ def stats_line(outcome: Outcome) -> str:
 
 
 def guesses_line(stats: TurnStats) -> str:
-    """What guesses gained."""
+    """Return a line for people: how many guessed tokens were right, the tokens per step, and the time saved."""
     a_step = tokens_a_step(stats.generated_tokens, stats.accepted_tokens)
     right = guesses_text(stats.guessed_tokens, stats.accepted_tokens)
     if 0 < stats.drafted_tokens < stats.guessed_tokens:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def show(model: str | None, device: str = "auto") -> None:
-    """Print what `model` is and how it would run on `device`, or with None what can be run.
+    """Print what `model` is and how it would run on `device`; if it is None, print the supported architectures.
 
-    Raises ModelError when there is no such model, or the Hub is out of reach.
+    Raises ModelError if there is no such model or the Hub cannot be reached.
     """
     if model is None:
         _show_supported()
@@ -51,7 +51,7 @@ def show(model: str | None, device: str = "auto") -> None:
 
 
 def _show_supported() -> None:
-    """Print every architecture that can be run, as config.json and as GGUF files name it."""
+    """Print the names of all supported architectures, in config.json and in GGUF files."""
     rows = [(", ".join(family.architectures), family.gguf_architecture or "") for family in FAMILIES]
     rows.insert(0, ("Supported architectures in config.json", "in GGUF files"))
     width = max(len(names) for names, _ in rows)
@@ -109,7 +109,7 @@ def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str
 
 
 def _expected(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str, str]]:
-    """Memory and speed on the device where it would run."""
+    """Return rows (label, text) with the memory and the speed to expect on the device where the model would run."""
     from engine.cache.kv_rows import token_bytes
     from engine.machine.expected import CONVERSATION, speed_here
     from engine.machine.report import look_here
@@ -147,7 +147,7 @@ def _expected(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str
 
 
 def kv_cache(speed: "Speed") -> str:
-    """How much of a GPU's memory a chat takes for its KV cache."""
+    """Return a text for people: the size of the KV cache of a chat on a GPU, and its share of the memory."""
     share = f"{speed.kv_share:.0%} of the memory beside the weights"
     return (
         f"{bytes_text(speed.kv_bytes)}, {share}: a context of {counted(speed.context, 'token')} and room for branches;"

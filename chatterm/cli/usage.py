@@ -32,9 +32,9 @@ def check_alone(answers: int, **flags: bool) -> None:
 
 
 def command_line(app: typer.Typer) -> Any:
-    """Return all commands of `app` as Click sees them, with no `<bool>` behind any flag in their help.
+    """Return all commands of `app` as Click commands, without the `<bool>` that Typer prints behind flags in the help.
 
-    Typer writes it as if a flag took a value.
+    With it, a flag looks as if it took a value.
     """
     root = get_command(app)
     commands: list[tuple[Any, typer.Context | None]] = [(root, None)]

@@ -1,4 +1,4 @@
-"""What the text of an option stands for. Each raises WrongUsage where it is nothing that can be."""
+"""Functions that turn the value of an option into what it stands for. They raise WrongUsage if it is invalid."""
 
 from math import isfinite
 from pathlib import Path
@@ -9,21 +9,24 @@ from models.errors import ModelError
 
 
 def disk_of(given: float | None) -> float | None:
-    """What `--disk-gb` says. Raises WrongUsage."""
+    """Return the value of `--disk-gb`, in GB; None if it was not given. Raises WrongUsage unless it is finite."""
     if given is not None and not isfinite(given):
         raise WrongUsage(f"--disk-gb is {given}; it must be a finite number of GB, 0 or more.")
     return given
 
 
 def device_of(given: str | None) -> str:
-    """What `--device` says; of None, the settings, where they can be read. Raises WrongUsage."""
+    """Return the device that `--device` names; if it was not given, the one in the settings.
+
+    Return "auto" if the settings cannot be read. Raises WrongUsage if `given` is no name of a device.
+    """
     from chatterm.settings.paths import config_path
     from chatterm.settings.reading import load_settings
 
     if given is None:
         try:
             return load_settings(config_path()).model.device
-        except EngineError:  # other commands say it
+        except EngineError:  # other commands report it
             return "auto"
     try:
         check_device(given)
@@ -33,7 +36,7 @@ def device_of(given: str | None) -> str:
 
 
 def ranks_of(given: str) -> int:
-    """What `--tensor-parallel` says; 0: auto. Raises WrongUsage."""
+    """Return the number of GPUs that `--tensor-parallel` asks for; 0 for "auto". Raises WrongUsage."""
     if given == "auto":
         return 0
     if not given.isascii() or not given.isdigit() or not 0 < int(given[:5]) < 1000:
@@ -42,7 +45,7 @@ def ranks_of(given: str) -> int:
 
 
 def seconds_given(text: str, name: str) -> float | None:
-    """A time on the command line, in seconds; None: for ever. Raises WrongUsage."""
+    """Return a time from the command line in seconds; None means no limit. Raises WrongUsage."""
     from chatterm.settings.durations import seconds_of
 
     try:

@@ -50,8 +50,11 @@ class InForce:
 def in_force(
     chosen: Mapping[str, Any], settings: SamplingSettings, info: ModelInfo | None
 ) -> dict[str, InForce]:
-    """Every setting, by name. Without a model nobody knows what its authors recommend; a server is sent only what a
-    person chose."""
+    """Return the value of every sampling setting, by name, and where it comes from.
+
+    Without `info`, the recommendations of the model's authors are unknown and left out. For a remote model, only
+    what a person chose counts, because nothing else is sent to the server.
+    """
     from engine.params import UNRECOMMENDED, SamplingParams
 
     layers: list[tuple[str, Mapping[str, Any]]] = [

@@ -76,7 +76,7 @@ def _choices(table: str, name: str, kind: Any) -> str:
 
 
 def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
-    """Every usual value of this setting; () where there are too many to list."""
+    """Return all usual values of a setting; () if there are too many to list."""
     if (table, name) == ("screen", "theme"):
         return tuple(theme_names())
     part = _parts(kind)[0]

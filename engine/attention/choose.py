@@ -160,7 +160,7 @@ def _tried(
     try:
         importlib.import_module(package.module)
         if name == "triton" and device.type == "cuda" and (why := triton_problem(device)) is not None:
-            return _Problem(why, broken=False)  # a note about all kernels says it
+            return _Problem(why, broken=False)  # a note about all kernels reports it
         error = _error(name, device, dtype, asked or (Attention(4, 2, head_dim),), kind)
     except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, another backend works
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:

@@ -174,9 +174,9 @@ class BlockManager:
         """Return a new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
         Blocks in the host tier are brought back. If a block matches only in part, or a holder may still write to it,
-        its matching rows are copied into a fresh block; if it would be evicted for that, it is itself cut to them;
-        without room for either, the prefix ends before it. The rows from `since` on are present and held, whatever the
-        window. Raises what `carry_out` raises; then there is no table.
+        its matching rows are copied into a fresh block. If it would be evicted to make room for that, it is itself cut
+        to these rows. Without room for either, the prefix ends before it. The rows from `since` on are present and
+        held, whatever the window. Raises what `carry_out` raises; then there is no table.
         """
         path, partial, rows = self._index.find(keys, since)
         offloaded = self._offloaded(path, keys)
@@ -334,7 +334,7 @@ class BlockManager:
 
     def _continue(self, table: BlockTable, source: Block | None, rows: int, idle: bool) -> None:
         """Continue `table` with the first `rows` rows of `source`: the block itself, or a copy if there is room."""
-        if source is None or source.is_gone:  # what was tried before may have evicted it
+        if source is None or source.is_gone:  # the attempt before may have evicted it
             return
         if source.refs == 0 and not source.children and rows == len(source.keys):
             self._hold(source)
@@ -343,7 +343,7 @@ class BlockManager:
         elif self._has_room(1, idle):
             place, keys, origins = source.id, source.keys[:rows], source.origins[:rows]
             id = self._take(table)
-            # If the next one to evict is the source itself, its rows are in place.
+            # If the source itself is evicted for the copy, its rows are already in place.
             self._append(table, id, None if id == place else RowCopy(place, id, rows), keys, origins)
 
     def _append(

@@ -1,4 +1,4 @@
-"""The memory of a GPU that computing takes, beside the weights and the KV cache, and the chunks that it allows.
+"""The GPU memory that computing takes beside the weights and the KV cache, and the chunk size that fits in it.
 
 Once a model is loaded, its activations are measured (`engine.execute.profile_run`). Before that they are estimated from
 its description, so that a model which cannot fit is refused before it is read.
@@ -12,25 +12,25 @@ from models.spec import Experts, FeedForward, Layer, ModelSpec
 GRAPH_BYTES = 256 * 1024**2
 """Bytes that graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
 EXPANDED_BYTES = 256 * 1024**2
-"""The most memory for the decoded numbers of quantised rows while a layer attends to them."""
+"""The most bytes for the decoded numbers of quantised KV rows while a layer attends to them."""
 EXPANDING_BYTES = 256 * 1024**2
 """Bytes for expanding experts that are fetched from host memory, about 32 for each number expanded at once."""
 SCRATCH_BYTES = 128 * 1024**2
-"""Bytes of a packed matrix that is expanded for a product."""
+"""Bytes for expanding a packed matrix before a product."""
 MOST_ROWS = 4096
 """The most prefill rows of a step on a GPU, which computes them within milliseconds."""
 LEAST_ROWS = 512
-"""As few make the products of a prompt about as fast, so a GPU without memory for more computes these."""
+"""The chunk size on a GPU without memory for more. The products of a prompt are about as fast with so few rows."""
 CPU_ROWS = 512
 CHUNK_PART = 16
-"""The activations of a chunk take at most one part in so many of a GPU's memory."""
+"""The activations of a chunk take at most 1 / CHUNK_PART of a GPU's memory."""
 
 
 def chunk_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
     """Estimate the bytes of the activations of `rows` rows, experts included.
 
-    At the peak of a layer these are alive: its input and four vectors as wide as the inner layer (gate and up, which
-    are one matrix, and their product), or four as wide as q, k and v.
+    At the peak of a layer, memory holds for each row its input and four vectors as wide as the feed-forward's inner
+    layer (gate and up, which are one matrix, and their product), or four as wide as q, k and v together.
     """
     widths = [max(4 * _inner(layer), 4 * _heads(layer)) + spec.hidden_size for layer in spec.layers]
     return max(widths) * rows * itemsize + expert_bytes(spec, rows, itemsize)
@@ -49,8 +49,8 @@ def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
 def prefill_rows(spec: ModelSpec, dtype: torch.dtype, device: torch.device, memory: int | None) -> int:
     """Return the prefill rows of one step: enough to use the machine well, few enough that a cancel takes effect soon.
 
-    On a GPU with `memory` bytes for the model and all that belongs to it (None: unknown), their activations take a
-    sensible part of it.
+    On a GPU with `memory` bytes for the model and everything around it (None: unknown), there are no more than
+    CHUNK_PART allows, but at least LEAST_ROWS.
     """
     if device.type != "cuda":
         return CPU_ROWS
@@ -72,10 +72,10 @@ def computing_bytes(
     kv_dtype: str = "auto",
     on_host: bool = False,
 ) -> int:
-    """Estimate the bytes of a GPU that steps of up to `rows` rows take beside the weights and the KV cache.
+    """Estimate the GPU memory, in bytes, that steps of up to `rows` rows take beside the weights and the KV cache.
 
-    `kv_dtype` is as in `kv_row`; `on_host`: there may be experts in host memory. Return 0 for a CPU, whose
-    share for the KV cache leaves enough for everything else.
+    `kv_dtype` is as in `kv_row`. `on_host` says whether there may be experts in host memory. Return 0 for a CPU:
+    there the KV cache is limited to a share of the memory that leaves enough for everything else.
     """
     if device.type != "cuda":
         return 0
@@ -85,7 +85,7 @@ def computing_bytes(
 
 
 def _inner(layer: Layer) -> int:
-    """Return the width of a feed-forward; of experts, that of those which every row takes."""
+    """Return the inner width of a layer's feed-forward; with experts, that of the shared expert (0 without one)."""
     feed = layer.feed_forward
     if isinstance(feed, FeedForward):
         return feed.size
@@ -93,5 +93,5 @@ def _inner(layer: Layer) -> int:
 
 
 def _heads(layer: Layer) -> int:
-    """Return the numbers of q, k and v together."""
+    """Return the width of q, k and v together: all heads times the numbers of a head."""
     return (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim

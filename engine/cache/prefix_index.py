@@ -39,7 +39,7 @@ class Block:
     origins: list[int] = field(default_factory=list)
     """The origin of each row in `keys` (see `Sequence.origin`); 0: not recorded."""
     children: "dict[Block, None]" = field(default_factory=dict, repr=False)
-    """The blocks that follow, in the order in which they came."""
+    """The blocks that follow this one, in the order in which they were added."""
     indexed: bool = False
     depth: int = 0
     """The number of the block on its path, from 1; 0 for the root."""

@@ -28,17 +28,18 @@ MOST_GB = 1e9
 OFFLOAD_CACHES = 4
 """By default, host memory for this many times the KV cache is enough."""
 BRANCH_SHARE = 1 / 3
-"""On a GPU, branches have room for one context more as long as the cache takes no more than this share of what it could
-take. Pages of main memory that nobody has written are free; those of a GPU are taken from other programs."""
+"""On a GPU, the cache has room for one more context, for branches, as long as it stays within this share of the most
+that it could take. Main memory is taken only as it is written; memory of a GPU is taken from other programs at once."""
 BRANCH_PART = 4
-"""Beyond that, they have room for one part in so many of a context."""
+"""Beyond that share, branches have room for 1 / BRANCH_PART of a context."""
 USEFUL_CONTEXT = 8192
 """Tokens of a conversation that should fit in memory, unless the user says how many: before a GPU holds all experts,
 and before an unused model stays loaded."""
 SHORT_CONTEXT = 2048
-"""Tokens of a conversation that must fit on a GPU, unless the user says how many, or `--device auto` takes the CPU."""
+"""Tokens of a conversation that must fit on a GPU, unless `--context` says how many. If they do not fit,
+`--device auto` takes the CPU."""
 LEAST_CONTEXT = 16
-"""The fewest tokens of a context."""
+"""The smallest context, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,16 @@ class KVPlan:
     block_size: int
     bytes_per_token: int
     available: int = 0
-    """Bytes that were free beside the weights."""
+    """Bytes that the weights left free."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache."""
+        """The size of the cache in bytes."""
         return self.num_blocks * self.block_size * self.bytes_per_token
 
     @property
     def share(self) -> float:
-        """The share of the bytes free beside the weights that the cache takes."""
+        """The share that the cache takes of the bytes that the weights left free."""
         return self.nbytes / self.available if self.available else 0.0
 
 
@@ -69,7 +70,7 @@ def kv_share(device: torch.device) -> float:
 
 
 def branch_share(device: torch.device) -> float:
-    """Return the share of what a KV cache may take within which branches have room for one context more."""
+    """Return BRANCH_SHARE on a GPU, and 1 on a CPU, where branches always have room for one more context."""
     return BRANCH_SHARE if device.type == "cuda" else 1.0
 
 
@@ -87,11 +88,11 @@ def plan_kv(
 ) -> KVPlan:
     """Size the cache for contexts of `requested` tokens (None: as many as the model allows, or as fit).
 
-    Of the `available` bytes, `reserve` are left alone (activations, graphs), and `share` of the rest can be used. The
-    cache has room for a context for each of `streams`, and beside them for branches: one context more within `branches`
-    of what can be used, and always a quarter of one; with less memory, for what fits, but at least one context. With a
-    `window`, memory for the most blocks that one sequence holds is enough, and then a context of any length fits.
-    Raises EngineError if the request is longer than the model allows or memory can hold.
+    Of the `available` bytes, `reserve` are kept for activations and graphs; the share `share` of the rest is usable.
+    The cache has room for one context for each of `streams`, and for branches: one more context while the cache stays
+    within the share `branches` of the usable bytes, otherwise a quarter of one. If that does not fit, the cache takes
+    what fits, but at least one context. With a `window`, a context of any length needs only the blocks that one
+    sequence holds at most. Raises EngineError if `requested` is longer than the model allows or than fits.
     """
     if requested is not None and requested < LEAST_CONTEXT:
         raise EngineError(f"--context is {requested}; it must be {LEAST_CONTEXT} tokens or more.")
@@ -120,8 +121,10 @@ def plan_kv(
 def plan_chunks(
     plan: Callable[[int], KVPlan], rows: int, least: int, useful: int = USEFUL_CONTEXT
 ) -> tuple[KVPlan, int]:
-    """Call `plan` with the prefill rows of a step, and return its plan and the rows: `rows`, halved, but not below
-    `least`, as long as a context of `useful` tokens does not fit beside their activations. Raises as `plan` does.
+    """Return the plan that `plan` makes for the prefill rows of a step, and these rows.
+
+    `rows` are halved, but not below `least`, until a context of `useful` tokens fits beside their activations. Raises
+    what `plan` raises.
     """
     while rows > least:
         with suppress(OutOfRoomError):
@@ -142,9 +145,11 @@ def expected_plan(
     kv_dtype: str = "auto",
     on_host: bool = False,
 ) -> KVPlan:
-    """Return the plan of a conversation's cache for a model that is not loaded: `free` are the bytes of the device
-    before that, `weights` those of the weights there; `on_host`: there are experts in host memory. Raises as `plan_kv`
-    does."""
+    """Return the plan of a conversation's cache for a model that has not been loaded.
+
+    `free` is how many bytes of the device are free before loading, `weights` how many the weights will take there.
+    `on_host` says whether there are experts in host memory. Raises what `plan_kv` raises.
+    """
 
     def plan(rows: int) -> KVPlan:
         return plan_kv(
@@ -207,8 +212,11 @@ def beside_weights(
     kv_dtype: str = "auto",
     memory: int | None = None,
 ) -> int:
-    """Return the bytes for a conversation of `context` tokens (None: a useful length) and a chunk of its prompt, on a
-    device where `memory` bytes are free for the model (None: unknown)."""
+    """Return the bytes that a conversation and a chunk of its prompt need beside the weights.
+
+    The conversation has `context` tokens (None: a useful length), and the device has `memory` bytes free for the model
+    (None: unknown).
+    """
     chunk = prefill_rows(spec, dtype, device, memory)
     kv = _kv_bytes(spec, dtype, device, context or USEFUL_CONTEXT, chunk, kv_dtype)
     experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
@@ -223,8 +231,10 @@ def least_beside(
     kv_dtype: str = "auto",
     short: int = LEAST_CONTEXT,
 ) -> Beside:
-    """Return what a model needs beside its weights at least: the smallest chunks, and a cache for `context` tokens
-    (None: `short`)."""
+    """Return the least that a model needs beside its weights.
+
+    That is memory for the smallest chunks and for a cache of `context` tokens (None: `short`).
+    """
     chunk = min(prefill_rows(spec, dtype, device, None), LEAST_ROWS)
     tokens = min(context or short, spec.max_positions)
     return Beside(
@@ -243,7 +253,7 @@ def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | N
 def _kv_bytes(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, tokens: int, chunk: int, kv_dtype: str
 ) -> int:
-    """Return the bytes of a device that a cache for `tokens` tokens asks for, with what it must leave to others."""
+    """Return the bytes that must be free for a cache of `tokens` tokens, with what it must leave to others."""
     tokens = min(tokens, spec.max_positions)
     if spec.window is not None:
         tokens = min(tokens, spec.window + chunk)

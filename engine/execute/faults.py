@@ -1,4 +1,4 @@
-"""What goes wrong while something is computed, for people."""
+"""Errors of computing, explained to people."""
 
 import ctypes
 
@@ -25,11 +25,14 @@ _LOST = (
     "device is lost",
     "GPU is lost",
 )
-"""What drivers say when they have given up on this process: after a kernel that failed, a reset, a sleep."""
+"""Words in errors after which this process can no longer use the GPU: after a failed kernel, a reset or a sleep."""
 
 
 def explain(error: Exception, remedy: str = "Try again.") -> EngineError:
-    """One line for people. The conversation is intact: the step was not noted, its blocks are given back."""
+    """Return an error for people, of one line that ends with `remedy` if the cause is unknown.
+
+    The conversation is intact: the rows of the step were not noted, and its blocks have been released.
+    """
     if is_out_of_memory(error):
         return EngineError(
             "Out of memory; the conversation is intact. Close other programs, or start with a smaller --context."
@@ -45,7 +48,7 @@ def explain(error: Exception, remedy: str = "Try again.") -> EngineError:
 
 
 def not_loaded(error: RuntimeError) -> EngineError:
-    """One line for people about an error of torch, or of what it calls, while a GPU was made ready for a model."""
+    """Return an error for people, of one line, for one that torch raised while a GPU was prepared for a model."""
     if is_out_of_memory(error):
         return OutOfRoomError(
             "Out of memory while the GPU was made ready for the model. Close other programs, choose a smaller model, "
@@ -56,7 +59,7 @@ def not_loaded(error: RuntimeError) -> EngineError:
 
 
 def lost_gpu(error: BaseException) -> GpuLostError | None:
-    """Return what to tell people if no later call of this process can reach the GPU; None if it still answers."""
+    """Return an error for people if this process can no longer use the GPU; None if it still can."""
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return None
     if not any(words in str(error) for words in _LOST) and _answers():
@@ -68,14 +71,17 @@ def lost_gpu(error: BaseException) -> GpuLostError | None:
 def never_free(owner: object) -> None:
     """Keep `owner`, with all the memory that it holds, until the process has ended.
 
-    Torch asks the GPU when pinned memory is freed. Where that does not answer, torch ends the process with a stack
-    trace, at the latest when Python clears its modules.
+    Torch calls the GPU to free pinned memory. If the GPU is lost, the call fails, and torch ends the process with a
+    stack trace, at the latest when Python clears its modules.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
 
 def _answers() -> bool:
-    """Whether the GPU, if this process uses one, still takes calls: an error that lasts comes back with any of them."""
+    """Return whether the GPU still accepts calls; True if this process uses none.
+
+    After an error that lasts, every later call fails with it.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
@@ -86,5 +92,5 @@ def _answers() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the beginning of what an error says, without the full stop."""
+    """Return the first line of an error's message, at most 200 characters, without the full stop."""
     return (str(error).strip().splitlines() or [repr(error)])[0][:200].rstrip(".")

@@ -1,4 +1,4 @@
-"""Sizes the KV cache and the chunks of a loaded network, after measuring what its steps take."""
+"""Chooses the sizes of the KV cache and of the chunks for a loaded network, by measuring what its steps take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -58,15 +58,17 @@ def size_up(
     free: int | None,
     draft_bytes: int,
 ) -> Sized:
-    """Size a network on a device. `max_chunk` and `free` are as in `engine.build.Options`, `draft_bytes` are those of a
-    token in a draft model's KV cache (0: no draft model). All ranks of a `group` get the same result. Raises
-    EngineError if nothing fits."""
+    """Choose the sizes for a network that is loaded on a device.
+
+    `max_chunk` and `free` are as in `engine.build.Options`. `draft_bytes` is what a token takes in a draft model's KV
+    cache (0: no draft model). All ranks of a `group` get the same sizes. Raises EngineError if nothing fits.
+    """
     spec, most = network.spec, max_chunk
     if most is None:
         most = prefill_rows(spec, network.dtype, device, _memory(network, device, on_host))
         most = most if group is None else group.least(most)
     computing = _computing(network, device, row, on_host, streams, bool(draft_bytes))
-    reserve = computing(most)  # before it is seen what is free: workspaces of libraries stay
+    reserve = computing(most)  # before asking what is free, because workspaces of libraries stay
     free = available_memory(device) if free is None else free
     if group is not None:  # all ranks need the same number of blocks
         free = group.least(free - reserve) + reserve
@@ -99,7 +101,7 @@ def size_up(
 
 
 def _memory(network: Network, device: torch.device, on_host: HostExperts | None) -> int | None:
-    """Return the bytes of a GPU for the network and all that belongs to it."""
+    """Return the bytes of a GPU that are free or taken by the weights; None on a CPU."""
     if device.type != "cuda":
         return None
     held = network.nbytes - (on_host.nbytes if on_host is not None else 0)
@@ -114,8 +116,11 @@ def _computing(
     streams: int,
     has_draft: bool,
 ) -> Callable[[int], int]:
-    """Return a function that measures the bytes that steps of up to so many rows take beside the weights and the KV
-    cache. They are 0 on a CPU, whose share for the KV cache leaves enough for everything else."""
+    """Return a function of a number of rows: the bytes that steps of so many take beside the weights and the KV cache.
+
+    Part of that is measured. It returns 0 on a CPU, where the KV cache is limited to a share of the memory that leaves
+    enough for everything else.
+    """
 
     @cache
     def computing(rows: int) -> int:

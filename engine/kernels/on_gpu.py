@@ -1,7 +1,7 @@
 """Whether our GPU kernels run here: which GPUs they are for, and whether Triton, which compiles them, works.
 
-Triton compiles its launchers with a C compiler and Python's headers. A machine without these is found out by a tiny
-launch, never guessed: what is in Triton's cache needs neither.
+Triton compiles its launchers with a C compiler and Python's headers. Whether they are needed is found out by launching
+a tiny kernel: launchers in Triton's cache need neither.
 """
 
 import os
@@ -39,7 +39,7 @@ def problem(device: torch.device) -> str | None:
 
 
 def problem_here() -> str | None:
-    """Return the same for the GPU of this machine; None if it has none that torch can use."""
+    """Return `problem` of this machine's first GPU; None if there is no GPU that torch can use."""
     return problem(torch.device("cuda")) if cuda_problem() is None else None
 
 
@@ -51,13 +51,13 @@ def triton_problem(device: torch.device) -> str | None:
         return "triton is not installed"
     try:
         return tried(device)
-    except (RuntimeError, MemoryError):  # there is no memory for a trial: whoever loads a model says so
+    except (RuntimeError, MemoryError):  # no memory for a trial: loading a model reports that
         return None
 
 
 @cache
 def tried(device: torch.device) -> str | None:
-    """Launch a kernel and return as `triton_problem` does. Raises torch's errors if memory runs out."""
+    """Launch a tiny kernel and return what `triton_problem` does. Raises torch's error if memory runs out."""
     try:
         if (reason := missing()) is not None:
             _compile_nothing(reason)
@@ -72,7 +72,7 @@ def tried(device: torch.device) -> str | None:
 
 
 def in_words(error: Exception) -> str:
-    """Return what to do about an error of Triton's first launch, as the middle of a sentence."""
+    """Return why Triton's first launch failed and what to do about it, as the middle of a sentence."""
     if isinstance(error, _MissingError):
         return str(error)
     if isinstance(error, subprocess.CalledProcessError):
@@ -89,7 +89,7 @@ def in_words(error: Exception) -> str:
 
 
 def missing() -> str | None:
-    """Return what Triton lacks to compile its launchers, and what to install; None if nothing."""
+    """Return what Triton lacks to compile its launchers and what to install, for a sentence; None if nothing."""
     if os.name != "posix":  # elsewhere Triton brings its compiler
         return None
     named = os.environ.get("CC")
@@ -109,7 +109,7 @@ def missing() -> str | None:
 
 
 def _has_headers(compiler: str | None) -> bool:
-    """Whether Python.h is where Python says, or else where the compiler looks."""
+    """Return whether Python.h is in the folder that Python names, or else in one that `compiler` searches."""
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does
     folder = sysconfig.get_paths(scheme)["include"]
     if (Path(folder) / "Python.h").exists() or compiler is None:

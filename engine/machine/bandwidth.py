@@ -21,7 +21,7 @@ def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
 
 
 def known_bandwidth(device: torch.device, count: int = 1) -> float | None:
-    """Return the bytes/s of `count` devices of this kind, of which one was measured here; None if none ever was."""
+    """Return the bytes/s of `count` devices of this kind together, if one was measured here before; otherwise None."""
     value = _read(_path()).get(_name(device))
     return float(value) * count if isinstance(value, int | float) and value > 0 else None
 

@@ -79,11 +79,11 @@ class Speed:
     host_bytes: int = 0
     """Bytes of these experts in host memory."""
     kv_bytes: int = 0
-    """Bytes of the KV cache of a chat; 0 when the model does not fit."""
+    """The size of the KV cache of a chat in bytes; 0 if the model does not fit."""
     kv_share: float = 0.0
-    """The share of the memory beside the weights that this cache takes."""
+    """The share that this cache takes of the memory that the weights leave free."""
     on_cpu: bool = False
-    """Whether the GPU has no room for it, so that `--device auto` takes the CPU, whose speed and room these are."""
+    """Whether the GPU has no room for the model, so that these are the figures of the CPU, as with `--device auto`."""
 
     @property
     def fits(self) -> bool:
@@ -114,7 +114,7 @@ class Here:
     kv_dtype: str = "auto"
     """The dtype of the KV cache: see `engine.cache.kv_rows.kv_row`."""
     or_cpu: "Here | None" = None
-    """The CPU, where a model runs for which the GPU has no room; None if the device was chosen by name."""
+    """The CPU, on which a model runs if the GPU has no room for it; None if the device was chosen by name."""
 
 
 def catalogue_speed(name: str, here: Here) -> Speed:
@@ -201,9 +201,9 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
 
 
 def read_bytes(spec: ModelSpec, weights: int) -> int:
-    """Return the bytes that a token reads of `weights` bytes: all but the experts that are not chosen for it.
+    """Return how many of the `weights` bytes are read for one token: all but the experts that are not chosen for it.
 
-    Only one row is read of an embedding that is not also the output layer.
+    Of an embedding that is not also the output layer, only one row is read.
     """
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     return weights - (unread + not_chosen(spec)) * weights // parameters(spec)
@@ -217,8 +217,10 @@ def _kv(plan: KVPlan | None) -> dict[str, Any]:
 
 
 def _plan(spec: ModelSpec, here: Here, weights: int, on_host: bool = False) -> KVPlan | None:
-    """Return the KV cache beside `weights` bytes of weights, or of those that are not `on_host`; None if there is no
-    room for a conversation."""
+    """Return the plan of the KV cache beside `weights` bytes of weights; None if there is no room for a conversation.
+
+    With `on_host`, there are experts in host memory, which `weights` leaves out.
+    """
     if here.free is None:
         return None
     with suppress(EngineError):

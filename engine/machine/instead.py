@@ -1,4 +1,4 @@
-"""The line for a model that the CPU computes because the GPU has no room for it."""
+"""The note for a model that the CPU computes because the GPU has no room for it."""
 
 import torch
 
@@ -12,8 +12,10 @@ from models.weights.slots import parameters
 
 
 def instead_of_gpu(refusal: NoRoomError, files: ModelFiles, dtype: str, quantize: str) -> str:
-    """Return the note: why the GPU has no room, and how fast the CPU should be, if that is known. Arguments are as in
-    `Engine.load`. Raises ModelError."""
+    """Return the note: why the GPU has no room, and the speed to expect from the CPU, if that is known.
+
+    `dtype` and `quantize` are as in `Engine.load`. Raises ModelError.
+    """
     more = ""
     if (count := torch.cuda.device_count()) > 1:
         more = f" With --tensor-parallel auto it is divided among as many of the {count} GPUs as it needs."
@@ -23,7 +25,7 @@ def instead_of_gpu(refusal: NoRoomError, files: ModelFiles, dtype: str, quantize
 
 
 def _rate(files: ModelFiles, dtype: str, quantize: str) -> float | None:
-    """Return the tokens/s that the CPU should reach; None if its bandwidth cannot be measured."""
+    """Return the tokens/s to expect from the CPU; None if its bandwidth cannot be measured."""
     here = look_here("cpu", dtype)
     if here is None:
         return None

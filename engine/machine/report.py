@@ -70,13 +70,13 @@ class Gpu:
 
     name: str
     capability: str
-    """Compute capability: "sm_90"; of an AMD GPU, its architecture: "gfx1100"."""
+    """The compute capability, such as "sm_90"; for an AMD GPU its architecture, such as "gfx1100"."""
     memory_free: int
     memory_total: int
     count: int
     """Number of GPUs that torch sees."""
     number: int = 0
-    """Which of them this is."""
+    """The number of this GPU among them, from 0."""
     is_amd: bool = False
 
 
@@ -102,7 +102,7 @@ class Machine:
     """Everything known about this machine. The result of a failed probe is None or empty."""
 
     device: str
-    """The device that was examined, "cuda", "cuda:1" or "cpu"; without a name, the one that `--device auto` picks."""
+    """The device that was examined: "cuda", "cuda:1" or "cpu"; by default the one that `--device auto` picks."""
     dtype: str
     """The dtype that `--dtype auto` picks on that device."""
     gpu: Gpu | None
@@ -142,9 +142,10 @@ class Machine:
 
 
 def inspect_machine(name: str = "auto") -> Machine:
-    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds.
+    """Inspect the hardware and measure its memory bandwidth, within about 3 s. Never raises.
 
-    `name` is a device as in `Engine.load`; of several GPUs, the one that it names is examined, else the first."""
+    `name` is a device as in `Engine.load`. Of several GPUs, the one that it names is examined, otherwise the first.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about old drivers and GPUs; the report says it better
         return _inspect(name)
@@ -235,9 +236,10 @@ def look_here(device: str, dtype: str, given_back: int = 0, bandwidth: float | N
 
 
 def cpu_instead(bandwidth: float | None = None) -> Here | None:
-    """Return what decides the speed of models for which a GPU has no room; None if the CPU cannot be examined.
+    """Return what the CPU offers to models for which a GPU has no room; None if the CPU cannot be examined.
 
-    A `bandwidth` that is not given is looked up."""
+    `bandwidth` is that of main memory in bytes/s (None: look it up).
+    """
     cpu = torch.device("cpu")
     with suppress(EngineError, RuntimeError, OSError):
         free, found = available_memory(cpu), bandwidth or known_bandwidth(cpu)
@@ -285,7 +287,7 @@ def _copy_bandwidth(device: torch.device) -> float:
         raise EngineError("the GPU's memory is full")
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    with torch.cuda.device(device):  # marks are for the stream of the current one
+    with torch.cuda.device(device):  # events are recorded on the stream of the current GPU
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(24)]  # type: ignore[no-untyped-call]
         for mark in marks:
             target.copy_(source)
@@ -322,7 +324,7 @@ def decode_programs(device: torch.device) -> tuple[Feature, ...]:
             Feature("plain modules, CUDA graph", no_gpu),
             Feature("plain modules", None),
         )
-    reason = on_gpu.problem(device)  # steps in graphs have kernels of ours, too
+    reason = on_gpu.problem(device)  # steps in graphs use our kernels, too
     return (
         Feature("fused kernels, CUDA graph", reason),
         Feature("plain modules, CUDA graph", reason),

@@ -293,10 +293,10 @@ def _no_start(error: OSError) -> EngineError:
 
 
 def _start(number: int, count: int, order: Order, meeting: Path, platform: str = sys.platform) -> _Rank:
-    """Start a rank in a process group of its own, so that Ctrl-C goes to this process only, which ends the ranks.
+    """Start a rank in a process group of its own, so that Ctrl-C reaches only this process, which then ends the ranks.
 
-    It stays in this session: if this process ends, the group has no parent there any more, and a system that follows
-    POSIX then sends SIGHUP and SIGCONT to its processes that are stopped, which could not see that they are alone.
+    The rank stays in this session. When this process ends, the rank's group is orphaned, and a POSIX system sends
+    SIGHUP and SIGCONT to it if processes in it are stopped: they could not notice by themselves that they are alone.
     """
     ours, theirs = socket.socketpair()
     with theirs, open_file() as memory:

@@ -17,8 +17,8 @@ if __name__ == "__main__":
 
     if sys.argv[3] == "linux":
         # While this process is stopped it cannot see that the socket is closed. If rank 0 has ended already, it will.
-        # On other systems `ranks._start` relies on what happens to a group without a parent; here its next parent may
-        # be in the same session, as the first process of a container.
+        # On other systems `ranks._start` relies on the signals for an orphaned process group. Here the group may not be
+        # orphaned: its new parent may be in the same session, such as the first process of a container.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     link = socket(fileno=int(sys.argv[1]))
     Thread(target=beat, args=(link,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""What an error in a step means for the sequences whose work failed: they end, or try once more."""
+"""Ends the sequences whose work failed in a step, or lets them try once more."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from models.load import is_out_of_memory
 
 @dataclass(slots=True)
 class Ending:
-    """Ends sequences with the errors of their steps. Where memory ran out, they try again once before."""
+    """Ends sequences with the errors of their steps. After running out of memory, they first try again once."""
 
     scheduler: Scheduler
     is_short: bool = False
@@ -21,10 +21,11 @@ class Ending:
 
     @contextmanager
     def of(self, sequences: Callable[[], Iterable[Sequence]], rows: int = 0) -> Iterator[None]:
-        """Finish `sequences` with any error raised inside.
+        """Finish `sequences` with any error that is raised in the context.
 
-        If memory ran out, those that have got further since they last tried again do so, preempted: their written rows
-        stay in the cache. Chunks have at most half as many `rows` of prompts as were being computed, from then on.
+        If memory ran out, those that have computed rows since they last tried again are preempted instead and try
+        again; the rows that they have written stay in the cache. `rows` is how many rows of prompts were being
+        computed; from then on, chunks have at most half as many.
         """
         try:
             yield
@@ -42,7 +43,7 @@ class Ending:
                     self.scheduler.preempt(sequence)
 
     def idle(self, work: Callable[[], bool]) -> bool:
-        """Do some idle work and return whether more is left: none, once memory has run out in it."""
+        """Do some idle work and return whether more is left. Once memory has run out in it, no more is done."""
         try:
             return self._idles and work()
         except Exception as error:

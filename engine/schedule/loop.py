@@ -40,7 +40,7 @@ class Loop:
 
     @property
     def lost_gpu(self) -> bool:
-        """Whether it has ended because the GPU was lost."""
+        """Whether the loop has ended because the GPU was lost."""
         return isinstance(self._closed, GpuLostError)
 
     @property

@@ -101,7 +101,7 @@ class Sequence:
     reached: int = 0
     """How many rows were present when it ended or was preempted."""
     tried_again: int = -1
-    """How many rows were present when memory ran out and it was to try again; -1: that never happened."""
+    """How many rows were present when the sequence last tried again because memory ran out; -1 if it never did."""
     generated: list[int] = field(default_factory=list)
     """The tokens of the answer, which are also the last ones of `rows`."""
     earlier: int = 0
@@ -165,14 +165,14 @@ class Sequence:
 
     @property
     def ending(self) -> FinishReason | None:
-        """Why the answer ends with its newest token, which does not end a turn; None: it goes on."""
+        """Why the answer ends with its newest token, though that does not end a turn; None if it goes on."""
         assert self.params is not None
         assert self.output is not None
         if self.output.stopped:
             return FinishReason.STOP
         if len(self.generated) == self.params.max_tokens:
             return FinishReason.LENGTH
-        # Only what is new counts: an answer that is continued is not ended again at once.
+        # Only new tokens count, so that an answer that is continued does not end again at once.
         if self.params.stop_repetition and repeats(self.generated, self.earlier):
             return FinishReason.REPETITION
         return None

@@ -136,7 +136,7 @@ class EngineStep:
             step = scheduler.next_step()
             if self.speculating is not None and step.chunks:
                 step.chunks = self.speculating.offer(step.chunks)
-        step = Step() if self.ending.is_short else step  # then all have been preempted
+        step = Step() if self.ending.is_short else step  # memory ran out: all are preempted
         self._report_finished()
         for sequence in step.joining:
             with self.ending.of(lambda: [sequence]):  # noqa: B023 - it is called here
@@ -459,7 +459,7 @@ class EngineStep:
             self.scheduler.finish(sequence, reason)
 
     def _report_finished(self) -> None:
-        """Report the ends of sequences. Raises GpuLostError if that ended one, which ends the loop."""
+        """Report the sequences that have ended. Raises GpuLostError, which ends the loop, if one ended with it."""
         for sequence in self.scheduler.finished:
             self._report(sequence)
         errors = [sequence.error for sequence in self.scheduler.finished if sequence.error is not None]

@@ -10,7 +10,7 @@ from models.families.windows import sliding_layers, windows
 from models.spec import Layer, ModelSpec, Rope, each_attention, each_layer
 
 _THETA = 500_000.0
-"""The rope_theta of an OLMo 3 config that does not name one."""
+"""The rope_theta of an OLMo 3 model whose config has none."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -21,7 +21,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     if not third:
         return _normed(spec)
     sliding = sliding_layers(spec, fields, _usual(len(spec.layers)))
-    # A rope_theta of the config itself is that of the layers without a window, as in transformers.
+    # A rope_theta at the top level of the config applies to the layers without a window, as in transformers.
     thetas = fields.number("rope_theta", _THETA), _THETA
     scaled, local = ropes_by_layer(fields, spec.attention.head_dim, *thetas)
     spec = windows(spec, fields, fields.integer("sliding_window"), sliding)

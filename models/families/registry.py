@@ -103,7 +103,7 @@ def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
 
 
 def _alike(metadata: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the metadata with one number for each list that repeats it for every layer of the architecture `name`."""
+    """Return the metadata, with one number for each list that repeats it for all layers of the architecture `name`."""
     layers = metadata.get(f"{name}.block_count")
 
     def of_all(key: str, value: Any) -> Any:

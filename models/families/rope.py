@@ -12,7 +12,7 @@ from models.spec import ModelSpec, Rope, RopeKind
 
 
 def rope_from_hf(fields: Fields, head_dim: int) -> Rope:
-    """Read the rotation of a config whose layers all rotate alike. Raises ModelError.
+    """Return the rotation of a config that has the same one for all layers. Raises ModelError.
 
     As in transformers 5, rope_scaling replaces rope_parameters as a whole, and both take precedence over a rope_theta
     beside them (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
@@ -32,8 +32,8 @@ def ropes_by_layer(
 ) -> tuple[Rope, Rope]:
     """Return the rotations of layers that see all tokens, and of those with a sliding window. Raises ModelError.
 
-    As in transformers 5 (`Gemma3TextConfig`), each kind of layer has its own part of rope_parameters, and values of
-    rope_scaling replace single ones of the former. The thetas are those for a part that has none.
+    As in transformers 5 (`Gemma3TextConfig`), each kind of layer has its own part of rope_parameters, and rope_scaling
+    replaces single values of the layers that see all tokens. The thetas are the defaults of parts that have none.
     """
     given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     beside = {key: value for key, value in fields.raw.items() if key != "original_max_position_embeddings"}
@@ -46,7 +46,7 @@ def ropes_by_layer(
 
 
 def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
-    """Return a line for the user if the rope_theta of rope_parameters does not count, because of rope_scaling."""
+    """Return a line for the user if rope_scaling replaces a rope_theta in rope_parameters; otherwise None."""
     given, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
     rope = spec.attention.rope
     theta = given.get("rope_theta") if isinstance(given, Mapping) else None
@@ -59,7 +59,7 @@ def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
 
 
 def _rope(rope: Fields, fields: Fields, head_dim: int) -> Rope:
-    """Read the parameters `rope`, with those of the config for missing ones."""
+    """Return the rotation with the parameters `rope`, or those of the config where they are missing."""
     kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if kind not in get_args(RopeKind):
         raise ModelError(
@@ -90,7 +90,7 @@ def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
     if plain.kind in ("linear", "dynamic"):
         return replace(plain, factor=rope.number("factor"))
     most = fields.integer("max_position_embeddings")
-    # Beside the parameters it takes precedence, as in transformers (`standardize_rope_params`).
+    # The config's own value takes precedence, as in transformers (`standardize_rope_params`).
     original = fields.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", most)
     )
@@ -132,9 +132,10 @@ def longrope_attention(factor: float, original: int) -> float:
 
 
 def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
-    """Read the metadata of the architecture `name`, with `dims` rotated numbers per head. Raises ModelError.
+    """Return the rotation in the metadata of the architecture `name`, with `dims` rotated numbers per head.
 
-    The keys mean what they mean to llama.cpp (load_hparams in llama-model.cpp, llama_context in llama-context.cpp).
+    The keys are read as llama.cpp reads them (load_hparams in llama-model.cpp, llama_context in llama-context.cpp).
+    Raises ModelError.
     """
     fields, factors, long = config.fields, config.rope_factors, config.long_factors
     for found in (factors, long):
@@ -186,12 +187,12 @@ def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
 
 
 def unscaled_of_gguf(fields: Fields, name: str, theta: float) -> Rope:
-    """Return the rotation of layers whose frequencies the metadata do not scale. Raises ModelError."""
+    """Return the rotation of layers whose frequencies are not scaled. Raises ModelError."""
     return Rope(theta, attention_factor=fields.number(f"{name}.rope.scaling.attn_factor", 1.0))
 
 
 def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
-    """Return how frequencies are scaled, as llama.cpp decides: linearly if nothing else is said, by 1 for "none"."""
+    """Return how frequencies are scaled, as in llama.cpp: "linear" by default and for "none" (with the factor 1)."""
     kind = fields.raw.get(f"{at}type", "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise ModelError(
@@ -199,7 +200,7 @@ def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
         )
     extrapolated = fields.raw.get(
         f"{at}yarn_ext_factor", -1
-    )  # how much of yarn is mixed in; below 0: not set
+    )  # the share of yarn in the mix; below 0: not set
     if not isinstance(extrapolated, int | float) or 0 < extrapolated != 1:
         raise ModelError(
             f"{at}yarn_ext_factor in the GGUF file is {str(extrapolated)[:60]}; supported: 0 and 1."
@@ -214,7 +215,7 @@ def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
 
 
 def _gguf_factor(fields: Fields, name: str) -> float:
-    """Return the factor of the scaling; as in llama.cpp, 0 means none, and the older key counts if it is alone."""
+    """Return the factor of the scaling. As in llama.cpp, 0 means none, and the older key counts without the newer."""
     keys = f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear"
     key = keys[0] if keys[0] in fields.raw else keys[1]
     if fields.raw.get(f"{name}.rope.scaling.type") == "none" or fields.raw.get(key) == 0:

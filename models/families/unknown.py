@@ -1,4 +1,4 @@
-"""What keeps an unknown architecture from running, as far as its config and its name tell."""
+"""Finds out, from its config and its name, what keeps an unknown architecture from running."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -131,7 +131,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "xlstm": ("recurrent layers",),
     "zaya": (_CONVOLUTIONS,),
 }
-"""What a model_type of transformers needs that no field of its config tells."""
+"""What a model_type of transformers needs that no field of its config shows."""
 
 _ONLY_UNREAD = frozenset({
     "aria_text", "biogpt", "cwm", "dots1", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
@@ -167,7 +167,7 @@ _OTHERS = re.compile(r"(For[A-Z]\w+|Model|Encoder|Decoder|Backbone|Transformer|V
 
 
 def why_unknown(what: str, name: object, config: Mapping[str, Any], prefix: str = "") -> str:
-    """Return one line for an architecture that no family describes.
+    """Return a line for the user about an architecture that no family describes.
 
     `what` is the kind of `name`; `config` is its config.json, or GGUF metadata whose fields begin with `prefix`.
     """
@@ -220,7 +220,7 @@ def _of_part(config: Mapping[str, Any]) -> Iterator[str]:
         for kind in listed
         if isinstance(kind, str)
     }
-    # With kinds of layers, state-space layers are among them; transformers 5 calls them linear attention.
+    # A list of the kinds of layers includes state-space layers, which transformers 5 calls linear attention.
     has_states = any(_says(config.get(name)) for name in _OF_STATE_SPACE)
     if has_states and (not kinds or kinds & {"mamba", "mamba2", "linear_attention"}):
         yield _STATE_SPACE
@@ -245,6 +245,6 @@ def _types(config: Mapping[str, Any]) -> set[str]:
 
 
 def _has_no_head(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether an architecture, by the way in which transformers names them, is for something else than writing text."""
+    """Return whether a class of transformers, by its `name` and `config`, has another purpose than writing text."""
     writes = "ForCausalLM" in str(config.get("auto_map")) or name.endswith(_WRITERS)
     return not writes and _OTHERS.search(name) is not None

@@ -1,6 +1,6 @@
-"""A deadline for the head of an HTTP response: a limit of single reads does not end one that comes byte by byte.
+"""A deadline for the head of an HTTP response. A timeout for each read would not end one that comes byte by byte.
 
-How long a server takes until it begins to answer is not limited here: a model may read a prompt for minutes.
+The time until a server begins to answer is not limited here: a model may take minutes to read a prompt.
 """
 
 import re
@@ -12,34 +12,34 @@ from typing import Any
 HEAD_S = 30.0
 """Seconds from the first byte of a head to its last; it is a few hundred bytes, sent at once."""
 _SOON_S = 0.001
-"""The limit of a read once the time is over; 0 would not wait even for what has arrived."""
+"""The timeout of a read, in seconds, once the deadline has passed. With 0, data that has arrived would not be read."""
 _END = re.compile(rb"\n\r?\n")
 _INTERIM = re.compile(rb"HTTP/1\.\d 1")
-"""How a response begins that another one follows."""
+"""How an interim response begins (status 1xx), which another response follows."""
 
 
 @dataclass(slots=True)
 class Head:
-    """Follows the bytes of one connection."""
+    """Follows the bytes of one connection, to tell which of them belong to the head of a response."""
 
     is_due: bool = False
     until: float | None = None
-    """Of the monotonic clock, once a head has begun."""
+    """The deadline, by `time.monotonic()`; None unless a head has begun."""
     came: bytes = b""
 
     def sent(self) -> None:
-        """A request was written: a head comes next."""
+        """Note that a request was sent: the next bytes that are read begin a head."""
         self.is_due, self.until, self.came = True, None, b""
 
     def limit(self, timeout: float | None) -> float | None:
-        """Return how long the next read may take in seconds, where `timeout` is what it may take anyway."""
+        """Return the timeout of the next read in seconds: `timeout` (None: no limit), or less to meet the deadline."""
         if self.until is None:
             return timeout
         left = max(self.until - monotonic(), _SOON_S)
         return left if timeout is None else min(left, timeout)
 
     def read(self, data: bytes) -> None:
-        """These bytes have been read."""
+        """Note that `data` was read."""
         while self.is_due and data:
             self.until = self.until or monotonic() + HEAD_S
             seen = max(len(self.came) - 2, 0)
@@ -55,9 +55,9 @@ class Head:
 
 
 def limit_head(name: str, info: Mapping[str, Any]) -> None:
-    """Limit the heads on the connection that was opened: the `trace` extension of a request of httpx.
+    """Set a deadline for the heads on a connection when it is opened; for the `trace` extension of an httpx request.
 
-    A head that is late then ends the request with httpx's ReadTimeout.
+    A request whose head is late then ends with httpx's ReadTimeout.
     """
     if (stream := _opened(name, info)) is None:
         return
@@ -76,7 +76,7 @@ def limit_head(name: str, info: Mapping[str, Any]) -> None:
 
 
 async def limit_head_async(name: str, info: Mapping[str, Any]) -> None:
-    """As `limit_head`, for an asynchronous client."""
+    """Do what `limit_head` does, for an asynchronous client."""
     if (stream := _opened(name, info)) is None:
         return
     head, read, write = Head(), stream.read, stream.write
@@ -94,7 +94,7 @@ async def limit_head_async(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _opened(name: str, info: Mapping[str, Any]) -> Any:
-    """Return the stream that was opened, or that TLS was begun on; None at any other stage."""
+    """Return the stream that was just opened, or on which TLS was just started; None for any other event."""
     return (
         info.get("return_value") if name.endswith((".connect_tcp.complete", ".start_tls.complete")) else None
     )

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json or GGUF metadata say about sampling: what is used, and what is not."""
+"""The sampling settings in a model's generation_config.json or GGUF metadata: those that are used, and the others."""
 
 import sys
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _RANGES = {
     "repetition_penalty": (sys.float_info.min, sys.float_info.max),
 }
 _MOST_SUPPRESSED = 512
-"""The most tokens that are never sampled: half of those that a request may bias."""
+"""The most tokens that a model may exclude from sampling: half as many as a request may bias."""
 _UNUSED: Mapping[str, object] = {
     **dict.fromkeys(("typical_p", "guidance_scale", "num_beams", "encoder_repetition_penalty"), 1),
     **dict.fromkeys(
@@ -41,7 +41,7 @@ def generation_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unused_of_gguf(metadata: Mapping[str, Any]) -> str | None:
-    """Return a line for the user that names the sampling that GGUF metadata ask for in vain, or None."""
+    """Return a line for the user that names unsupported sampling settings in GGUF metadata; None without any."""
     keys = [f"general.sampling.{key}" for key in _UNUSED_OF_GGUF]
     return _told("The GGUF file", [key for key in keys if metadata.get(key)])
 
@@ -61,7 +61,7 @@ def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]
 def suppressed_ids(generation: Mapping[str, Any], stop_ids: frozenset[int]) -> frozenset[int]:
     """Return the tokens that are never sampled: suppress_tokens, and the bad words that are single tokens.
 
-    As in transformers, a bad word may not be one of the `stop_ids`. Empty if there are too many.
+    As in transformers, bad words among the `stop_ids` do not count. Return an empty set if there are too many.
     """
     words = {word[0] for word in _words(generation) if len(word) == 1} - stop_ids
     found = frozenset(words.union(_ids(generation.get("suppress_tokens"))))
@@ -69,7 +69,7 @@ def suppressed_ids(generation: Mapping[str, Any], stop_ids: frozenset[int]) -> f
 
 
 def unused_settings(generation: Mapping[str, Any]) -> str | None:
-    """Return a line for the user that names what a generation_config.json asks for in vain, or None."""
+    """Return a line for the user that names unsupported settings in a generation_config.json; None without any."""
     names = [name for name, off in _UNUSED.items() if generation.get(name) and generation[name] != off]
     names += ["bad_words_ids of several tokens"] * any(len(word) > 1 for word in _words(generation))
     if len(_ids(generation.get("suppress_tokens"))) + len(_words(generation)) > _MOST_SUPPRESSED:

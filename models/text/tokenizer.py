@@ -59,7 +59,7 @@ class Tokenizer:
         self.suppressed_ids: frozenset[int] = parts.suppressed_ids
         """Tokens that the model's authors never want sampled."""
         self.notes: tuple[str, ...] = parts.notes
-        """Lines for the user about what the model's files ask for or lack."""
+        """Lines for the user about unsupported settings in the model's files, and about what the files lack."""
         self.think_markers: ThinkMarkers | None = self._find_markers(template or "")
         """The marks around a model's thinking; None for models without a think span."""
         markers = self.think_markers

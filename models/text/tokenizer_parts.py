@@ -81,7 +81,7 @@ class TokenizerParts:
     suppressed_ids: frozenset[int] = frozenset()
     """Tokens that are never sampled."""
     notes: tuple[str, ...] = ()
-    """Lines for the user about what the files ask for or lack."""
+    """Lines for the user about unsupported settings in the files, and about what the files lack."""
     text_start: str = ""
     """The text that the model expects before a text to complete: its bos token, or ""."""
 

@@ -9,7 +9,7 @@ PROC = Path("/proc")
 def groups(controller: str, proc: Path = PROC) -> Iterator[Path]:
     """Yield the folders of the groups that limit this process's `controller`, from its own outwards.
 
-    Raises ValueError or IndexError if the system's files are not what the manual says.
+    Raises ValueError or IndexError if the system's files are not in the format of the manual.
     """
     own: dict[str, PurePosixPath] = {}
     for line in lines(proc / "self/cgroup"):  # 4:memory:/user.slice, or 0::/user.slice for v2
@@ -21,14 +21,14 @@ def groups(controller: str, proc: Path = PROC) -> Iterator[Path]:
         if kind[0] not in own or (kind[0] == "cgroup" and controller not in kind[2].split(",")):
             continue
         root, at, group = mount[3], Path(mount[4]), own[kind[0]]
-        # A container may see the path of its group on the host, or one outside of what is mounted: "/../..".
+        # In a container, the path may be that of the group on the host, or lead outside of what is mounted: "/../..".
         inside = group.relative_to(root) if group.is_relative_to(root) and ".." not in group.parts else ""
         folder = at / inside
         yield from (folder, *(parent for parent in folder.parents if parent.is_relative_to(at)))
 
 
 def lines(path: Path) -> list[str]:
-    """Return the lines of a file of the system; none if it cannot be read."""
+    """Return the lines of a file of the system; an empty list if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

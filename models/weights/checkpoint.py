@@ -81,7 +81,7 @@ class StoredTensor:
 def read_safetensors(folder: Path) -> list[StoredTensor]:
     """Return all tensors of the checkpoint in a folder, in file order. Raises ModelError for a damaged file.
 
-    Of several tensors with the same name, the one in the shard that the index names counts.
+    If several shards have a tensor of the same name, the one in the shard that the index names is used.
     """
     found = [(path.name, tensor) for path in safetensors_files(folder) for tensor in _read_file(path)]
     shards, there = weight_map(folder), {(shard, tensor.name) for shard, tensor in found}

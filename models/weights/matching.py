@@ -44,6 +44,5 @@ def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dic
 
 
 def _is_unused(name: str) -> bool:
-    """Whether a tensor is none of the network's: old checkpoints have frequencies, some new ones predict tokens ahead
-    (multi-token prediction)."""
+    """Return whether the network never uses a tensor: RoPE frequencies of old checkpoints, multi-token prediction."""
     return name.endswith("rotary_emb.inv_freq") or any(part.startswith("mtp") for part in name.split("."))

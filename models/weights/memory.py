@@ -1,4 +1,4 @@
-"""Available memory, and the GPU whose memory is meant."""
+"""The memory that is available on a device, and the context for calls on one of several GPUs."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,30 +20,31 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which calls that name no GPU, such as pinning memory, are for this one.
+    """Return a context in which calls that name no GPU, such as pinning memory, use this one.
 
-    Every thread has a current GPU of its own, at first the first one, which such a call would start for nothing.
+    Every thread has a current GPU of its own, which is the first GPU by default; such a call would initialise it
+    needlessly.
     """
     is_named = device.type == "cuda" and device.index is not None
     return torch.cuda.device(device) if is_named else nullcontext()
 
 
 def group_limits(proc: Path = PROC) -> list[tuple[int, int]]:
-    """Return the limits of the cgroups that hold this process, each with what the group uses, in bytes.
+    """Return (limit, used), in bytes, for each cgroup around this process that has a limit.
 
-    The process's own group and every group around it count, of cgroup v1 and of v2 (man 7 cgroups). What a group uses
-    leaves out cached files, which the system drops before it refuses memory. Empty if nothing is limited.
+    These are the process's own group and those that contain it, of cgroup v1 and v2 (man 7 cgroups). Cached files do
+    not count as used: the system drops them before it refuses memory.
     """
     try:
         return [limit for folder in groups("memory", proc) if (limit := _limit(folder)) is not None]
-    except (ValueError, IndexError):  # not what the manual says: nothing is known
+    except (ValueError, IndexError):  # not in the format of the manual: no limit is known
         return []
 
 
 def _limit(folder: Path) -> tuple[int, int] | None:
-    """Return the limit of one group and what it uses; None if it has no limit.
+    """Return (limit, used) of one group in bytes; None if it has no limit.
 
-    Above memory.high nothing fails, but every allocation waits until as much is reclaimed: it counts as a limit.
+    memory.high counts as a limit, too: above it nothing fails, but every allocation waits until memory is reclaimed.
     """
     limits = [
         int(text)
@@ -54,7 +55,7 @@ def _limit(folder: Path) -> tuple[int, int] | None:
     if not limits or not used.isdigit():
         return None
     counts = dict(line.split() for line in lines(folder / "memory.stat") if line)
-    # v1 counts the groups within under names of their own.
+    # v1 has other names for the figures that include the groups within.
     files = sum(
         int(counts.get(f"total_{kind}", counts.get(kind, 0))) for kind in ("inactive_file", "active_file")
     )

@@ -98,8 +98,10 @@ def expansion_note(
 def expanded_note(
     tensors: Iterable[StoredTensor], places: Mapping[str, Slot], dtype: torch.dtype
 ) -> str | None:
-    """Return a line for the user if the matrices of a quantised file become plain numbers on a GPU whose kernels read
-    none of them; otherwise None."""
+    """Return a line for the user if a quantised file is expanded because the GPU's kernels read none of its matrices.
+
+    Otherwise return None.
+    """
     found = [(t, t.blocks.kind.name) for t in tensors if t.name in places and t.blocks and not t.quantised]
     if not found:
         return None

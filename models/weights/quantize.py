@@ -62,7 +62,7 @@ def choose_kinds(
 
 
 def quantised_as(tensors: Iterable[StoredTensor]) -> str | None:
-    """Return how most of the numbers that are stored quantised are stored, for display; None if none are."""
+    """Return the format of most of the quantised numbers, for display; None if none are quantised."""
     numbers: Counter[str] = Counter()
     for tensor in tensors:
         if named := tensor.quantised or (tensor.blocks.kind.name if tensor.blocks is not None else None):

@@ -36,7 +36,7 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def weight_map(folder: Path) -> dict[str, str]:
-    """Return the shard of each tensor according to the index of the checkpoint in a folder; empty without an index.
+    """Return the name of each tensor's shard, from the index of the checkpoint in `folder`; empty without an index.
 
     Raises ModelError for a damaged index.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint says about an embedding and a head that are one matrix according to the config."""
+"""Decides, from a checkpoint, whether the embedding and the head are one matrix, whatever its config says."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,17 +10,17 @@ from models.weights.checkpoint import StoredTensor
 from models.weights.slots import Names
 
 _NUMBERS = 1 << 20
-"""How many numbers of the two matrices are compared at once."""
+"""How many numbers of each matrix are compared at once."""
 
 
 def as_stored(
     spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names
 ) -> tuple[ModelSpec, list[StoredTensor], str | None]:
-    """Return spec and tensors with embedding and head as they are stored, and a note for the user or None.
+    """Return the spec and the tensors, with embedding and head as they are stored, and a note for the user or None.
 
-    As in transformers (`PreTrainedModel.tie_weights`), a stored head with numbers of its own counts, whatever the
-    config says, and a head that is stored alone is the embedding, too. Only where both are stored are they read.
-    Raises ModelError if they cannot be.
+    As in transformers (`PreTrainedModel.tie_weights`), a stored head that differs from the embedding is used, whatever
+    the config says, and a head that is stored alone is the embedding, too. The two are read only if both are stored.
+    Raises ModelError if they cannot be read.
     """
     tensors = list(tensors)
     embedding, head = (
@@ -42,7 +42,7 @@ def as_stored(
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     if one.shape != other.shape or len(one.shape) != 2 or 0 in one.shape:
-        return False  # the shape is refused later
+        return False  # a later check refuses the shape
     if one.quantised or other.quantised:
         return False  # rounded numbers are not those of the other
     step = max(1, _NUMBERS // one.shape[1])

@@ -1,4 +1,4 @@
-"""What a model needs of a device, and the lines for models that need more than there is."""
+"""The memory that a model needs on a device, and messages for models that need more than there is."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,14 @@ Q4_BYTES = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The bytes of a device that a model needs beside its weights, at least."""
+    """The fewest bytes that a model needs on a device beside its weights."""
 
     computing: int = 0
     kv: int = 0
     """For a KV cache of `tokens` tokens."""
     tokens: int = 0
     is_asked: bool = False
-    """Whether the user asked for as many tokens."""
+    """Whether the user asked for this number of tokens."""
 
     @property
     def nbytes(self) -> int:
@@ -40,9 +40,12 @@ def too_large(
     kind: str | None,
     on_cpu: int | None,
 ) -> str:
-    """Return one line: what the weights (`needed` bytes) need with what is `beside` them, what is free, and what would
-    fit. `kind` is the type in which most weights are held in blocks or planes; None if all are plain numbers. `on_cpu`
-    are the free bytes of main memory; None if unknown."""
+    """Return a line for the user: the memory that is needed, the memory that is free, and what would fit instead.
+
+    The weights need `needed` bytes, and `beside` is needed in addition. `kind` is the type in which most weights are
+    held in blocks or planes; None if all are plain numbers. `on_cpu` is how many bytes of main memory are free; None if
+    unknown.
+    """
     left = max(available - beside.nbytes, 0)
     ways = []
     if beside.is_asked and (tokens := _tokens(available - needed - beside.computing, beside)) >= 16:
@@ -81,7 +84,7 @@ def too_large(
 def too_large_for_host(
     needed: int, free: int, layers: int, on_device: int, available: int | None, device: torch.device
 ) -> str:
-    """Return the line for experts that fit neither on the device nor in host memory."""
+    """Return a line for the user about experts that fit neither on the device nor in host memory."""
     fits = free + (on_device if available is None else available)
     return (
         f"The model takes {bytes_text(on_device)} of memory on {device} and {bytes_text(needed)} "
@@ -96,5 +99,5 @@ def count_text(number: int) -> str:
 
 
 def _tokens(left: int, beside: Beside) -> int:
-    """Return the tokens whose cache fits in `left` bytes, in whole blocks, with one to spare."""
+    """Return how many tokens' cache fits in `left` bytes, in whole blocks, with one block to spare."""
     return max(left * beside.tokens // beside.kv // 32 - 2, 0) * 32 if beside.kv else 0

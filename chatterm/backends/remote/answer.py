@@ -104,7 +104,7 @@ class RunningAnswer:
         cached = min(told or 0, prompt)
         generated = usage.generated if usage is not None and usage.generated is not None else len(self._ids)
         thought = usage.reasoning if usage is not None and usage.reasoning else 0
-        hidden = min(max(thought - self._thought, 0), generated)  # no piece shows when these came
+        hidden = min(max(thought - self._thought, 0), generated)  # no piece shows when these arrived
         if not thought and self._thought and self._ids:
             # Most servers count all tokens together: estimate the share of thinking from the pieces.
             thought = max(round(generated * self._thought / len(self._ids)), 1)

@@ -182,9 +182,9 @@ class EngineProcess:
     # -- its life
 
     async def run(self) -> None:
-        """Look after what is not used any more, until somebody ends the process.
+        """Release what is no longer used, until the process is asked to end.
 
-        Raises GpuLostError when only another process can use the GPU; whoever started this one starts another.
+        Raises GpuLostError once only another process can use the GPU; whoever started this one then starts another.
         """
         tidied, models = time.monotonic(), list[Held]()
         while not self.ended.is_set():

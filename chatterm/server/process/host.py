@@ -138,7 +138,7 @@ class Host:
 
     @property
     def lost_gpu(self) -> bool:
-        """Whether this process can use the GPU no more, as a model or a load has found out."""
+        """Whether this process can no longer use the GPU, as noticed by a loaded model or while loading one."""
         with self._state:
             return self._lost_gpu or any(held.engine.lost_gpu for held in self._held)
 

@@ -251,7 +251,10 @@ class _Link:
             raise ToolError(f"{self._server.name} could not be started: {why}.")
 
     def _said(self) -> str:
-        """The last line in the log of a process since its start, and where the log is, as part of a sentence."""
+        """Return the last line that the server's process has logged since its start, and the path of the log.
+
+        They continue a sentence. Return "" for a server that is not a process of ours.
+        """
         if not self._server.command:
             return ""
         path, said = log_path(self._server.name), b""

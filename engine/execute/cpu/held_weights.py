@@ -31,9 +31,9 @@ def read_model(
 ) -> tuple[Network, tuple[str, ...]]:
     """Read the weights, with `quantize` as in `models.load`; return the network and notes on how they are held.
 
-    `context` is how many tokens a text may have, if a person set it. Experts beyond `room` are held in host memory;
-    without `room`, those beyond the memory of the GPU are. On a CPU all are. `rank` is as in `models.load`; a part of a
-    divided model has no experts in host memory. `needs` is as in `models.load`.
+    `context` is the most tokens of a text, if a person set it. Experts that do not fit in `room` bytes (without
+    `room`: in the memory of the GPU) are held in host memory; on a CPU, all are. `rank` and `needs` are as in
+    `models.load`; a part of a divided model has no experts in host memory.
 
     Quantised weights are expanded if no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """

@@ -17,7 +17,7 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Weight
 from models.weights.dequantize import dequantize
 
 EXPANDED = 1 << 23
-"""Numbers of quantised experts that are expanded together, which takes several times their memory (EXPANDING_BYTES)."""
+"""How many numbers of quantised experts are expanded at once; EXPANDING_BYTES covers the memory that this takes."""
 _ALIGNED = 256
 
 

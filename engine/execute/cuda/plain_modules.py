@@ -1,4 +1,4 @@
-"""Plain modules on any device: the way out wherever our kernels do not compute a network."""
+"""Plain PyTorch modules on any device, for networks that our kernels do not compute there."""
 
 from models.network import Network
 from models.reference.decoder import Decoder, HostMixture
@@ -8,9 +8,9 @@ from models.reference.peers import Peers
 def plain_modules(
     network: Network, on_host: HostMixture | None = None, peers: Peers | None = None
 ) -> Decoder:
-    """Return `network` as plain modules. Weights in planes on a GPU are expanded by a kernel, a matrix at a time.
+    """Return `network` as plain modules. Weights in planes on a GPU are expanded by a kernel, one matrix at a time.
 
-    `on_host` and `peers` are those of `models.reference.decoder.Decoder`.
+    `on_host` and `peers` are as in `models.reference.decoder.Decoder`.
     """
     if not network.is_packed or network.device.type == "cpu":
         return Decoder(network, on_host=on_host, peers=peers)

@@ -313,9 +313,9 @@ def _destroy_pool(functions: Any, handle: int, process: int) -> None:
 
 
 def default_threads() -> int:
-    """Return the physical cores that this process may use, minus one for the screen if there are more than two.
+    """Return how many physical cores to compute with: those of this process, less one for the screen if more than two.
 
-    If some are slow, return at most the number of the others: the screen runs on a slow one.
+    If some are slow, return at most the number of fast ones: the screen then runs on a slow one.
     """
     cores = physical_cores()
     threads = cores - 1 if cores > 2 else cores
@@ -330,16 +330,16 @@ def check_threads(threads: int | None) -> None:
 
 
 def physical_cores() -> int:
-    """Return the physical cores among this process's processors, within the quotas of its cgroups; at least one."""
+    """Return how many physical cores this process may use, within the CPU quotas of its cgroups; at least 1."""
     if not hasattr(os, "sched_getaffinity"):
         return _sysctl("hw.physicalcpu") or os.cpu_count() or 1
     return max(1, min([len(core_speeds()), *processor_quotas()]))
 
 
 def fast_cores() -> int | None:
-    """Return how many physical cores of this process have at least half of the speed of its fastest.
+    """Return how many physical cores of this process have at least half the speed of the fastest.
 
-    None if all have, or if the system does not say. On a Mac, return the number of performance cores.
+    Return None if all have, or if the system does not say. On a Mac, return the number of performance cores.
     """
     if not hasattr(os, "sched_getaffinity"):
         cores, fast = _sysctl("hw.physicalcpu"), _sysctl("hw.perflevel0.physicalcpu")
@@ -350,8 +350,8 @@ def fast_cores() -> int | None:
 
 
 def core_speeds(folder: Path = _PROCESSORS) -> list[int]:
-    """Return numbers proportional to the speeds of this process's physical cores; equal if the system does not say."""
-    cores = {}  # by the text that is the same for all processors of a core
+    """Return the relative speeds of this process's physical cores, in no unit; all equal if the system does not say."""
+    cores = {}  # by a text that all processors of a core have in common
     for processor in os.sched_getaffinity(0):
         path = folder / f"cpu{processor}"
         siblings = lines(path / "topology/thread_siblings_list")
@@ -364,7 +364,7 @@ def core_speeds(folder: Path = _PROCESSORS) -> list[int]:
 
 
 def _sysctl(name: str) -> int | None:
-    """Return a number that macOS tells about the machine, if it does."""
+    """Return the number that macOS reports under this name; None if it does not."""
     try:
         told = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -373,10 +373,10 @@ def _sysctl(name: str) -> int | None:
 
 
 def processor_quotas(proc: Path = PROC) -> list[int]:
-    """Return how many processors each cgroup around this process may keep busy, rounded up; empty without a limit."""
+    """Return the CPU quota of each cgroup around this process that has one, in processors, rounded up."""
     try:
         folders = list(groups("cpu", proc))
-    except (ValueError, IndexError):  # not what the manual says: nothing is known
+    except (ValueError, IndexError):  # not in the format of the manual: no limit is known
         return []
     found = [_cgroup_processors(folder / "cpu.max") or _v1_processors(folder) for folder in folders]
     return [processors for processors in found if processors is not None]

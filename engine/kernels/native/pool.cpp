@@ -12,7 +12,7 @@ constexpr int SPINS_BEFORE_SLEEP = 20'000;  // some hundred microseconds: sampli
 constexpr int SPINS_BEFORE_YIELD = 1'000;
 
 constexpr int32_t MOST_OWN = PIECES * 3 / 4, LEAST_OWN = 2;
-constexpr int32_t TRIAL = 32;  // products in time before a larger share is tried: one that is late costs a few percent
+constexpr int32_t TRIAL = 32;  // products without a late thread before shares grow; a late one costs a few percent
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)

@@ -10,7 +10,7 @@
 
 namespace chatterm {
 
-// A thread's part of a product, if all are equal, is so many pieces: few enough that taking one costs nothing.
+// An equal part of a product for each thread is this many pieces: few enough that the cost of taking one is negligible.
 constexpr int32_t PIECES = 16;
 
 // The work of one thread of the team; the caller of `run` is thread 0.

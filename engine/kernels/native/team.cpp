@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t MOST_THREADS = 256;
 
-constexpr int32_t TELLING = 3;  // with fewer pieces per thread to claim, none may be left for one that is in time
+constexpr int32_t TELLING = 3;  // with fewer pieces per thread to claim, even a thread that is in time may find none
 
 int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
   return pool.working() == 1 ? rows : rows / pool.working() * pool.own() / PIECES / grain * grain;

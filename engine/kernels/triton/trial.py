@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""The smallest kernel: whether Triton can compile and launch anything here."""
+"""A tiny kernel that shows whether Triton can compile and launch anything here."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def trial_kernel(x, out):
 
 
 def runs(device: torch.device) -> bool:
-    """Launch the kernel; return whether its result is right. Raises whatever Triton and the driver do."""
+    """Launch the kernel; return whether its result is right. Raises whatever Triton and the driver raise."""
     x = torch.zeros(1, dtype=torch.int32, device=device)
     out = torch.empty_like(x)
     trial_kernel[(1,)](x, out)

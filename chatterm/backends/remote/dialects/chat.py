@@ -88,7 +88,7 @@ class ChatCompletions:
         thought = text(said.get("reasoning_content")) or text(said.get("reasoning"))
         if thought:
             pieces.append(Piece(thought, "reasoning"))
-        for part in ("content", "refusal"):  # what the model says instead of an answer is to be read like one
+        for part in ("content", "refusal"):  # a refusal is shown like an answer
             if content := _content(said.get(part)):
                 pieces.append(Piece(content))
         reason = text(choice.get("finish_reason"))

@@ -73,7 +73,7 @@ class Ollama:
         if message.get("done") is not True:
             return Heard(pieces, calls=calls)
         reason = FinishReason.LENGTH if message.get("done_reason") == "length" else FinishReason.EOS
-        # How long the prompt took tells no speed: nobody says how much of it was cached.
+        # The time for the prompt gives no speed, because how much of it was cached is not reported.
         usage = Usage(count(message.get("prompt_eval_count")), generated=count(message.get("eval_count")))
         return Heard(pieces, reason, usage, calls=calls, is_last=True)
 
