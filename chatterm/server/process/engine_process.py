@@ -39,6 +39,8 @@ from engine.errors import GpuLostError
 MOST_CLIENTS = 256
 _LOOK = 1.0
 """Seconds between two looks at what is not used any more."""
+_FAREWELL = 1.0
+"""Seconds between the loss of the GPU and the end of the process."""
 _TIDY = 20.0
 """Seconds between two times that free memory is given back."""
 _LEAVE = 5.0
@@ -191,6 +193,7 @@ class EngineProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _LOOK)
             if self.host.lost_gpu:
+                await asyncio.sleep(_FAREWELL)  # clients are first told why their answers failed
                 self.ended.set()
                 raise GpuLostError("The GPU was lost; another engine process can use it.")
             now = time.monotonic()
