@@ -63,7 +63,7 @@ class GuardedApp(LookApp):
     # --- keys ---
 
     async def on_event(self, event: events.Event) -> None:
-        """A key that comes right after the one that opens a screen waits until that screen stands."""
+        """Hold keys and pastes until the screen takes them and everything that the key before led to is done."""
         if not isinstance(event, events.Key | events.Paste) or not self.screen_stack:
             return await super().on_event(event)
         if self._key_before is not None:
