@@ -22,7 +22,7 @@ from engine.params import Constraint
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import MOST_ROWS, Balance, Pace
+from engine.speculation.cost_model import MOST_ROWS, Balance, Pace
 from engine.speculation.sources import Guess
 
 KINDS = ("send", "cut", "branch", "beside", "cancelled", "typed")

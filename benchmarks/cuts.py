@@ -20,9 +20,9 @@ from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.options import numbers
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.cuts import Chosen, table_cuts, told
+from engine.execute.cuda.kernel_configs import Chosen, table_cuts, told
 from engine.execute.cuda.step_bench import GraphStopwatch, StepBench
-from engine.kernels.triton.ahead import Compilers
+from engine.kernels.triton.precompile import Compilers
 from models.weights.share import Share
 
 BLOCK = 32

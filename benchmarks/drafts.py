@@ -23,11 +23,11 @@ from benchmarks.random_gguf import write_random_qwen3
 from benchmarks.shapes import SHAPES
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
-from engine.schedule.busy import Used, used
+from engine.schedule.cpu_load import Used, used
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
+from engine.speculation.cost_model import LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
 from engine.speculation.sources import Asked, Guess
 
 KINDS = {"Q4_0": Kind.Q4_0, "Q8_0": Kind.Q8_0}

@@ -21,7 +21,7 @@ from benchmarks.shapes import SHAPES, random_engine, random_model, random_prompt
 from engine.sampling.sampler import Drawn
 from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.speculating import AGAIN_IN_SLOTS
-from engine.speculation.pace import Pace
+from engine.speculation.cost_model import Pace
 from engine.speculation.sources import Asked, Guess
 
 DTYPE, SIZES, CONTEXT = torch.bfloat16, (1, 2, 4, 8), 512

@@ -35,7 +35,7 @@ from benchmarks.shapes import SHAPES, random_engine, random_model, random_prompt
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import Acceptance
+from engine.speculation.cost_model import Acceptance
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text, Texts
 from models.network import Network

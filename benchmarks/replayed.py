@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.speculation.pace import MOST_ROWS
+from engine.speculation.cost_model import MOST_ROWS
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text, Texts
 

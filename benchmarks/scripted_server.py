@@ -167,8 +167,8 @@ def run_engine(folder: str, streams: int, pace: str) -> None:
     """Run the engine process as its own program does."""
     from chatterm.backends.backend import ChatOptions
     from chatterm.backends.local import OwnEngines
-    from chatterm.server.child import ProcessOptions
     from chatterm.server.process.engine_process import serve
+    from chatterm.server.spawn import ProcessOptions
 
     class Scripted(OwnEngines):
         def load(self, *arguments: Any) -> Any:
@@ -187,7 +187,7 @@ def run_engine(folder: str, streams: int, pace: str) -> None:
 
 def run_web(streams: int, folder: str) -> None:
     """Run the web process; print its address once the model is loaded."""
-    from chatterm.backends.wire import Hold
+    from chatterm.backends.protocol import Hold
     from chatterm.server.channel_service import ChannelService
     from chatterm.server.http.app import make_app
     from chatterm.server.http.limits import Limits
@@ -201,7 +201,7 @@ def run_web(streams: int, folder: str) -> None:
         await service._ask("hold", Hold(folder, "/", -1.0), type(None))
         await service.look()
         with suppress(ImportError):  # an older tree
-            from chatterm.server.garbage import leave_out
+            from chatterm.server.gc_tuning import leave_out
 
             leave_out()
         server = make_server(app)

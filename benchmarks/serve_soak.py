@@ -44,7 +44,7 @@ PATIENCE = 180.0
 """Seconds within which an answer has to come. The limit detects missing answers, not a slow machine."""
 MOST_GROWTH = 24 * 2**20
 """Bytes that the second half may add to a process: gaps of the allocator, and the answers that the engine remembers to
-recognise them later (`engine.conversation.recall`)."""
+recognise them later (`engine.conversation.token_recall`)."""
 
 POOLED = 4 + min(32, (os.cpu_count() or 1) + 4)
 """Threads that the pools of a process may start late: those for requests, and those of the event loop."""
@@ -344,7 +344,7 @@ class Soak:
 
     def _left(self) -> str:
         """Describe what is still going on; "" if nothing is."""
-        from chatterm.backends.attach import greeted
+        from chatterm.backends.failover import greeted
         from chatterm.server.service import Metrics
 
         found = greeted("command")

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from benchmarks.machine import describe
 from benchmarks.sampler import captured, microseconds
-from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import (
     PartsCut,
     attend_mma,
@@ -24,7 +23,8 @@ from engine.execute.cuda.attend_mma import (
     choose_own_cut,
     choose_shared_cut,
 )
-from engine.execute.cuda.sharing import choose_sharing, pays
+from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.prefix_groups import choose_sharing, pays
 from engine.execute.cuda.tiles import MOST_CHUNKS, choose_chunkings, context_limit
 from models.spec import Attention, Norm, Rope
 

@@ -32,8 +32,8 @@ def talk(asked: Talk, dies_after: int | None = None) -> list[str]:
 
     Raises EngineError and ModelError.
     """
-    from chatterm.backends.attach import greeted
     from chatterm.backends.backend import ChatOptions, EngineError
+    from chatterm.backends.failover import greeted
     from chatterm.backends.process import ProcessBackend
 
     found = greeted("terminal")
@@ -76,7 +76,7 @@ async def killed_run(model: str, random: Random) -> None:
 
 def noise(random: Random) -> None:
     """Connect to the engine process and send data that no client sends."""
-    from chatterm.channel.runtime import connected
+    from chatterm.ipc.runtime import connected
 
     peer = connected()
     if peer is None:

@@ -42,7 +42,7 @@ from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import MOST_ROWS
+from engine.speculation.cost_model import MOST_ROWS
 from engine.speculation.texts import Texts, from_elsewhere
 
 LINES = [

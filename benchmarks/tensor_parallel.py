@@ -198,10 +198,10 @@ def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dic
     Sums of decode steps are replayed from a graph; those of a prompt are not.
     """
     from engine.execute.cuda.add_norm import AddNorm
-    from engine.execute.cuda.exchange import Exchange
-    from engine.execute.cuda.exchange_plan import Plan
+    from engine.execute.cuda.all_reduce import Exchange
+    from engine.execute.cuda.all_reduce_layout import Plan
     from engine.execute.cuda.peer_memory import share_memory
-    from engine.execute.cuda.prompt_sums import PromptSums
+    from engine.execute.cuda.prefill_all_reduce import PromptSums
     from engine.execute.cuda.slots import StepInput
     from engine.execute.cuda.tiles import FEW
     from models.network import NormWeights

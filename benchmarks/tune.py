@@ -16,9 +16,9 @@ from benchmarks.decode_rows import BLOCK, STEPS, step_seconds
 from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.cuts import table_cuts, told
 from engine.execute.cuda.decode_runner import make_decode_runner
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.kernel_configs import table_cuts, told
 from engine.execute.cuda.tuner import Tuner
 from engine.params import SamplingParams
 

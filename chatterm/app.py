@@ -18,11 +18,11 @@ from textual.binding import Binding, BindingType
 from chatterm.backends.backend import Backend, EngineError
 from chatterm.backends.threads import Threads
 from chatterm.backends.worker import Worker
-from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.session_writer import Keeper
 from chatterm.screens.chat.palette import Palette, SlashCommands
 from chatterm.screens.chat.screen import ChatScreen
-from chatterm.screens.guard import GuardedApp
-from chatterm.screens.look import Terminal, this_terminal
+from chatterm.screens.error_boundary import GuardedApp
+from chatterm.screens.themed_app import Terminal, this_terminal
 from chatterm.settings.settings import Settings
 from chatterm.settings.themes import STYLESHEET
 from chatterm.terminal.signals import ENDING, heeded

@@ -20,11 +20,11 @@ from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
 from engine.errors import EngineError
 from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
-from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.kernel_configs import Cuts
 from engine.execute.group import Group
 from engine.execute.runner import Runner
 from engine.execute.sized import size_up
@@ -391,8 +391,8 @@ def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, opti
     assert group is not None
     reason = _parts_not_fused(network, device, options)
     if group.least(int(reason is None)):
-        from engine.execute.cuda.divided import make_divided_runner, meet
-        from engine.execute.cuda.prompt_sums import PromptSums
+        from engine.execute.cuda.prefill_all_reduce import PromptSums
+        from engine.execute.cuda.tensor_parallel import make_divided_runner, meet
 
         found = meet(network, device, group, pieces.scheduler.max_chunk)
         if not isinstance(found, str):

@@ -24,15 +24,15 @@ from engine.machine.bandwidth import known_bandwidth
 from engine.machine.expected import read_bytes
 from engine.parallel.ranks import Ranks
 from engine.params import SUPPRESSED, UNRECOMMENDED, SamplingParams
+from engine.schedule.hide_rows import move_up
 from engine.schedule.limits import check_rows
 from engine.schedule.loop import Loop
-from engine.schedule.moving import move_up
+from engine.schedule.metrics import Traffic
 from engine.schedule.output import Output
 from engine.schedule.outputs import Outputs
 from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.speculating import how_speculated, make_speculating
 from engine.schedule.step import EngineStep
-from engine.schedule.tally import Traffic
 from engine.speculation.sources import Source
 from engine.speculation.texts import from_elsewhere
 from engine.store.disk import DiskTier

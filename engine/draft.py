@@ -7,7 +7,7 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
-from engine.execute.cpu.held_weights import packs, read_model
+from engine.execute.cpu.weight_loading import packs, read_model
 from engine.kernels import on_gpu
 from engine.machine.drafts import first_here
 from models.files import ModelFiles

@@ -17,11 +17,11 @@ from engine.device import available_memory, check_parallel, pick_device, pick_dt
 from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
-from engine.execute.cpu.held_weights import read_model
+from engine.execute.cpu.weight_loading import read_model
 from engine.execute.faults import not_loaded
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.instead import instead_of_gpu
-from engine.machine.room import fewest_ranks, mapped_bytes
+from engine.machine.memory_check import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Order, Ranks
 from engine.schedule.loop import Loop
 from engine.store.disk import DiskTier

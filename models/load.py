@@ -22,7 +22,6 @@ from models.spec import ModelSpec, for_context, ropes
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
-from models.weights.layout import laid_out
 from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.packed_groups import (
@@ -34,16 +33,17 @@ from models.weights.packed_groups import (
 )
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
+from models.weights.quant_config import scheme_of
 from models.weights.quantised_checkpoint import joined, without_empty_biases
 from models.weights.quantize import choose_kinds, conversion_note, is_file, packed_rows, plain_note
 from models.weights.quantized import row_bytes
-from models.weights.schemes import scheme_of
-from models.weights.sharding import shared_out
 from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
+from models.weights.tensor_mapping import laid_out
 from models.weights.tied import as_stored
 from models.weights.too_large import Beside, too_large, too_large_for_host
+from models.weights.tp_shard import shared_out
 
 HOST_SHARE = 0.9
 """The share of free host memory that experts may take: it is pinned, and the system cannot take it back."""

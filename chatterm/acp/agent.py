@@ -16,7 +16,7 @@ from chatterm.acp import calls, content
 from chatterm.acp.dialogue import ALL, CHAT, GIVEN, Dialogue, modes, switch
 from chatterm.acp.engine import Engine
 from chatterm.backends.backend import EngineError, FinishReason, ModelError, Outcome, ToolResult
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import Store
 from chatterm.sessions.titles import title_of
 from chatterm.settings.settings import SettingsError

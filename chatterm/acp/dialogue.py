@@ -9,7 +9,7 @@ from pathlib import Path
 from acp import schema
 
 from chatterm.backends.backend import EngineError
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.tools.session import ToolSession
 
 CHAT, READ, ALL, GIVEN = "chat", "read", "all", "given"

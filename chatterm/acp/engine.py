@@ -8,8 +8,8 @@ from typing import Any
 
 from chatterm.acp.dialogue import Dialogue
 from chatterm.backends.backend import Backend, EngineError, Outcome, TokenEvent
-from chatterm.conversation.keeper import info_of
-from chatterm.conversation.seen import seen
+from chatterm.conversation.session_writer import info_of
+from chatterm.conversation.visible_history import seen
 from chatterm.sessions.records import SessionInfo
 
 _PATIENCE = 5.0

@@ -11,7 +11,7 @@ from acp import run_agent
 
 from chatterm.acp.agent import Agent
 from chatterm.acp.engine import Engine
-from chatterm.acp.lines import Lines
+from chatterm.acp.jsonrpc import Lines
 from chatterm.backends.backend import Backend
 from chatterm.sessions.store import Store
 from chatterm.terminal.error_log import write_down

@@ -26,13 +26,13 @@ from chatterm.backends.backend import (
     Tool,
     ToolResult,
 )
-from chatterm.backends.calling import Calling, Said
-from chatterm.backends.chosen import OURS, Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.base import OURS, Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.battery import Power
+from chatterm.backends.document_prefill import Reading
 from chatterm.backends.documents import Document
-from chatterm.backends.exchanged import outcome_of, part_of, tokens_of, turn_of
-from chatterm.backends.power import Power
-from chatterm.backends.reading import Reading
+from chatterm.backends.engine_adapter import outcome_of, part_of, tokens_of, turn_of
 from chatterm.backends.title import TITLE_TOKENS, title_question
+from chatterm.backends.tool_calls import Calling, Said
 from engine.params import SamplingParams
 from engine.store.folder import default_folder
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
     from engine.cache.prefix_index import Key
     from engine.conversation.aside import Aside
+    from engine.conversation.batch_generation import Prompt, Several
     from engine.conversation.chat import Chat
     from engine.conversation.requests import Requests
-    from engine.conversation.several import Prompt, Several
     from engine.engine import Engine
-    from engine.machine.room import Need
+    from engine.machine.memory_check import Need
     from models.files import ModelFiles
 
 
@@ -76,7 +76,7 @@ class OwnEngines:
         self._engines: set[Engine] = set()
 
     def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
-        from engine.machine.room import need_of
+        from engine.machine.memory_check import need_of
 
         given = files, options.device, options.dtype, options.quantize, options.context
         return need_of(*given, self._mapped_bytes, options.kv_dtype, max(options.tensor_parallel, 1))
@@ -247,7 +247,7 @@ class LocalBackend(Chosen):
         return self._counted(self._loaded().resume(self._params), goes_on=True)
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
-        from engine.conversation.several import Ended
+        from engine.conversation.batch_generation import Ended
 
         chat = self._loaded()
         opening = chat.opening
@@ -262,8 +262,8 @@ class LocalBackend(Chosen):
             yield index, part_of(part, opening)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        from engine.conversation.batch_generation import Several
         from engine.conversation.requests import Requests
-        from engine.conversation.several import Several
 
         self._loaded()
         assert self._engine is not None
@@ -279,7 +279,7 @@ class LocalBackend(Chosen):
     def _prompts(
         self, asking: "Requests", requests: Iterable[Request]
     ) -> "Iterator[Prompt | EngineError | ModelError]":
-        from engine.conversation.several import prompt_of
+        from engine.conversation.batch_generation import prompt_of
 
         engine = self._engine
         assert engine is not None
@@ -413,7 +413,7 @@ class LocalBackend(Chosen):
         return aside.said if (aside := self._aside) is not None else None
 
     def catalogue(self) -> list[ModelChoice]:
-        from chatterm.backends.choices import choices
+        from chatterm.backends.model_list import choices
 
         figures = self.figures()
         given_back = 0

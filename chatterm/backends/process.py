@@ -28,10 +28,21 @@ from chatterm.backends.backend import (
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.chosen import Chosen, checked, no_model
-from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Status, Tokens, Wanted
-from chatterm.channel.link import Answers, Link, ServerGoneError, error_of
-from chatterm.channel.messages import Done, Failed, Item, unpacked
+from chatterm.backends.base import Chosen, checked, no_model
+from chatterm.backends.protocol import (
+    Begun,
+    Loading,
+    Look,
+    OnePart,
+    Open,
+    Said,
+    State,
+    Status,
+    Tokens,
+    Wanted,
+)
+from chatterm.ipc.link import Answers, Link, ServerGoneError, error_of
+from chatterm.ipc.messages import Done, Failed, Item, unpacked
 
 if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap

@@ -15,7 +15,7 @@ from chatterm.cli.oneshot import say_notes, write
 from chatterm.cli.progress import bar_console, progress_on
 from chatterm.cli.requests import Asked, InputLine, asked_of, lines_of, result_of
 from chatterm.cli.results import Results
-from chatterm.cli.waits import waits_told
+from chatterm.cli.wait_notices import waits_told
 from chatterm.conversation.figures import rate_text, seconds_text
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.spinner import has_colour

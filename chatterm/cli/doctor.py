@@ -67,7 +67,7 @@ def tune(model: str, device: str = "auto") -> None:
 
     check_tunable(device)  # before a model is downloaded and loaded for nothing
     from engine.engine import Engine
-    from engine.execute.cuda.cuts import told
+    from engine.execute.cuda.kernel_configs import told
 
     with progress_on(sys.stderr) as report:
         engine = Engine.load(model, device=device, tuned=False, on_progress=report)

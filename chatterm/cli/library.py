@@ -73,7 +73,7 @@ def add(
 ) -> None:
     """Keep the text of a document. The model of the next chat reads it in idle time."""
     from chatterm.conversation.attachments import working_folder
-    from chatterm.conversation.source import keep_document
+    from chatterm.conversation.document_source import keep_document
     from chatterm.sessions.library import Library, name_for, size_text
 
     entry, _, remark = keep_document(Library(), source, name or name_for(source), working_folder())

@@ -17,12 +17,12 @@ from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
 from chatterm.cli.library import LibraryOption, documents_of, library_app
 from chatterm.cli.mcp import mcp_app
+from chatterm.cli.option_parsers import device_of
 from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage, check_alone, check_output, check_theme, check_trace
-from chatterm.cli.values import device_of
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -328,7 +328,7 @@ def run(
 
         chosen_sampling = dict(chosen.sampling)
         if tools is not None:
-            from chatterm.cli.unasked import Unasked
+            from chatterm.cli.headless_tools import Unasked
 
             resume["tools"] = Unasked(tools, allow_changes, Path.cwd())
         code = answer(

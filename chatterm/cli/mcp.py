@@ -100,9 +100,9 @@ def list_servers() -> None:
 def test(name: Name) -> None:
     """Start a server and list its tools, prompts and resources."""
     from chatterm.settings.settings import SettingsError
+    from chatterm.tools.mcp.catalog import keep
     from chatterm.tools.mcp.client import Servers, needed
     from chatterm.tools.mcp.config import read_servers, servers_path
-    from chatterm.tools.mcp.offers import keep
     from models.units import counted
 
     needed()
@@ -128,8 +128,8 @@ def test(name: Name) -> None:
 @mcp_app.command("remove")
 def remove(name: Name) -> None:
     """Remove a server."""
+    from chatterm.tools.mcp.catalog import forget
     from chatterm.tools.mcp.config import read_servers, servers_path, write_servers
-    from chatterm.tools.mcp.offers import forget
 
     path = servers_path()
     known = read_servers(path)

@@ -16,7 +16,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.cli.progress import progress_on
-from chatterm.cli.waits import waits_told
+from chatterm.cli.wait_notices import waits_told
 from chatterm.conversation.figures import (
     decode_rate,
     guesses_text,
@@ -27,13 +27,13 @@ from chatterm.conversation.figures import (
     tokens_a_step,
     weights_text,
 )
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.terminal.spinner import Spinner, has_colour
 from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
-    from chatterm.cli.unasked import Unasked
+    from chatterm.cli.headless_tools import Unasked
     from chatterm.sessions.store import Store
 
 REFUSED = 3

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from chatterm.cli.option_parsers import device_of, disk_of, draft_of, ranks_of, seconds_given
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
-from chatterm.cli.values import device_of, disk_of, draft_of, ranks_of, seconds_given
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from chatterm.backends.attach import Attached
     from chatterm.backends.backend import Backend, ChatOptions
+    from chatterm.backends.failover import Attached
     from chatterm.backends.remote.address import Remote
     from chatterm.settings.presets import SavedPreset
     from chatterm.settings.settings import Settings
@@ -373,21 +373,21 @@ def answering(
     With `keep_alive_s` (None: for ever) one that stays is started where none runs. Says in the end what is left behind.
     Raises EngineError for an address that cannot be one.
     """
-    from chatterm.backends.anywhere import Anywhere
+    from chatterm.backends.router import Anywhere
 
     starts = keep_alive_s != 0 and not no_server
     left: list[Attached] = []
     is_talking = False
 
     def here(model: str, options: "ChatOptions") -> "Backend":
-        from chatterm.channel.runtime import has_socket
+        from chatterm.ipc.runtime import has_socket
 
         if no_server or not (starts or has_socket()):
             return _local(model, options)
-        from chatterm.backends.attach import attached
+        from chatterm.backends.failover import attached
 
         def start() -> Callable[[], None]:
-            from chatterm.server.child import left_behind
+            from chatterm.server.spawn import left_behind
 
             return left_behind(options, keep_alive_s)
 

@@ -21,7 +21,7 @@ from chatterm.cli.oneshot import (
     write,
 )
 from chatterm.cli.progress import progress_on
-from chatterm.cli.waits import waits_told
+from chatterm.cli.wait_notices import waits_told
 from chatterm.conversation.figures import rate_text, seconds_text
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.spinner import Spinner

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatterm.cli import options
+from chatterm.cli.option_parsers import seconds_given
 from chatterm.cli.shell_completion import model_names
-from chatterm.cli.values import seconds_given
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def serve(
     stays = seconds_given(keep_alive, "--keep-alive")
     import asyncio
 
-    from chatterm.server.child import ProcessOptions
-    from chatterm.server.garbage import leave_out
+    from chatterm.server.gc_tuning import leave_out
+    from chatterm.server.spawn import ProcessOptions
     from chatterm.server.supervisor import Supervisor
     from chatterm.settings.settings import with_settings
 
@@ -127,7 +127,7 @@ def _web(
     from importlib import import_module
 
     try:
-        extra = import_module("chatterm.server.http.extra")
+        extra = import_module("chatterm.server.http.dependencies")
         extra.check_extra()
         app, web, limits = (
             import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits")
@@ -151,10 +151,10 @@ def _web(
 
 def load_first(model: str) -> None:
     """Have the server load a model, and show how far it is. Raises ModelError and EngineError."""
-    from chatterm.backends.attach import greeted
-    from chatterm.backends.wire import Hold, Loading
-    from chatterm.channel.messages import unpacked
+    from chatterm.backends.failover import greeted
+    from chatterm.backends.protocol import Hold, Loading
     from chatterm.cli.progress import progress_on
+    from chatterm.ipc.messages import unpacked
     from chatterm.terminal.sanitize import one_line
     from models.progress import Progress
 

@@ -6,10 +6,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from chatterm.backends.attach import Stays, greeted
 from chatterm.backends.backend import EngineError
-from chatterm.backends.wire import LoadedModel, Status
-from chatterm.channel.link import Link, ServerGoneError
+from chatterm.backends.failover import Stays, greeted
+from chatterm.backends.protocol import LoadedModel, Status
+from chatterm.ipc.link import Link, ServerGoneError
 from chatterm.settings.durations import duration_text
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chatterm.backends.wire import Status
-from chatterm.channel.link import Link, ServerGoneError
+from chatterm.backends.protocol import Status
 from chatterm.cli.servers import NO_MODEL, NONE, command_link, headline
+from chatterm.ipc.link import Link, ServerGoneError
 from chatterm.server.service import Latency, Metrics, ModelMetrics
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.signals import ENDING, heeded

@@ -11,7 +11,7 @@ from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
     from chatterm.settings.prompts import PromptFile
-    from chatterm.tools.mcp.offers import ServerPrompt
+    from chatterm.tools.mcp.catalog import ServerPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +389,7 @@ def all_commands() -> tuple[Command, ...]:
 
 def _server_prompts() -> dict[str, tuple[str, "ServerPrompt"]]:
     """By the names of their commands: the server, and the prompt."""
-    from chatterm.tools.mcp.offers import known
+    from chatterm.tools.mcp.catalog import known
 
     return {
         name: (server, prompt)
@@ -410,7 +410,7 @@ def _of_server(name: str, server: str, prompt: "ServerPrompt") -> Command:
         actions.use_server_prompt(server, name, argument)
 
     def goes_on(text: str) -> list[str]:
-        from chatterm.tools.mcp.offers import left
+        from chatterm.tools.mcp.catalog import left
 
         return left(prompt, text)
 

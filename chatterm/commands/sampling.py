@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from chatterm.backends.backend import EngineError, ModelInfo
-from chatterm.backends.chosen import OURS
+from chatterm.backends.base import OURS
 from chatterm.settings.reading import problem_with
 from chatterm.settings.settings import SamplingSettings
 from chatterm.terminal.sanitize import one_line

@@ -7,13 +7,13 @@ from itertools import takewhile
 
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
+from chatterm.conversation.entry_cache import Shown, labels
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.keeper import Keeper
-from chatterm.conversation.seen import Held
-from chatterm.conversation.shown import Shown, labels
+from chatterm.conversation.session_writer import Keeper
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn, stats_of
 from chatterm.conversation.view import View
+from chatterm.conversation.visible_history import Held
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from chatterm.backends.backend import Compaction, EngineError, Exchange, Message, Request
 from chatterm.conversation.attachments import files_of, without_files
-from chatterm.conversation.seen import seen, summarised, summary_exchange
+from chatterm.conversation.visible_history import seen, summarised, summary_exchange
 from chatterm.terminal.sanitize import one_line
 from models.units import counted
 

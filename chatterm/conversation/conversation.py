@@ -20,11 +20,11 @@ from chatterm.conversation.branching import Branching, Prepared
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.keeper import Keeper, info_of
-from chatterm.conversation.seen import Held, sees_last
+from chatterm.conversation.session_writer import Keeper, info_of
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import Turn
 from chatterm.conversation.view import View
+from chatterm.conversation.visible_history import Held, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 

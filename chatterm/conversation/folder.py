@@ -6,7 +6,7 @@ from time import monotonic
 
 from chatterm.conversation.attached_file import read_text
 from chatterm.conversation.attachment_errors import AttachmentError
-from chatterm.conversation.ignored import files_below
+from chatterm.conversation.gitignore import files_below
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted
 

@@ -8,7 +8,7 @@ from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.conversation.entries import INDENT, Click, Entry, Section, UserEntry
 from chatterm.conversation.figures import seconds_text
 from chatterm.markdown.lines import Line, cells, elided, wrap
-from chatterm.sessions.called import results_text
+from chatterm.sessions.tool_calls_json import results_text
 from chatterm.terminal.sanitize import cleaned, one_line, visible
 from chatterm.tools.arguments import parsed
 from chatterm.tools.arguments import shown as arguments_shown

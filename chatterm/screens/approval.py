@@ -1,7 +1,7 @@
 """The question before a call of a tool: what it would do, in full, and what a person can answer.
 
 Nothing here is answered by accident: "No" is chosen in the beginning, a choice takes two keys, keys that were typed
-before are not taken (`chatterm/tools/deliberate.py`), pasted text is dropped, and Yes needs the whole call seen.
+before are not taken (`chatterm/tools/keypress_guard.py`), pasted text is dropped, and Yes needs the whole call seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from chatterm.markdown.lines import Line, chop, elided, padded, wrap
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.sanitize import visible
 from chatterm.tools.danger import revealed
-from chatterm.tools.deliberate import Deliberate
+from chatterm.tools.keypress_guard import Deliberate
 from chatterm.tools.policy import Answer, choice_text, choices
 from chatterm.tools.tool import Plan, Tone
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter

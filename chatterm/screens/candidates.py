@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from chatterm.conversation.conversation import Conversation
-from chatterm.conversation.shown import labels
+from chatterm.conversation.entry_cache import labels
 from chatterm.conversation.turn import SPINNER, Turn
 from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, padded, styled, text_of, wrap
 from chatterm.terminal.sanitize import one_line

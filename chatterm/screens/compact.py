@@ -16,8 +16,8 @@ from textual.widgets import TextArea
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.compaction import Room, Way, ways
 from chatterm.conversation.figures import count_text
-from chatterm.conversation.seen import summarised
 from chatterm.conversation.turn import SPINNER
+from chatterm.conversation.visible_history import summarised
 from chatterm.markdown.lines import Line, cells, elided, line_cells, padded, wrap
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.wording import sentences

@@ -5,8 +5,8 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from chatterm.markdown.lines import Line, padded, styled, wrap
-from chatterm.screens.look import LookApp
 from chatterm.screens.picker import Picker, PickerList
+from chatterm.screens.themed_app import LookApp
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.terminal.sanitize import one_line

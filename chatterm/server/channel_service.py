@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from chatterm.backends.wire import Hello, Hold, Welcome, agreed
-from chatterm.channel.frames import FrameError, FrameReader
-from chatterm.channel.messages import (
+from chatterm.backends.protocol import Hello, Hold, Welcome, agreed
+from chatterm.ipc.frames import FrameError, FrameReader
+from chatterm.ipc.messages import (
     Call,
     Cancel,
     Done,
@@ -23,7 +23,7 @@ from chatterm.channel.messages import (
     to_frame,
     unpacked,
 )
-from chatterm.channel.runtime import connected
+from chatterm.ipc.runtime import connected
 from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
 
 _LOOK = 1.0

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from chatterm.calls.constraint import Constraint as Constraint
-from chatterm.calls.constraint import ToolFormat as ToolFormat
+from chatterm.tool_calls.constraint import Constraint as Constraint
+from chatterm.tool_calls.constraint import ToolFormat as ToolFormat
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Think = Literal["auto", "on", "off"]

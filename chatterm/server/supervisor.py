@@ -10,8 +10,8 @@ from typing import Any
 
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.channel_service import ChannelService
-from chatterm.server.child import EngineChild, ProcessOptions
 from chatterm.server.service import RequestError, Service
+from chatterm.server.spawn import EngineChild, ProcessOptions
 
 _OFTEN = 60.0
 """Seconds: one that ends twice so soon would do so again."""

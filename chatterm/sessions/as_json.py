@@ -15,10 +15,10 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
 )
-from chatterm.sessions.called import checked_called
 from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import title_of
+from chatterm.sessions.tool_calls_json import checked_called
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line
 

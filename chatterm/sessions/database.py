@@ -13,11 +13,11 @@ from typing import Any, get_args
 from chatterm.backends.backend import Compaction, Exchange, ThinkCache, ThinkMode
 from chatterm.backends.exchange import NO_TOKEN
 from chatterm.sessions.as_json import checked_sampling, is_count, is_number
-from chatterm.sessions.begun_on import begin_on, begun_on, drop_texts, storable
-from chatterm.sessions.called import called_of, called_text
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.rows import Kind, malformed, row, rows
+from chatterm.sessions.session_documents import begin_on, begun_on, drop_texts, storable
+from chatterm.sessions.tool_calls_json import called_of, called_text
 from chatterm.sessions.tree import extent
 from chatterm.terminal.sanitize import one_line
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from time import time
 
 from chatterm.backends.backend import Document
-from chatterm.sessions.begun_on import drop_texts, keep_texts
 from chatterm.sessions.records import SessionError
 from chatterm.sessions.rows import row, rows
 from chatterm.sessions.schema import connect, connect_read_only, database_path, explain, transaction
+from chatterm.sessions.session_documents import drop_texts, keep_texts
 from chatterm.terminal.sanitize import one_line
 from engine.store.folder import chunk_owner_of, default_folder, forget
 from models.units import counted

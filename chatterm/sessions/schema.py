@@ -48,7 +48,7 @@ _MIGRATIONS = (
         FOREIGN KEY (session, exchange) REFERENCES exchanges (session, id) ON DELETE CASCADE
     ) WITHOUT ROWID;
     """,
-    # Calls of tools and what came of them (chatterm/sessions/called.py).
+    # Calls of tools and what came of them (chatterm/sessions/tool_calls_json.py).
     """
     ALTER TABLE exchanges ADD COLUMN called TEXT NOT NULL DEFAULT '';
     """,

@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.database import FIELDS, Database
+from chatterm.sessions.fallback_database import NO_SESSION, Known, Op, Vault
 from chatterm.sessions.journal import Running
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
-from chatterm.sessions.vault import NO_SESSION, Known, Op, Vault
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from chatterm.tools.policy import Policy
 from chatterm.tools.tool import Plan, Running, ToolError
 
 if TYPE_CHECKING:
+    from chatterm.tools.mcp.catalog import Offers, Writing
     from chatterm.tools.mcp.client import Servers
-    from chatterm.tools.mcp.offers import Offers, Writing
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class ToolSession:
 
     def learn(self, name: str) -> "Offers":
         """Ask a server for its prompts and resources, and keep what it tells. Blocks; raises as `start`."""
-        from chatterm.tools.mcp.offers import keep
+        from chatterm.tools.mcp.catalog import keep
 
         offers = self._with(name).offers(name)
         with suppress(SettingsError):  # then they are learned again
@@ -92,7 +92,7 @@ class ToolSession:
 
     def prompt(self, server: str, command: str, argument: str) -> str:
         """What the prompt behind the slash command of this name says. Blocks; raises as `start`."""
-        from chatterm.tools.mcp.offers import given, known
+        from chatterm.tools.mcp.catalog import given, known
 
         offers = known().get(server) or self.learn(server)
         prompt = offers.commands(server).get(command)
@@ -103,7 +103,7 @@ class ToolSession:
 
     def resource(self, server: str, written: str) -> str:
         """The text of the resource that was written behind `@server:`. Blocks; raises as `start`."""
-        from chatterm.tools.mcp.offers import known
+        from chatterm.tools.mcp.catalog import known
 
         offers = known().get(server)
         uri = offers.uri(written) if offers is not None else self.learn(server).uri(written)

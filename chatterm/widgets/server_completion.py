@@ -6,8 +6,8 @@ from contextlib import suppress
 from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import server_prompt
 from chatterm.conversation.attachments import server_of
+from chatterm.tools.mcp.catalog import known, writing
 from chatterm.tools.mcp.config import read_servers, servers_path
-from chatterm.tools.mcp.offers import known, writing
 from chatterm.tools.session import ToolSession
 from chatterm.widgets.path_completion import FoundPath
 

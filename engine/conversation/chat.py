@@ -8,13 +8,13 @@ from threading import Thread
 from time import perf_counter
 
 from engine.cache.rows import Rows
-from engine.conversation.adopt import Adopter, thinking_of
+from engine.conversation.batch_generation import Ended, Part, Prompt, Several
+from engine.conversation.cache_explainer import Explainer, Question
 from engine.conversation.history import IdleWork, ThinkCache
+from engine.conversation.import_turns import Adopter, thinking_of
 from engine.conversation.masked import restore
 from engine.conversation.settings import ChatSettings, Think
-from engine.conversation.several import Ended, Part, Prompt, Several
 from engine.conversation.turns import Answer, Turn, ended, gone_on, is_same, joined
-from engine.conversation.why import Explainer, Question
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
@@ -158,7 +158,7 @@ class Chat(ChatSettings):
         """Replace the history with these turns. `settle` makes them present.
 
         An answer keeps its token ids if they are tokens of this model that spell exactly its text
-        (`engine/conversation/adopt.py`); otherwise its text is tokenised. An answer without a finish reason was cut off
+        (`engine/conversation/import_turns.py`); otherwise its text is tokenised. An answer without a finish reason was cut off
         by a crash while it was sampled with `params`; it may have been complete.
         """
         self._idle.stop()

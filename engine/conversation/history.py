@@ -12,10 +12,10 @@ from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows, Said
 from engine.conversation.masked import hide_last, prompt_of, restore
 from engine.conversation.prompt import PromptFormat
-from engine.conversation.rendered import Rendering
+from engine.conversation.template_prompt import Rendering
+from engine.conversation.thinking_visibility import Views
 from engine.conversation.tools import ToolUse, has_calls, messages_of
 from engine.conversation.turns import Turn, spoken
-from engine.conversation.views import Views
 from engine.core import EngineCore, Follow
 from engine.errors import EngineError
 from engine.events import FinishReason

@@ -1,6 +1,6 @@
 """Answers clients that send the whole conversation with every message.
 
-Answers that they send back are replaced by the ids that were sampled (`engine/conversation/recall.py`), so a prompt
+Answers that they send back are replaced by the ids that were sampled (`engine/conversation/token_recall.py`), so a prompt
 continues from the cached rows. The probable beginning of the next prompt is warmed in idle time.
 """
 
@@ -16,14 +16,14 @@ from threading import Lock
 from typing import Any
 
 from engine.cache.rows import Rows
-from engine.conversation.adopt import Adopter
 from engine.conversation.history import History, ThinkCache
+from engine.conversation.import_turns import Adopter
 from engine.conversation.masked import hide_last, prompt_of, restore
 from engine.conversation.prompt import PromptFormat
-from engine.conversation.recall import Calls, Place, Recall
-from engine.conversation.rendered import Rendering
+from engine.conversation.template_prompt import Rendering
+from engine.conversation.thinking_visibility import Views
+from engine.conversation.token_recall import Calls, Place, Recall
 from engine.conversation.turns import Answer, Turn, ended
-from engine.conversation.views import Views
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
 from engine.events import TokenEvent

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from engine.conversation.recall import Calls
+from engine.conversation.token_recall import Calls
 from engine.conversation.turns import Turn
 
 _UNANSWERED = "This was not run."

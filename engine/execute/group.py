@@ -31,7 +31,7 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of one model (see `models.reference.peers.Peers`). Not torch's default group: there may be more."""
+    """All ranks of one model (see `models.reference.collective.Peers`). Not torch's default group: there may be more."""
 
     group: Any
     """The torch process group."""

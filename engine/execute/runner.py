@@ -23,8 +23,8 @@ from engine.execute.cuda.plain_modules import plain_modules
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Network
 from models.reference.attention import Attention
+from models.reference.collective import Peers
 from models.reference.decoder import Decoder as Reference
-from models.reference.peers import Peers
 
 if TYPE_CHECKING:
     from engine.execute.cuda.padded_prefill import PaddedPrefill

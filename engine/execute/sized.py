@@ -26,7 +26,7 @@ from engine.cache.sizing import (
 )
 from engine.cache.window import Window
 from engine.device import available_memory
-from engine.execute.cuda.exchange_plan import MOST_ROWS, Plan
+from engine.execute.cuda.all_reduce_layout import MOST_ROWS, Plan
 from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.cuda.plain_modules import plain_modules
 from engine.execute.group import Group

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.errors import EngineError
-from engine.machine.room import need_of
+from engine.machine.memory_check import need_of
 from models.errors import ModelError
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for

@@ -20,7 +20,7 @@ from engine.build import build
 from engine.cache.kv_cache import KVCache, Runs
 from engine.cache.offload import Offload, Restore
 from engine.device import DTYPES
-from engine.execute.cpu.held_weights import read_model
+from engine.execute.cpu.weight_loading import read_model
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.group import Group

@@ -57,11 +57,11 @@ class DeviceSampler:
         """
         import triton
 
-        from engine.kernels.triton import edits, ranking, sampling
+        from engine.kernels.triton import logit_processors, ranking, sampling
         from engine.kernels.triton.launch import split_alike
 
         self._kernels = sampling
-        self._edits = edits
+        self._edits = logit_processors
         self._most_ranked = ranking.MAX_NARROW.value
         self._split_alike = split_alike
         self.vocab_size = vocab_size
@@ -81,12 +81,12 @@ class DeviceSampler:
         self._row_words: NDArray[np.int32] = self._row_masks.numpy()
         self._read: NDArray[np.int32] = self.history.numpy()
         self._words: NDArray[np.int32] = self.masks.numpy()
-        told = (slots, HISTORY, edits.PLACES.value)
+        told = (slots, HISTORY, logit_processors.PLACES.value)
         self._chances = torch.zeros(told, pin_memory=pinned)
         self._others = torch.zeros(told, dtype=torch.int32, pin_memory=pinned)
         self._told = self._chances.numpy(), self._others.numpy()
-        self._biased = torch.zeros(slots, edits.BIASED.value, dtype=torch.int32, device=device)
-        self._bias = torch.zeros(slots, edits.BIASED.value, device=device)
+        self._biased = torch.zeros(slots, logit_processors.BIASED.value, dtype=torch.int32, device=device)
+        self._bias = torch.zeros(slots, logit_processors.BIASED.value, device=device)
         # One row of bytes per slot, so that one copy loads it: three int64, then ten fp32.
         self._state = torch.zeros(slots, sampling.NUMBERS.value, dtype=torch.int64, device=device)
         self._settings = self._state.view(torch.float32)[:, 6:]
@@ -106,12 +106,12 @@ class DeviceSampler:
         self._names = torch.zeros(rows, self._places, dtype=torch.int32, device=device)
         self._masses = torch.zeros(rows, triton.next_power_of_2(self._blocks), device=device)
         self._arrived = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._parts_told = triton.cdiv(vocab_size, edits.BLOCK.value)
-        self._room_told = triton.next_power_of_2(self._parts_told * edits.MOST.value)
+        self._parts_told = triton.cdiv(vocab_size, logit_processors.BLOCK.value)
+        self._room_told = triton.next_power_of_2(self._parts_told * logit_processors.MOST.value)
         parts = rows * self._parts_told
         self._told_parts = torch.zeros(2, parts, device=device)
-        self._told_values = torch.zeros(parts * edits.MOST.value, device=device)
-        self._told_names = torch.zeros(parts * edits.MOST.value, dtype=torch.int32, device=device)
+        self._told_values = torch.zeros(parts * logit_processors.MOST.value, device=device)
+        self._told_names = torch.zeros(parts * logit_processors.MOST.value, dtype=torch.int32, device=device)
 
     def load(
         self,

@@ -23,7 +23,7 @@ from engine.cache.offload import common_prefix
 from engine.errors import EngineError
 from engine.execute.runner import Runner
 from engine.schedule.idle_pace import IdlePace
-from engine.speculation.pace import MOST_ROWS
+from engine.speculation.cost_model import MOST_ROWS
 from engine.speculation.sources import NOTHING, Asked, GoesOn, Guess
 from models.units import bytes_text
 

@@ -13,8 +13,8 @@ from statistics import median
 from time import perf_counter
 
 from engine.cache.blocks import BlockTable
-from engine.execute.cuda.checking import Start
 from engine.execute.cuda.draft_runner import DraftRunner
+from engine.execute.cuda.verify import Start
 from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
 from engine.sampling.sampler import Drawn

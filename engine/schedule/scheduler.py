@@ -16,8 +16,8 @@ from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.chunk_pace import FEWEST, PADDING, RowCost
+from engine.schedule.metrics import Tally
 from engine.schedule.sequence import Priority, Sequence, Status
-from engine.schedule.tally import Tally
 
 
 class MaskedRowsEvictedError(EngineError):

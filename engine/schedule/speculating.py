@@ -23,10 +23,10 @@ from torch import Tensor
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import sample
-from engine.schedule.jumping import is_to_jump, permitted
+from engine.schedule.forced_tokens import is_to_jump, permitted
 from engine.schedule.scheduler import Chunk, Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
-from engine.speculation.pace import MOST_ROWS, Balance, Pace
+from engine.speculation.cost_model import MOST_ROWS, Balance, Pace
 from engine.speculation.sources import NOTHING, Asked, Drawing, Guess, Source
 from engine.speculation.texts import Text, Texts
 

@@ -18,16 +18,16 @@ from engine.execute.faults import explain
 from engine.execute.runner import Runner
 from engine.kernels.recording import wait_for
 from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
-from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
+from engine.schedule.cpu_load import Others
 from engine.schedule.decoding import Decoding
 from engine.schedule.ending import Ending
+from engine.schedule.forced_tokens import FEWEST_FORCED, MOST_FORCED
 from engine.schedule.idle_pace import IdlePace
-from engine.schedule.jumping import FEWEST_FORCED, MOST_FORCED
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import MOST_ROWS
+from engine.speculation.cost_model import MOST_ROWS
 from engine.store.disk import DiskTier
 
 

@@ -21,7 +21,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_index import Block, Key
 from engine.errors import EngineError
 from engine.events import DiskFigures
-from engine.store import measured
+from engine.store import cost_cache
 from engine.store.buffers import Buffers
 from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder, is_chunk
@@ -159,7 +159,7 @@ class DiskTier:
 
         def keep() -> None:
             with suppress(OSError):  # the next run measures
-                measured.keep(folder.costs, costs)
+                cost_cache.keep(folder.costs, costs)
 
         self._tasks.put(keep)
 
@@ -465,7 +465,7 @@ class DiskTier:
             self._fail("cannot be used (the system gives no memory, or no thread)")
             return
         self._opened = found
-        known = measured.kept(found.costs)
+        known = cost_cache.kept(found.costs)
 
         def begun() -> None:
             self._root, self._folder, self._kept = start, found, known

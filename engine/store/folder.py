@@ -99,7 +99,7 @@ class Folder:
 
     @property
     def costs(self) -> Path:
-        """The file with the measured times (see `engine/store/measured.py`)."""
+        """The file with the measured times (see `engine/store/cost_cache.py`)."""
         return self._folder / "costs.json"
 
     @property

@@ -23,7 +23,7 @@ from models.families.fields import Fields
 from models.families.unknown import why_unknown
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
-from models.weights.schemes import MXFP4, scheme_of
+from models.weights.quant_config import MXFP4, scheme_of
 
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for

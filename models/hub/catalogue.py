@@ -20,7 +20,7 @@ import platformdirs
 from models.errors import ModelError
 from models.hub.default import DEFAULT_MODEL as DEFAULT_MODEL
 from models.hub.digests import sha256
-from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
+from models.hub.download_common import Meter, locked, need_space, size_of, storage_error
 from models.progress import OnProgress
 
 QWEN3 = {

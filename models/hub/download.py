@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from models.errors import ModelError
 from models.files import MOST_JSON, gguf_parts
 from models.hub.cache import RepoCache, repositories
-from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
+from models.hub.download_common import Meter, locked, need_space, size_of, storage_error
 from models.hub.transfer import Connection, Listing, RemoteFile, Unreachable, partial
 from models.progress import OnProgress
 from models.units import bytes_text

@@ -13,8 +13,8 @@ from models.files import ModelFiles, read_json
 from models.hub.download import HubModel
 from models.hub.peek import peek
 from models.spec import ModelSpec
+from models.weights.quant_config import Scheme, scheme_of, stored_types
 from models.weights.safetensors_files import safetensors_files, tensor_shapes
-from models.weights.schemes import Scheme, scheme_of, stored_types
 from models.weights.slots import parameters
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from models.errors import ModelError
 from models.hub.download import HubModel, Settings, check_sizes, select
-from models.hub.fetching import Meter
+from models.hub.download_common import Meter
 from models.hub.transfer import Connection, RemoteFile
 from models.units import bytes_text
 

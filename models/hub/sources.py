@@ -12,7 +12,7 @@ from models.files import ModelFiles
 from models.hub import catalogue
 from models.hub import download as hub
 from models.hub.download import HubModel
-from models.hub.fetching import size_of
+from models.hub.download_common import size_of
 from models.progress import OnProgress
 
 

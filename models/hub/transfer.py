@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from models.errors import ModelError
 from models.hub.digests import content_id
-from models.hub.fetching import Meter, size_of
+from models.hub.download_common import Meter, size_of
 from models.hub.response_head import limit_head
 from models.units import bytes_text
 

@@ -12,7 +12,7 @@ from models.hub import catalogue
 from models.hub.cache import RepoCache
 from models.hub.digests import content_id
 from models.hub.download import HubModel, Settings, select
-from models.hub.fetching import Meter
+from models.hub.download_common import Meter
 from models.hub.manifest import manifest_path, read_manifest
 from models.hub.sources import parse, unreadable
 from models.hub.transfer import Listing

@@ -16,7 +16,7 @@ from models.errors import ModelError
 from models.families.registry import spec_of_gguf
 from models.files import ModelFiles
 from models.hub.digests import sha256
-from models.hub.fetching import need_space, size_of
+from models.hub.download_common import need_space, size_of
 from models.hub.manifest import Manifest, manifest_path, write_manifest
 from models.load import fill_network, read_tensors
 from models.network import Network

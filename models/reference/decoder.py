@@ -18,7 +18,7 @@ from models.network import (
     Weight,
 )
 from models.reference.attention import Attention
-from models.reference.peers import Peers
+from models.reference.collective import Peers
 from models.reference.products import choose_product
 from models.reference.rope import rotate, select_rotation
 from models.reference.tiled import TiledProduct, embed

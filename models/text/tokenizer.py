@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.text.alike import difference
 from models.text.chat_template import ChatTemplate, Message
 from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
@@ -19,6 +18,7 @@ from models.text.tokenizer_parts import (
     ThinkMarkers,
     TokenizerParts,
 )
+from models.text.vocab_diff import difference
 
 if TYPE_CHECKING:
     from models.files import ModelFiles

@@ -9,9 +9,9 @@ from models.errors import ModelError
 from models.spec import ModelSpec
 from models.weights import mxfp4
 from models.weights.checkpoint import FLOATS, Blocks, StoredTensor
-from models.weights.grouped_digits import UNPACK, Found, Grouped, block_rows, blocks_of, numbers
-from models.weights.own_blocks import device_blocks
-from models.weights.schemes import MXFP4, OF_ACTIVATIONS, Scheme, beside, layout_of
+from models.weights.device_blocks import device_blocks
+from models.weights.group_quant import UNPACK, Found, Grouped, block_rows, blocks_of, numbers
+from models.weights.quant_config import MXFP4, OF_ACTIVATIONS, Scheme, beside, layout_of
 from models.weights.slots import Names, slots
 
 _CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import drafts
 from benchmarks.drafts import Said, Varying, at, chain_of, costs_of, expected_gain, step_of
-from engine.speculation.pace import AGAIN, LEAST_GAIN, MOST_ROWS, Balance, Pace
+from engine.speculation.cost_model import AGAIN, LEAST_GAIN, MOST_ROWS, Balance, Pace
 from engine.speculation.sources import NOTHING, Guess
 
 ROW, START, DRAFT, BETWEEN = 0.1, 0.05, 0.2, 0.1

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from chatterm.app import ChatApp
 from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
 from chatterm.screens.chat.base import IN_THREAD
-from chatterm.screens.look import Terminal
+from chatterm.screens.themed_app import Terminal
 from chatterm.sessions.store import Store
 from chatterm.settings.settings import Settings
 from chatterm.widgets.composer import Composer

@@ -12,7 +12,7 @@ from chatterm.backends.backend import Chunk, Document, EngineError
 from chatterm.commands.completing import choice_completions, path_start
 from chatterm.commands.library import Add, Open, Remove, library_lines, suggested, told
 from chatterm.conversation.cache_map import cache_lines
-from chatterm.conversation.source import keep_document
+from chatterm.conversation.document_source import keep_document
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.screens.chat import library_actions
 from chatterm.screens.library import LibraryList, LibraryPicker, about_text, entry_line

@@ -14,7 +14,7 @@ from chatterm.backends.backend import Chunk, Exchange, ModelChoice, ToolCall
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
-from chatterm.tools.deliberate import QUIET
+from chatterm.tools.keypress_guard import QUIET
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.snapshots.test_screens import gauge

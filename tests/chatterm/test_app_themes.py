@@ -14,7 +14,7 @@ from textual.color import Color
 from textual.theme import Theme
 
 from chatterm.markdown.lines import cells
-from chatterm.screens.look import Terminal, this_terminal
+from chatterm.screens.themed_app import Terminal, this_terminal
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import (
     DEFAULT_THEME,

@@ -15,7 +15,7 @@ from chatterm.conversation import web_page
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
 from chatterm.conversation.attachments import attach
 from chatterm.conversation.folder import folder_files
-from chatterm.conversation.ignored import files_below, is_ignored, rules_of
+from chatterm.conversation.gitignore import files_below, is_ignored, rules_of
 from chatterm.conversation.web_page import page_text, readable
 from tests.chatterm.dripping import dripping
 from tests.chatterm.driving import driven

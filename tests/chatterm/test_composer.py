@@ -11,8 +11,8 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Static
 
-from chatterm.screens.look import LookApp
 from chatterm.screens.paste import PasteScreen, PasteView
+from chatterm.screens.themed_app import LookApp
 from chatterm.settings.themes import STYLESHEET
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from chatterm.backends.backend import EngineError, Exchange, Outcome, TokenEvent
 from chatterm.backends.local import LocalBackend
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import Store
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
 from tests.counting import PATIENCE, until
@@ -33,7 +33,7 @@ KILLS = seeds(8)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model on the disk that says any bytes and ends its turn, but writes no other marker: an answer with one
-    has other tokens once it was saved (`engine/conversation/adopt.py`).
+    has other tokens once it was saved (`engine/conversation/import_turns.py`).
     """
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer()._backend

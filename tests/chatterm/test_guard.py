@@ -16,7 +16,7 @@ from textual import events
 from textual.widgets import Input
 
 from chatterm.screens.cache import CacheScreen
-from chatterm.screens.chat.garbage import collect_now
+from chatterm.screens.chat.gc_tuning import collect_now
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.models import ModelPicker
 from chatterm.screens.sessions import SessionPicker
@@ -266,7 +266,7 @@ import sys
 sys.path.insert(0, {root!r})
 from chatterm.app import run_app
 from chatterm.widgets.transcript import Transcript
-from chatterm.screens.chat.garbage import collect_now
+from chatterm.screens.chat.gc_tuning import collect_now
 from chatterm.screens.chat.screen import ChatScreen
 from tests.chatterm.scripted import Script, ScriptedBackend
 def unlucky(*_):

@@ -15,11 +15,11 @@ from textual.geometry import Size
 from textual.selection import Selection
 
 from chatterm.backends.backend import Compaction, Exchange, TurnStats
-from chatterm.conversation import cache_why, shown
+from chatterm.conversation import cache_why, entry_cache
 from chatterm.conversation.compaction import Room
 from chatterm.conversation.entries import Entry, UserEntry
-from chatterm.conversation.seen import summarised
-from chatterm.conversation.shown import Shown
+from chatterm.conversation.entry_cache import Shown
+from chatterm.conversation.visible_history import summarised
 from chatterm.markdown import plain
 from chatterm.markdown.blocks import parser
 from chatterm.markdown.lines import Line, Run, wrapped
@@ -184,7 +184,7 @@ def exchanges(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Rows:
         monkeypatch.setattr(owner, name, counts)
 
     monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
-    counted(shown, "answer_of")
+    counted(entry_cache, "answer_of")
     counted(Shown, "entries_of")
     counted(Shown, "mark")
     counted(cache_why, "Explained")

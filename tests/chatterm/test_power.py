@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.backends.power import Power
+from chatterm.backends.battery import Power
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from textual import events
 
 from chatterm.app import way_back
-from chatterm.screens.chat import presence
+from chatterm.screens.chat import window_title
 from chatterm.sessions.store import Store
 from chatterm.terminal.title import BELL, attention, has_title, title_sequence
 from tests.chatterm.driving import driven
@@ -53,7 +53,7 @@ class Window:
 
 async def test_the_title_says_the_model_and_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     window = Window()
-    monkeypatch.setattr(presence, "driver_of", lambda app: window)
+    monkeypatch.setattr(window_title, "driver_of", lambda app: window)
     async with driven(ScriptedBackend([Script("one two three", tokens_per_s=50)])) as driver:
         await driver.send("hello")
         await driver.until(lambda: window.titles[-1:] == ["ready - scripted - chatterm"])
@@ -73,8 +73,8 @@ async def test_a_long_answer_rings_while_nobody_looks(
     is_long: bool, away: bool, stopped: bool, rings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = Window()
-    monkeypatch.setattr(presence, "driver_of", lambda app: window)
-    monkeypatch.setattr(presence, "LONG", 0.0 if is_long else 1e9)
+    monkeypatch.setattr(window_title, "driver_of", lambda app: window)
+    monkeypatch.setattr(window_title, "LONG", 0.0 if is_long else 1e9)
     gate = threading.Event()
     backend = ScriptedBackend([Script("said", gate=gate)])
     async with driven(backend) as driver:

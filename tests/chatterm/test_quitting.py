@@ -23,7 +23,7 @@ from chatterm import app
 from chatterm.backends import threads
 from chatterm.sessions import export
 from chatterm.sessions.store import Store
-from chatterm.sessions.vault import Vault
+from chatterm.sessions.fallback_database import Vault
 from chatterm.tools import deliberate
 from tests.chatterm.scripted import Script, ScriptedBackend
 

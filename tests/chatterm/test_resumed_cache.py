@@ -6,7 +6,7 @@ import pytest
 
 from chatterm.backends.backend import ChatOptions
 from chatterm.backends.local import LocalBackend
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import Store
 from engine.cache.offload import common_prefix
 from tests.chatterm.test_crash import model  # noqa: F401 - a fixture

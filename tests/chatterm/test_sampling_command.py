@@ -18,7 +18,7 @@ from chatterm.commands import sampling
 from chatterm.commands.completing import choice_completions
 from chatterm.commands.reports import sampling_lines
 from chatterm.commands.sampling import NAMES, answer_to, in_force, suggested, with_choice
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.markdown.lines import line_cells
 from chatterm.sessions.store import Store
 from chatterm.settings.settings import SamplingSettings, Settings

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from chatterm.backends.backend import Compaction, EngineError, Exchange
 from chatterm.conversation.attachments import attach, files_of, without_files
 from chatterm.conversation.compaction import Room, checked_summary, summary_request, ways
-from chatterm.conversation.seen import seen, sees_last, summarised
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
+from chatterm.conversation.visible_history import seen, sees_last, summarised
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store

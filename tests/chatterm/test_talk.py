@@ -11,7 +11,7 @@ from chatterm.cli.inline.chat import HERE, Inline, Lines, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.commands.registry import find
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from tests.chatterm.scripted import Script, ScriptedBackend

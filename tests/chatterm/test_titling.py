@@ -9,7 +9,7 @@ import pytest
 from chatterm.backends import local
 from chatterm.backends.backend import ChatOptions
 from chatterm.backends.local import LocalBackend
-from chatterm.screens.chat import titling
+from chatterm.screens.chat import auto_title
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -17,7 +17,7 @@ from tests.chatterm.scripted import Script, ScriptedBackend
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(titling, "_PAUSE", 0.0)
+    monkeypatch.setattr(auto_title, "_PAUSE", 0.0)
     opened = Store.open(tmp_path / "sessions.db")
     yield opened
     opened.close()

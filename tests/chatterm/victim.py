@@ -17,7 +17,7 @@ import torch
 
 from chatterm.backends.backend import ChatOptions
 from chatterm.backends.local import LocalBackend
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import Store
 from engine.engine import Engine  # noqa: F401
 

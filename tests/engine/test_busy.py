@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.schedule import busy
-from engine.schedule.busy import Others, Used
+from engine.schedule import cpu_load
+from engine.schedule.cpu_load import Others, Used
 
 
 class Machine:
@@ -76,19 +76,19 @@ def test_what_linux_tells(tmp_path: Path) -> None:
     stat.write_text(
         f"cpu  {ticks} {ticks} {ticks} {9 * ticks} {9 * ticks} {ticks} {ticks} {ticks} 5 5\ncpu0 1\n"
     )
-    assert busy._everybody(stat) == 6.0
+    assert cpu_load._everybody(stat) == 6.0
     for text in ("cpu  0 0 0 0 0 0 0 0 0 0\n", "nonsense here\n", ""):
         stat.write_text(text)
-        assert busy._everybody(stat) is None
-    assert busy._everybody(tmp_path / "none") is None
+        assert cpu_load._everybody(stat) is None
+    assert cpu_load._everybody(tmp_path / "none") is None
 
 
 def test_our_own_time_is_counted() -> None:
-    before = busy.used()
+    before = cpu_load.used()
     ends = time.process_time() + 0.1
     while time.process_time() < ends:
         pass
-    after = busy.used()
+    after = cpu_load.used()
     assert after.own - before.own >= 0.05
     assert after.at > before.at
     if after.everybody is not None and before.everybody is not None:

@@ -200,9 +200,9 @@ def on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     available = available_bytes
     monkeypatch.setattr(models.load, "available_bytes", lambda d: 10**6 if d.type == "cuda" else available(d))
     monkeypatch.setattr(engine_module, "available_memory", lambda d: 10**6 if d.type == "cuda" else 10**9)
-    for module in ("engine.execute.cpu.held_weights", "engine.device"):
+    for module in ("engine.execute.cpu.weight_loading", "engine.device"):
         monkeypatch.setattr(f"{module}.available_memory", lambda d: 10**6 if d.type == "cuda" else 10**9)
-    monkeypatch.setattr("engine.execute.cpu.held_weights.packs", lambda dtype, device: None)
+    monkeypatch.setattr("engine.execute.cpu.weight_loading.packs", lambda dtype, device: None)
     write_repeating(tmp_path / "small", hidden=32)
     return tmp_path / "small"
 

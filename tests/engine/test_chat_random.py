@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from engine import ContextFullError, EngineError, SamplingParams
-from engine.conversation.adopt import thinking_of
 from engine.conversation.chat import Chat, Turn
+from engine.conversation.import_turns import thinking_of
 from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies

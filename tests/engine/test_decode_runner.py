@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
-from engine.execute.cuda.sharing import KVShape, choose_sharing, share
+from engine.execute.cuda.prefix_groups import KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW
 from engine.params import Constraint, SamplingParams
@@ -189,8 +189,8 @@ def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_al
 def test_sequences_that_share_prefixes_get_the_tokens_that_they_get_alone(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.execute.cuda.sharing.LEAST", 2 * BLOCK)
-    monkeypatch.setattr("engine.execute.cuda.sharing.WORTH", 0)
+    monkeypatch.setattr("engine.execute.cuda.prefix_groups.LEAST", 2 * BLOCK)
+    monkeypatch.setattr("engine.execute.cuda.prefix_groups.WORTH", 0)
     random = Random(seed)
     runner = a_runner(16)
     program = runner.program
@@ -206,8 +206,8 @@ def test_sequences_that_share_prefixes_get_the_tokens_that_they_get_alone(
 
 
 def test_who_shares_is_decided_only_when_others_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.execute.cuda.sharing.LEAST", 2 * BLOCK)
-    monkeypatch.setattr("engine.execute.cuda.sharing.WORTH", 0)
+    monkeypatch.setattr("engine.execute.cuda.prefix_groups.LEAST", 2 * BLOCK)
+    monkeypatch.setattr("engine.execute.cuda.prefix_groups.WORTH", 0)
     decisions: list[int] = []
 
     def counted(tables: list[list[int]], *others: Any) -> tuple[list[int], list[list[int]]]:

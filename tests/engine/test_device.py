@@ -19,9 +19,9 @@ from engine.device import (
     runs_on,
 )
 from engine.errors import EngineError
-from engine.execute.cpu import held_weights
+from engine.execute.cpu import weight_loading
 from engine.machine import report
-from engine.machine.room import fewest_ranks
+from engine.machine.memory_check import fewest_ranks
 from models.files import ModelFiles
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -285,7 +285,7 @@ def test_one_gpu_of_several_is_named_and_asked_itself(monkeypatch: pytest.Monkey
     check_tunable("cuda:1")
     with pytest.raises(EngineError, match="NVIDIA T4"):
         check_tunable("auto")
-    packs = held_weights.packs
+    packs = weight_loading.packs
     monkeypatch.setattr("engine.kernels.on_gpu.triton_problem", lambda device: None)
     assert packs(torch.bfloat16, first) is None
     assert packs(torch.bfloat16, second) is not None

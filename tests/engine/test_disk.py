@@ -17,7 +17,7 @@ from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-from engine.store import disk, identity, measured
+from engine.store import cost_cache, disk, identity
 from engine.store.folder import Folder
 from tests.counting import PATIENCE, until
 from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
@@ -143,7 +143,7 @@ def test_what_the_disk_itself_has_to_give_is_judged_by_what_that_takes(
         costs = Costs(0.0001, 0.0002, 0.00001 if wins else 0.1)
         engine._loop.call(lambda: setattr(engine._disk, "costs", costs))
         until(lambda: engine._loop.call(lambda: engine._disk._kept == costs))
-        until(lambda: measured.kept(engine._disk._folder.costs) == costs)
+        until(lambda: cost_cache.kept(engine._disk._folder.costs) == costs)
     monkeypatch.setattr(Folder, "is_cold", lambda *given: cold)
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT) == (expected, 1 if wins or not cold else len(PROMPT))
@@ -173,11 +173,11 @@ def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wron
     path = tmp_path / "costs.json"
     known = KNOWN | {"at": time()}
     path.write_text(json.dumps(known))
-    assert measured.kept(path) == Costs(0.25, 0.5)
+    assert cost_cache.kept(path) == Costs(0.25, 0.5)
     path.write_text(json.dumps(known | {"brought_s": None}))
-    assert measured.kept(path) == Costs(None, 0.5)
+    assert cost_cache.kept(path) == Costs(None, 0.5)
     path.write_text(json.dumps(known | {"cold_s": 0.75}))
-    assert measured.kept(path) == Costs(0.25, 0.5, 0.75)
+    assert cost_cache.kept(path) == Costs(0.25, 0.5, 0.75)
     match wrong:
         case dict():
             path.write_text(json.dumps(known | wrong))
@@ -189,7 +189,7 @@ def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wron
             path.write_text(json.dumps(known | {"at": time() - seconds}))
         case _:
             path.write_text(json.dumps([known]))
-    assert measured.kept(path) == measured.kept(tmp_path) == Costs(), "nor of a folder"
+    assert cost_cache.kept(path) == cost_cache.kept(tmp_path) == Costs(), "nor of a folder"
 
 
 @pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])

@@ -22,7 +22,7 @@ from engine.schedule.drafting import Drafting
 from engine.schedule.drafting_in_slots import ChainTime
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Guessing, Speculating
-from engine.speculation.pace import (
+from engine.speculation.cost_model import (
     AGAIN,
     DRAFT_CREDIT,
     DRAFTED,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.execute.cpu.held_weights import read_model
+from engine.execute.cpu.weight_loading import read_model
 from engine.schedule.loop import Loop
 from models.load import load_model
 from tests.engine.test_exactness import CONTEXT, Fire

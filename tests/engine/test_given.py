@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.execute.cuda.given import Given
+from engine.execute.cuda.input_buffers import Given
 
 
 def test_every_step_reads_what_was_sent_for_it_at_the_same_place() -> None:

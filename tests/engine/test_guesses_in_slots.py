@@ -11,7 +11,7 @@ from engine.cache.rows import Rows
 from engine.params import Constraint, SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Guessing, Speculating
-from engine.speculation.pace import MOST_ROWS, Pace
+from engine.speculation.cost_model import MOST_ROWS, Pace
 from engine.speculation.sources import NOTHING, Guess
 from engine.speculation.texts import Text
 from tests.engine.schedule_world import World, output

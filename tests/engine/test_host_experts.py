@@ -15,7 +15,7 @@ from chatterm.conversation.figures import weights_text
 from engine.cache.sizing import weight_room
 from engine.execute import compatibility
 from engine.execute.compatibility import NATIVE, not_on_host
-from engine.execute.cpu import held_weights
+from engine.execute.cpu import weight_loading
 from engine.execute.cuda import host_experts
 from engine.execute.cuda.fetched_experts import FetchedExperts
 from engine.execute.cuda.host_experts import MOST_ROWS, HostCosts, HostExperts
@@ -231,8 +231,8 @@ def test_a_conversation_and_a_chunk_have_room_beside_the_weights(whole: Network)
 def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outside(
     whole: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_weights, "available_memory", lambda _: 1 << 34)
-    room = held_weights._gpu_room(torch.bfloat16, torch.device("cuda"), None)
+    monkeypatch.setattr(weight_loading, "available_memory", lambda _: 1 << 34)
+    room = weight_loading._gpu_room(torch.bfloat16, torch.device("cuda"), None)
     assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None)
     monkeypatch.setattr(compatibility, "NATIVE", NATIVE - {Feature.CLAMP})
     assert room(whole.spec) is not None

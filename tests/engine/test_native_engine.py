@@ -16,11 +16,11 @@ from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.execute import runner
 from engine.execute.cpu import products
-from engine.execute.cpu.held_weights import read_model
+from engine.execute.cpu.weight_loading import read_model
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
-from engine.schedule.busy import Others
+from engine.schedule.cpu_load import Others
 from engine.schedule.loop import Loop
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence

@@ -14,7 +14,7 @@ from engine.attention.choose import AttentionChoice, choose_attention, usable_ba
 from engine.build import Options, _speed_up_gpu
 from engine.device import pick_device, pick_dtype
 from engine.errors import EngineError
-from engine.execute.cpu import held_weights
+from engine.execute.cpu import weight_loading
 from engine.execute.cuda import host_call
 from engine.kernels import on_gpu
 from engine.machine.report import decode_programs
@@ -179,7 +179,7 @@ def test_without_triton_nothing_is_fused_and_one_line_says_what_to_install(machi
     machine.gpu((9, 0))
     machine.patch.setattr(on_gpu, "triton_problem", lambda device: GCC)
     machine.patch.setattr("engine.attention.choose.triton_problem", lambda device: GCC)
-    assert held_weights.packs(torch.bfloat16, CUDA) is None, "quantised weights are expanded"
+    assert weight_loading.packs(torch.bfloat16, CUDA) is None, "quantised weights are expanded"
     machine.patch.setitem(sys.modules, "flash_attn", None)
     assert choose_attention("auto", CUDA, torch.bfloat16, 64) == AttentionChoice("sdpa", 32)
     pieces, network = put_together(a_spec(), fused=False), a_network(a_spec())
@@ -208,16 +208,16 @@ def test_weights_that_fit_only_quantised_are_refused_with_why_they_are_expanded(
             on_note(note)
         raise TooLargeError("The model needs 16 GB of memory on cuda, but 12 GB are free.")
 
-    machine.patch.setattr(held_weights, "load_model", load)
+    machine.patch.setattr(weight_loading, "load_model", load)
     with pytest.raises(TooLargeError) as caught:
-        held_weights.read_model(ModelFiles("x"), torch.bfloat16, CUDA, "auto", None)
+        weight_loading.read_model(ModelFiles("x"), torch.bfloat16, CUDA, "auto", None)
     assert str(caught.value) == (
         f"The quantised weights have to be expanded ({GCC}): The model needs 16 GB of memory on cuda, but 12 GB are "
         "free."
     )
     notes.clear()
     with pytest.raises(TooLargeError, match=r"^The model needs 16 GB"):
-        held_weights.read_model(ModelFiles("x"), torch.bfloat16, CUDA, "auto", None)
+        weight_loading.read_model(ModelFiles("x"), torch.bfloat16, CUDA, "auto", None)
 
 
 def test_the_note_about_expanded_weights(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_an_amd_gpu_computes_with_plain_torch_and_a_note_says_so() -> None:
     assert pick_dtype("auto", CUDA) is torch.bfloat16
     assert choose_attention("auto", CUDA, torch.bfloat16, 64) == AttentionChoice("sdpa", 32)
     assert [reason is None for _, reason in usable_backends(CUDA)] == [False, False, True]
-    assert held_weights.packs(torch.bfloat16, CUDA) is None
+    assert weight_loading.packs(torch.bfloat16, CUDA) is None
     assert host_call.problem() is not None
     reason = on_gpu.problem(CUDA)
     assert reason is not None

@@ -9,7 +9,7 @@ import torch
 
 from engine import SamplingParams
 from engine.cache.rows import Rows
-from engine.schedule.busy import Others
+from engine.schedule.cpu_load import Others
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG, ask

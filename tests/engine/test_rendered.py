@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.conversation.rendered import Rendering
+from engine.conversation.template_prompt import Rendering
 from engine.conversation.turns import Answer, Turn
 from models.text.tokenizer import Tokenizer
 from tests.chatterm.server.agent_formats import FORMATS, Format

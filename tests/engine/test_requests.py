@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.conversation.recall import BESIDE, Place, Recall
+from engine.conversation.batch_generation import prompt_of
 from engine.conversation.requests import Requests
-from engine.conversation.several import prompt_of
+from engine.conversation.token_recall import BESIDE, Place, Recall
 from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
 from tests.engine.tiny import TEMPLATE, say, tiny_engine, tiny_tokenizer

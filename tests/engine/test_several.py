@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.rows import Rows
-from engine.conversation.several import Ended, Part, Prompt, Several
+from engine.conversation.batch_generation import Ended, Part, Prompt, Several
 from engine.conversation.turns import Answer, Turn
 from engine.errors import ContextFullError, EngineError
 from engine.events import FinishReason, TokenEvent
@@ -90,7 +90,7 @@ def test_a_failing_step_ends_only_those_in_it_and_a_closed_engine_ends_all(tmp_p
 
 
 def test_prompts_are_taken_as_they_are_needed(engine: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.conversation.several.AT_ONCE", 4)
+    monkeypatch.setattr("engine.conversation.batch_generation.AT_ONCE", 4)
     taken: list[int] = []
     ended = 0
 
@@ -106,7 +106,7 @@ def test_prompts_are_taken_as_they_are_needed(engine: TinyEngine, monkeypatch: p
 
 
 def test_a_slow_answer_is_not_overtaken_for_ever(engine: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.conversation.several.AHEAD", 3)
+    monkeypatch.setattr("engine.conversation.batch_generation.AHEAD", 3)
     lengths = [200, *[1] * 20]
     order = [
         index

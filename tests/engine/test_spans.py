@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.calls.format import marks_of
+from chatterm.tool_calls.format import marks_of
 from engine.conversation.requests import Requests
 from engine.conversation.turns import Answer
 from tests.chatterm.server.agent_formats import FORMATS, Format

@@ -21,7 +21,7 @@ from engine.params import Constraint
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation import suffixes
-from engine.speculation.pace import (
+from engine.speculation.cost_model import (
     AGAIN,
     CREDIT,
     ENOUGH,

@@ -29,8 +29,8 @@ from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.group import Group
-from engine.machine import room
-from engine.machine.room import Need, fewest_ranks
+from engine.machine import memory_check
+from engine.machine.memory_check import Need, fewest_ranks
 from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_host, of_step
 from engine.params import SamplingParams
@@ -253,10 +253,12 @@ def test_auto_takes_as_few_gpus_as_have_room(
 ) -> None:
     """`share` is what one has of the memory that is needed."""
     gpu, needed = DeviceChoice(torch.device("cuda")), 10**9
-    monkeypatch.setattr(room, "pick_device", lambda name: gpu)
+    monkeypatch.setattr(memory_check, "pick_device", lambda name: gpu)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    monkeypatch.setattr(room, "available_memory", lambda device: int(needed * share))
-    monkeypatch.setattr(room, "need_of", lambda *_, ranks, **__: Need(needed // ranks, needed // ranks, 0, 0))
+    monkeypatch.setattr(memory_check, "available_memory", lambda device: int(needed * share))
+    monkeypatch.setattr(
+        memory_check, "need_of", lambda *_, ranks, **__: Need(needed // ranks, needed // ranks, 0, 0)
+    )
     assert fewest_ranks(ModelFiles("any"), "auto", "auto", "auto", None, "auto") == found
 
 

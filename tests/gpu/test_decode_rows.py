@@ -12,7 +12,7 @@ from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.sharing import choose_sharing, share
+from engine.execute.cuda.prefix_groups import choose_sharing, share
 from engine.execute.cuda.tiles import context_limit
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence

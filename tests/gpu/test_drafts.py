@@ -14,7 +14,7 @@ from engine.cache.rows import Rows
 from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.pace import Pace
+from engine.speculation.cost_model import Pace
 from models.load import load_model
 from models.network import Network
 from tests.counting import until

@@ -19,7 +19,7 @@ from engine import SamplingParams
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.held_weights import read_model
+from engine.execute.cpu.weight_loading import read_model
 from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product
 from engine.execute.cuda.tiles import LANES, PACKED_TILES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel

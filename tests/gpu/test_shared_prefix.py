@@ -11,7 +11,7 @@ PDL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 def outputs(rows: int, shared: int, heads: tuple[int, int], dim: int) -> list[Tensor]:
     """Return the outputs of the same step, without and with sharing."""
     from benchmarks.shared_prefix import BLOCK, step
-    from engine.execute.cuda.attend import AttentionShape
+    from engine.execute.cuda.decode_attention import AttentionShape
     from models.spec import Attention, Norm, Rope
 
     shape = AttentionShape(Attention(*heads, dim, head_norm=Norm(), rope=Rope()), BLOCK, PDL)

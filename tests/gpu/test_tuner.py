@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from engine.build import Options, build
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.cuts import Cuts, numbers, table_cuts
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.kernel_configs import Cuts, numbers, table_cuts
 from engine.execute.cuda.tuner import Tuner, every, machine_identity, model_identity
 from engine.execute.tuning import store
 from engine.execute.tuning.store import Tuning

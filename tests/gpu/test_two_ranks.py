@@ -32,8 +32,8 @@ from tests.models.families import tiny_qwen3_moe
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 if torch.cuda.is_available():
     pytest.importorskip("triton")
-    from engine.execute.cuda.exchange import Exchange
-    from engine.execute.cuda.exchange_plan import Plan
+    from engine.execute.cuda.all_reduce import Exchange
+    from engine.execute.cuda.all_reduce_layout import Plan
     from engine.execute.cuda.peer_memory import share_memory
     from tests.engine.kernels.two_ranks import run_ranks
 

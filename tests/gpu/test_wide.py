@@ -29,8 +29,8 @@ PDL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 def test_the_tiles_of_larger_networks(
     rows: int, outputs: int, inputs: int, gated: bool, apart: bool, groups: bool
 ) -> None:
+    from engine.execute.cuda.many_row_linear import warpgroup_product, wide_product
     from engine.execute.cuda.tiles import choose_warpgroup_tile, choose_wide_tile, rounded
-    from engine.execute.cuda.wide import warpgroup_product, wide_product
     from engine.kernels.triton.launch import has_warpgroups
     from models.network import Linear, Weight
     from models.spec import FeedForward

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from models.hub import fetching, transfer
+from models.hub import download_common, transfer
 from tests.models.hub_server import HubServer
 
 REPO = "acme/tiny"
@@ -63,7 +63,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 5)
         monkeypatch.setattr(transfer, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
-        monkeypatch.setattr(fetching, "REPORT_EVERY_S", 0.0)
+        monkeypatch.setattr(download_common, "REPORT_EVERY_S", 0.0)
         monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path / "chatterm"))
         running.repo(REPO, FILES | USELESS)
         yield running

@@ -8,7 +8,7 @@ from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnSta
 from chatterm.backends.exchange import NO_TOKEN
 from chatterm.backends.remote.client import Began
 from chatterm.backends.remote.dialects.base import Dialect
-from chatterm.backends.remote.reading import AnswerReader
+from chatterm.backends.remote.stream_parser import AnswerReader
 from chatterm.backends.remote.thinking import Piece
 
 

@@ -30,16 +30,16 @@ from chatterm.backends.backend import (
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.chosen import Chosen, checked, no_model
+from chatterm.backends.base import Chosen, checked, no_model
 from chatterm.backends.pictures import pictures_of
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.client import Began, Client, Inbox, Lost, Over, Waits
 from chatterm.backends.remote.dialects.base import Asked, Entry
-from chatterm.backends.remote.faults import Refused, refusal, without_tools
+from chatterm.backends.remote.errors import Refused, refusal, without_tools
 from chatterm.backends.remote.history import cache_key, history, with_user
 from chatterm.backends.remote.keys import key_of, redacted
-from chatterm.backends.remote.there import dialect_of, entry_of, kind_of, listed, meant, not_found
+from chatterm.backends.remote.model_lookup import dialect_of, entry_of, kind_of, listed, meant, not_found
 from chatterm.backends.remote.title import Title
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from chatterm.terminal.sanitize import one_line
@@ -286,7 +286,7 @@ class RemoteBackend(Chosen):
         return True
 
     def catalogue(self) -> list[ModelChoice]:
-        from chatterm.backends.choices import plain_choices
+        from chatterm.backends.model_list import plain_choices
 
         return plain_choices()
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from chatterm.backends.remote.address import Address
-from chatterm.backends.remote.faults import Refused, lost, refused_field, wait_of
+from chatterm.backends.remote.errors import Refused, lost, refused_field, wait_of
 from engine.errors import EngineError
 from models.hub.response_head import limit_head_async
 

@@ -26,14 +26,14 @@ from chatterm.cli.inline.page import Lines, Page
 from chatterm.cli.inline.tools import InlineTools
 from chatterm.cli.oneshot import MOST_ROUNDS, close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
-from chatterm.cli.waits import waits_told
+from chatterm.cli.wait_notices import waits_told
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
 from chatterm.conversation.compaction import COMPACTED
 from chatterm.conversation.ending import ending_of
 from chatterm.conversation.figures import new_notes
+from chatterm.conversation.headless import Talk
 from chatterm.conversation.preset import Preset
-from chatterm.conversation.talk import Talk
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import cleaned, is_safe, one_line
 from chatterm.terminal.wording import in_chat

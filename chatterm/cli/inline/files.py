@@ -4,7 +4,7 @@ from chatterm.backends.backend import Backend
 from chatterm.cli.inline.tools import InlineTools
 from chatterm.commands.registry import server_prompt
 from chatterm.conversation.attachments import attach, working_folder
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.headless import Talk
 from chatterm.settings.presets import SavedPreset, load_preset
 from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
 from chatterm.settings.settings import SamplingSettings

@@ -4,8 +4,8 @@ from chatterm.backends.backend import Backend
 from chatterm.backends.documents import names_of
 from chatterm.commands.library import Add, Open, Remove, library_lines, told
 from chatterm.conversation.attachments import working_folder
-from chatterm.conversation.source import keep_document
-from chatterm.conversation.talk import Talk
+from chatterm.conversation.document_source import keep_document
+from chatterm.conversation.headless import Talk
 from chatterm.markdown.lines import text_of
 from chatterm.sessions.library import Library, size_text
 from models.units import counted

@@ -142,6 +142,6 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
 
 
 def _beside(model: str) -> list[ModelChoice]:
-    from chatterm.backends.remote.look import choices_beside
+    from chatterm.backends.remote.server_scan import choices_beside
 
     return choices_beside(model)

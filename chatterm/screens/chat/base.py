@@ -13,7 +13,7 @@ from chatterm.backends.backend import Backend, EngineError, Exchange, ModelChoic
 from chatterm.backends.remote.address import Remote
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry, NoticeEntry
-from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.session_writer import Keeper
 from chatterm.settings.settings import Settings
 from chatterm.terminal import clipboard
 from chatterm.terminal.error_log import error_line, write_down
@@ -53,13 +53,13 @@ def undone_text(count: int) -> str:
 
 
 def _near_servers() -> list[ModelChoice]:
-    from chatterm.backends.remote.look import local_choices
+    from chatterm.backends.remote.server_scan import local_choices
 
     return local_choices()
 
 
 def _named_servers(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
-    from chatterm.backends.remote.look import named_choices
+    from chatterm.backends.remote.server_scan import named_choices
 
     return named_choices(remotes)
 

@@ -11,7 +11,7 @@ from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock, named_blocks
 from chatterm.screens.chat.message_actions import MessageActions
-from chatterm.screens.chat.tooling import Tooling
+from chatterm.screens.chat.tool_runner import Tooling
 from chatterm.settings.settings import SettingsError
 from chatterm.tools.session import performed
 from chatterm.tools.tool import Plan, Running, ToolError

@@ -9,9 +9,9 @@ from chatterm.conversation.compaction import nth
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line
 from chatterm.screens.chat.base import ChatBase
+from chatterm.screens.chat.drafts import Writing
 from chatterm.screens.chat.finding import Finding
 from chatterm.screens.chat.parts import ScreenPart
-from chatterm.screens.chat.writing import Writing
 from chatterm.screens.report import ReportScreen
 
 LOADING = "The model is still loading."

@@ -4,7 +4,7 @@ from chatterm.backends import worker
 from chatterm.backends.backend import Compaction, EngineError, Exchange
 from chatterm.backends.documents import with_documents
 from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request, ways
-from chatterm.conversation.seen import compacted, summarised
+from chatterm.conversation.visible_history import compacted, summarised
 from chatterm.screens.chat.command_part import CommandPart
 from chatterm.screens.compact import CompactScreen, Draft
 from chatterm.terminal.sanitize import cleaned

@@ -8,7 +8,7 @@ from chatterm.backends.backend import Chunk, Document, EngineError, Figures
 from chatterm.backends.documents import names_of
 from chatterm.commands.library import Add, Open, Remove, told
 from chatterm.conversation.attachments import working_folder
-from chatterm.conversation.source import keep_document
+from chatterm.conversation.document_source import keep_document
 from chatterm.screens.chat.command_part import CommandPart
 from chatterm.sessions.library import Entry, Library, size_text
 from chatterm.sessions.records import SessionError, SessionInfo

@@ -7,7 +7,7 @@ from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.tool_entry import RunEntry, ToolsEntry
 from chatterm.screens.chat.base import undone_text
 from chatterm.screens.chat.command_part import LOADING, CommandPart
-from chatterm.screens.chat.tooling import Tooling
+from chatterm.screens.chat.tool_runner import Tooling
 from chatterm.terminal import clipboard
 from chatterm.terminal.sanitize import cleaned, one_line
 

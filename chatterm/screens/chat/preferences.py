@@ -10,8 +10,8 @@ from chatterm.commands.sampling import value_text
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line, wrap
 from chatterm.screens.chat.command_part import LOADING, CommandPart
-from chatterm.screens.chat.tooling import Tooling
-from chatterm.screens.look import LookApp
+from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.themed_app import LookApp
 from chatterm.settings.reading import load_settings
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import cleaned, one_line

@@ -14,22 +14,22 @@ from chatterm.backends import worker
 from chatterm.backends.backend import Backend, DraftCost, Progress
 from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation.figures import Live, Watch, new_notes
-from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
+from chatterm.conversation.session_writer import Keeper
 from chatterm.conversation.turn import Turn, live_figures
 from chatterm.screens.chat.actions import ChatActions
+from chatterm.screens.chat.auto_title import Titling
+from chatterm.screens.chat.drafts import Writing
 from chatterm.screens.chat.finding import Finding
-from chatterm.screens.chat.garbage import collect_now, collect_rarely
+from chatterm.screens.chat.gc_tuning import collect_now, collect_rarely
 from chatterm.screens.chat.interrupt import Interrupt
 from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
-from chatterm.screens.chat.picturing import Picturing
-from chatterm.screens.chat.presence import Presence
+from chatterm.screens.chat.picture_loader import Picturing
 from chatterm.screens.chat.selection import MessageSelection
-from chatterm.screens.chat.titling import Titling
-from chatterm.screens.chat.tooling import Tooling
-from chatterm.screens.chat.writing import Writing
-from chatterm.screens.look import LookApp
+from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.window_title import Presence
 from chatterm.screens.paste import PasteScreen
+from chatterm.screens.themed_app import LookApp
 from chatterm.settings.prompts import clashes
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import one_line

@@ -10,9 +10,9 @@ from chatterm.conversation.branching import Prepared
 from chatterm.conversation.preset import Preset
 from chatterm.markdown.lines import elided
 from chatterm.screens.chat.library_actions import LibraryActions
-from chatterm.screens.chat.tooling import Tooling
-from chatterm.sessions.elsewhere import elsewhere
+from chatterm.screens.chat.tool_runner import Tooling
 from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.speculation_texts import elsewhere
 from chatterm.sessions.titles import given_title, pick
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import cleaned, one_line

@@ -4,7 +4,7 @@ from functools import partial
 
 from chatterm.backends.backend import EngineError
 from chatterm.screens.chat.command_part import CommandPart
-from chatterm.screens.chat.tooling import Tooling
+from chatterm.screens.chat.tool_runner import Tooling
 from chatterm.tools.builtin import sandbox
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from chatterm.server.http.answers import AnswerState, Collector, Totals
-from chatterm.server.http.asked import Asked
+from chatterm.server.http.answer_state import AnswerState, Collector, Totals
 from chatterm.server.http.body import read_body
 from chatterm.server.http.errors import broken, error_for, headers_of, stopping
 from chatterm.server.http.fields import json_object, wrong
 from chatterm.server.http.guard import send_json
 from chatterm.server.http.limits import Gate, Limits
 from chatterm.server.http.metrics import ModelFigures, Recorder
+from chatterm.server.http.renderer import Asked
 from chatterm.server.http.sse import ALIVE, ClientGone, Stream, unless_gone
 from chatterm.server.service import (
     Constraint,

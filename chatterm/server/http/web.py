@@ -10,9 +10,9 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chatterm.server.http.endpoint import Site
-from chatterm.server.http.gathered import GatheringTransport
 from chatterm.server.http.guard import is_loopback
 from chatterm.server.http.limits import Limits
+from chatterm.server.http.write_coalescing import GatheringTransport
 from engine.errors import EngineError
 
 

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from chatterm.backends.backend import ContextFullError, EngineError, ModelError
-from chatterm.backends.wire import Hello
-from chatterm.channel.frames import FrameError, FrameReader
-from chatterm.channel.messages import (
+from chatterm.backends.protocol import Hello
+from chatterm.ipc.frames import FrameError, FrameReader
+from chatterm.ipc.messages import (
     NOTHING,
     Call,
     Cancel,
@@ -22,8 +22,8 @@ from chatterm.channel.messages import (
     to_frame,
     unpacked,
 )
-from chatterm.channel.runtime import is_own
-from chatterm.server.process.pump import Pump, Source
+from chatterm.ipc.runtime import is_own
+from chatterm.server.process.frame_batcher import Pump, Source
 from chatterm.server.service import RequestError
 from chatterm.terminal.error_log import error_line, write_down
 from engine.errors import GpuLostError

@@ -1,6 +1,6 @@
 """The engine process: owns the engines, and answers whoever comes to its socket. It knows no HTTP.
 
-It is started (`chatterm.server.child`) as `python -P -m chatterm.server.process.engine_process`, with its options as a
+It is started (`chatterm.server.spawn`) as `python -P -m chatterm.server.process.engine_process`, with its options as a
 line of JSON on standard input. It says `ready` on standard output, or why it is not. When standard input ends, so does
 the process; or, where `chatterm run` has left it behind, from then on it ends as soon as nobody needs it.
 """
@@ -20,20 +20,20 @@ from typing import Any
 import msgspec
 
 from chatterm.backends.backend import EngineError, Progress
-from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, agreed
-from chatterm.channel.frames import FrameError
-from chatterm.channel.messages import Call, unpacked
-from chatterm.channel.runtime import ServerRunsError, listening
-from chatterm.server.child import ProcessOptions
-from chatterm.server.garbage import leave_out, search_all
-from chatterm.server.process.answering import Answering
+from chatterm.backends.protocol import Hold, LoadedModel, Loading, Status, Welcome, agreed
+from chatterm.ipc.frames import FrameError
+from chatterm.ipc.messages import Call, unpacked
+from chatterm.ipc.runtime import ServerRunsError, listening
+from chatterm.server.gc_tuning import leave_out, search_all
+from chatterm.server.process.attached_session import Terminal, named
 from chatterm.server.process.connection import ENDING, Connection, Stream
-from chatterm.server.process.host import Held, Host, MeasuredEngines
-from chatterm.server.process.looking import Looking, Tokenize, TokenTexts
+from chatterm.server.process.frame_batcher import Pump
+from chatterm.server.process.generation_task import Answering
 from chatterm.server.process.memory import give_back
-from chatterm.server.process.pump import Pump
-from chatterm.server.process.terminal import Terminal, named
+from chatterm.server.process.model_pool import Held, Host, MeasuredEngines
+from chatterm.server.process.queries import Looking, Tokenize, TokenTexts
 from chatterm.server.service import Generation
+from chatterm.server.spawn import ProcessOptions
 from engine.errors import GpuLostError
 
 MOST_CLIENTS = 256

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from chatterm.backends.backend import EngineError
 from chatterm.sessions.schema import data_folder
 from chatterm.terminal.sanitize import cleaned, one_line
-from chatterm.tools.mcp import asking
+from chatterm.tools.mcp import requests
+from chatterm.tools.mcp.catalog import Offers
 from chatterm.tools.mcp.config import Server
-from chatterm.tools.mcp.offers import Offers
-from chatterm.tools.mcp.pipes import MOST_LOG, process_of
-from chatterm.tools.mcp.web import web_of
+from chatterm.tools.mcp.http_transport import web_of
+from chatterm.tools.mcp.stdio_transport import MOST_LOG, process_of
 from chatterm.tools.output import unhidden
 from chatterm.tools.tool import Running, ToolError
 
@@ -71,7 +71,7 @@ class Servers:
         """The tools of a server, which is started for that."""
 
         async def told(client: "Client") -> list[ServerTool]:
-            return await asking.listed(lambda c: client.list_tools(cursor=c), "tools", _tool, _MOST_TOOLS)
+            return await requests.listed(lambda c: client.list_tools(cursor=c), "tools", _tool, _MOST_TOOLS)
 
         return self._ask(name, told, START_S, running or Running())
 
@@ -80,7 +80,7 @@ class Servers:
 
         async def called(client: "Client") -> str:
             result = await client.call_tool(tool, arguments)
-            text = asking.text_of(result.content) or asking.structured_text(result.structured_content)
+            text = requests.text_of(result.content) or requests.structured_text(result.structured_content)
             if result.is_error:
                 raise ToolError(one_line(text, 1_000) or "The server reported a failure without a reason.")
             return text
@@ -89,22 +89,22 @@ class Servers:
 
     def offers(self, name: str, running: Running | None = None) -> Offers:
         """The prompts and resources of a server, which is started for that."""
-        return self._ask(name, asking.offers, START_S, running or Running())
+        return self._ask(name, requests.offers, START_S, running or Running())
 
     def prompt(self, name: str, prompt: str, arguments: Mapping[str, str]) -> str:
         """What a prompt of a server says."""
-        return self._ask(name, lambda client: asking.prompt(client, prompt, arguments), START_S, Running())
+        return self._ask(name, lambda client: requests.prompt(client, prompt, arguments), START_S, Running())
 
     def resource(self, name: str, uri: str) -> str:
         """The text of a resource of a server."""
-        return self._ask(name, lambda client: asking.resource(client, uri), START_S, Running())
+        return self._ask(name, lambda client: requests.resource(client, uri), START_S, Running())
 
     def values(
         self, name: str, prompt: str, argument: str, begun: str, given: Mapping[str, str]
     ) -> list[str]:
         """What an argument of a prompt may become."""
         return self._ask(
-            name, lambda client: asking.values(client, prompt, argument, begun, given), VALUES_S, Running()
+            name, lambda client: requests.values(client, prompt, argument, begun, given), VALUES_S, Running()
         )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
-from engine.execute.cpu.telling import Telling
+from engine.execute.cpu.native_structs import Telling
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.network import PLAIN, Network, Weight

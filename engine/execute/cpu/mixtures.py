@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from engine.execute.cpu.telling import Telling
+from engine.execute.cpu.native_structs import Telling
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import PLAIN, ExpertWeights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.execute.cpu.executor import PORTABLE
-from engine.execute.cpu.telling import matrix_of
+from engine.execute.cpu.native_structs import matrix_of
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.execute.cuda.attend import AttentionInput, AttentionShape, padded_parts, rotation
-from engine.execute.cuda.sharing import Sharing
+from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, padded_parts, rotation
+from engine.execute.cuda.prefix_groups import Sharing
 from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, SMALLEST, Split, most_chunks
 from engine.kernels.triton.attention_mma import parts_kernel
 from engine.kernels.triton.combine import combine_parts_kernel

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
-from engine.execute.cuda.sharing import KVShape
+from engine.execute.cuda.prefix_groups import KVShape
 from engine.params import SamplingParams
 
 

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.checking import Checking, GuessedRows, SeveralRows
-from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.sharing import LEAST, choose_sharing, share
+from engine.execute.cuda.kernel_configs import Cuts
+from engine.execute.cuda.prefix_groups import LEAST, choose_sharing, share
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
+from engine.execute.cuda.verify import Checking, GuessedRows, SeveralRows
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler, Draw
 from engine.sampling.sampler import Drawn

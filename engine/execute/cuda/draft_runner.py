@@ -16,12 +16,12 @@ import torch
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
-from engine.execute.cuda.checking import Chaining, Start
-from engine.execute.cuda.cuts import Cuts
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.kernel_configs import Cuts
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import FEW, context_limit
+from engine.execute.cuda.verify import Chaining, Start
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
 from engine.sampling.sampler import Drawn

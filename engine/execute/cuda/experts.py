@@ -8,7 +8,7 @@ The host knows neither which experts are chosen nor how often, and never waits t
         norm, gate and up, activation gate_up_kernel  ids, x -> inner
         down, shares, sum, residual   down_kernel     ids, shares, inner, x -> x
         (shared down, residual)       linear_kernel   inner, x -> x
-    many tokens: see `engine/kernels/triton/groups.py`
+    many tokens: see `engine/kernels/triton/grouped_gemm.py`
 
 The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer are views of one tensor
 (`ExpertWeights`), so the address of the first is the address of all. The same holds for the planes of packed experts.
@@ -22,11 +22,11 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.cuts import fitted, table_cuts
+from engine.execute.cuda.kernel_configs import fitted, table_cuts
 from engine.execute.cuda.packed import matrices_of, planes_of
 from engine.execute.cuda.tiles import PackedTile, Tile, choose_expert_tile, choose_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
-from engine.kernels.triton.groups import count_kernel, group_kernel, place_kernel, sum_kernel
+from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place_kernel, sum_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
 from engine.kernels.triton.routing import choose_kernel, router_kernel
 from models.network import ExpertWeights, Linear, Network, NormWeights

@@ -37,7 +37,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
-from engine.execute.cuda.attend import AttentionInput, AttentionShape, Parts, attend, parts_left
+from engine.execute.cuda.all_reduce import Exchange
 from engine.execute.cuda.attend_mma import (
     attend_mma,
     by_tensor_cores,
@@ -45,13 +45,14 @@ from engine.execute.cuda.attend_mma import (
     choose_own_cut,
     choose_shared_cut,
 )
-from engine.execute.cuda.cuts import Cuts, table_cuts
-from engine.execute.cuda.exchange import Exchange
+from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Parts, attend, parts_left
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.kernel_configs import Cuts, table_cuts
+from engine.execute.cuda.many_row_linear import WideProducts
 from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product, planes_of
 from engine.execute.cuda.prefill import OnHost, run_layers
-from engine.execute.cuda.sharing import KVShape, choose_sharing
+from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
@@ -65,7 +66,6 @@ from engine.execute.cuda.tiles import (
     choose_chunkings,
     most_chunks,
 )
-from engine.execute.cuda.wide import WideProducts
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import has_warpgroups, split_alike
 from engine.kernels.triton.linear import linear_kernel

@@ -31,9 +31,9 @@ from engine.attention import RaggedBackend, Write
 from engine.attention.unusual import Layers, unusual_layers
 from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.given import Given
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.input_buffers import Given
 from engine.kernels.triton.kv_rows import write_rows
 from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention

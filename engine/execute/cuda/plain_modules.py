@@ -1,8 +1,8 @@
 """Plain PyTorch modules on any device, for networks that our kernels do not compute there."""
 
 from models.network import Network
+from models.reference.collective import Peers
 from models.reference.decoder import Decoder, HostMixture
-from models.reference.peers import Peers
 
 
 def plain_modules(

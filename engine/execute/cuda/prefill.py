@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.add_norm import AddNorm, add_norm, normed
-from engine.execute.cuda.attend import rotation
+from engine.execute.cuda.decode_attention import rotation
 from engine.execute.cuda.experts import activation, choose, mix
 from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.execute.cuda.packed import packed_embedding, packed_product
@@ -21,8 +21,8 @@ from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.prefill import gate_kernel, position_kernel, unusual_position_kernel
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
 from models.reference.attention import Attention
+from models.reference.collective import Peers
 from models.reference.decoder import Decoder
-from models.reference.peers import Peers
 from models.spec import Attention as AttentionSpec
 from models.spec import Experts, FeedForward
 

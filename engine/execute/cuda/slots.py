@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from engine.execute.cuda.sharing import most_members
+from engine.execute.cuda.prefix_groups import most_members
 
 
 @dataclass(frozen=True, slots=True)

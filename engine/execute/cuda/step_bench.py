@@ -16,16 +16,16 @@ import torch
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts
-from engine.execute.cuda.cuts import Chosen, Cuts, numbers
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.sharing import most_members
+from engine.execute.cuda.kernel_configs import Chosen, Cuts, numbers
+from engine.execute.cuda.prefix_groups import most_members
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_profile import Ran, record_trace
 from engine.execute.cuda.tiles import FEW, FUSED, SMALLEST, context_limit
 from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.recording import recording, wait_for
-from engine.kernels.triton.ahead import Compilers, Launch, recorded
 from engine.kernels.triton.launch import shared_bytes
+from engine.kernels.triton.precompile import Compilers, Launch, recorded
 from models.network import Network
 
 T = TypeVar("T")

@@ -20,15 +20,15 @@ import engine.kernels.triton
 from engine.cache.kv_cache import KVCache
 from engine.device import available_memory, driver_version
 from engine.errors import EngineError
-from engine.execute.cuda.cuts import Cuts, table_cuts
 from engine.execute.cuda.fused_program import unsupported
+from engine.execute.cuda.kernel_configs import Cuts, table_cuts
 from engine.execute.cuda.step_bench import PROMPT, Compute, GraphStopwatch, StepBench
 from engine.execute.cuda.step_profile import Part, Ran, parts_of
 from engine.execute.cuda.tiles import FEW, FUSED
 from engine.execute.tuning import store
 from engine.execute.tuning.search import Choice, Measure, Numbers, search
 from engine.execute.tuning.store import Tuning
-from engine.kernels.triton.ahead import Compilers
+from engine.kernels.triton.precompile import Compilers
 from models.network import Network, Weight
 from models.units import counted
 

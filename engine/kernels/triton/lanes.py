@@ -10,7 +10,7 @@ which costs registers. A row has the same bits in all of these.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,misc"
 import triton.language as tl
 
-from engine.kernels.triton.attended import combined
+from engine.kernels.triton.fused_combine import combined
 from engine.kernels.triton.gluon import (
     constexpr_function,
     gl,

@@ -21,7 +21,7 @@ within a warp, of weights and rows alike.)
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attended import combined, last_part
+from engine.kernels.triton.fused_combine import combined, last_part
 from engine.kernels.triton.gluon import async_copy, fence, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated

@@ -10,7 +10,7 @@ tensor core's sums (`lanes.py`).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
 import triton.language as tl
 
-from engine.kernels.triton.attended import last_part
+from engine.kernels.triton.fused_combine import last_part
 from engine.kernels.triton.gluon import (
     async_copy,
     constexpr_function,

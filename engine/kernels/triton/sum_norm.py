@@ -10,7 +10,7 @@ The plain twins: `engine/execute/group.py`, and RMSNorm in `models/reference/dec
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
-from engine.kernels.triton.exchange import receive, send, sendable, tag_of, wait_for
+from engine.kernels.triton.all_reduce import receive, send, sendable, tag_of, wait_for
 from engine.kernels.triton.gluon import fence, gl, jit, layout_of
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import times, unit, weighed

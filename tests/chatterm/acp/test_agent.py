@@ -15,7 +15,7 @@ from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, tex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.acp.lines import understood
+from chatterm.acp.jsonrpc import understood
 from chatterm.sessions.store import Store
 from chatterm.tools.rules import read_rules, rules_path
 from tests.fresh import examples

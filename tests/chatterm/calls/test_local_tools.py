@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.backends import calling
+from chatterm.backends import tool_calls
 from chatterm.backends.backend import ChatOptions, Document, EngineError, Exchange, Tool, ToolCall, ToolResult
 from chatterm.backends.documents import with_documents
 from chatterm.backends.local import LocalBackend
@@ -92,7 +92,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Talk]]:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """No grammar: what it forces is not drawn, and so not in a script."""
-    monkeypatch.setattr(calling.Calling, "constraint", lambda self, engine, given: given)
+    monkeypatch.setattr(tool_calls.Calling, "constraint", lambda self, engine, given: given)
 
 
 def computed(exchange: Exchange) -> float:
@@ -131,7 +131,7 @@ def test_only_a_tool_whose_schema_no_grammar_can_express_takes_anything(
     )
     engine = opened(format.tokenizer(), tools=(WEATHER, odd)).engine
     for given in (None, Constraint("regex", "yes|no")):
-        offered = calling.Calling.of(engine.tokenizer, (WEATHER, odd))
+        offered = tool_calls.Calling.of(engine.tokenizer, (WEATHER, odd))
         assert offered is not None
         found = offered.constraint(engine, given)
         assert found is not None

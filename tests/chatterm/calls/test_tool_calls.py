@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 from chatterm.server.service import ToolFormat
+from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 from tests.fresh import examples
 
 few = examples(30)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.calls.grammar import calls_or, forced_calls, free_calls, refusal, spelled
-from chatterm.calls.parser import CallArguments, CallBegan, Parser
 from chatterm.server.service import Constraint, ToolFormat
+from chatterm.tool_calls.grammar import calls_or, forced_calls, free_calls, refusal, spelled
+from chatterm.tool_calls.parser import CallArguments, CallBegan, Parser
 from engine.errors import EngineError
 from engine.params import Constraint as EngineConstraint
 from engine.sampling.grammar import Grammars, check

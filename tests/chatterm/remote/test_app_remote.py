@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from chatterm.backends.anywhere import Anywhere
 from chatterm.backends.backend import ChatOptions, EngineError, ModelChoice, Progress
 from chatterm.backends.remote.address import Remote
-from chatterm.backends.remote.look import choices_beside, local_choices, named_choices
+from chatterm.backends.remote.server_scan import choices_beside, local_choices, named_choices
+from chatterm.backends.router import Anywhere
 from chatterm.screens.candidates import CandidatesScreen
 from chatterm.screens.models import ModelPicker
 from chatterm.sessions.store import Store

@@ -29,7 +29,7 @@ from chatterm.backends.exchange import Outcome
 from chatterm.backends.remote import client as client_module
 from chatterm.backends.remote.address import Remote, found
 from chatterm.backends.remote.backend import RemoteBackend
-from chatterm.backends.remote.faults import Refused, wait_of
+from chatterm.backends.remote.errors import Refused, wait_of
 from engine.params import Constraint
 from models.hub import response_head
 from tests.chatterm.remote.rough_server import (

@@ -21,7 +21,7 @@ from chatterm.backends.backend import (
 from chatterm.backends.remote.dialects.calls import MOST_CALLS, Asking, CallPart, Calls
 from chatterm.backends.remote.history import history
 from chatterm.screens.approval import ApprovalScreen
-from chatterm.tools.deliberate import QUIET
+from chatterm.tools.keypress_guard import QUIET
 from tests.chatterm.driving import driven
 from tests.chatterm.remote.rough_server import Handler, delta, document, events, rough, said, status, stream
 from tests.chatterm.remote.test_app_remote import address, anywhere

@@ -45,7 +45,7 @@ def test_nothing_of_the_engine_is_imported_for_a_server() -> None:
 
 def test_nothing_of_http_is_imported_for_help() -> None:
     _, modules = fresh("run", "--help")
-    assert modules.isdisjoint({*HEAVY, "httpx", "anyio", "keyring", "chatterm.backends.anywhere"})
+    assert modules.isdisjoint({*HEAVY, "httpx", "anyio", "keyring", "chatterm.backends.router"})
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from chatterm.backends.backend import FinishReason, ToolCall
 from chatterm.backends.remote.address import Api
 from chatterm.backends.remote.dialects.base import Listed
-from chatterm.backends.remote.reading import AnswerReader
-from chatterm.backends.remote.there import dialect_of
+from chatterm.backends.remote.model_lookup import dialect_of
+from chatterm.backends.remote.stream_parser import AnswerReader
 from tests.fresh import examples
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import Outcome, TokenEvent, TurnStats
 from chatterm.backends.exchange import NO_TOKEN
-from chatterm.backends.remote import reading
+from chatterm.backends.remote import stream_parser
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.dialects.responses import Responses
@@ -137,9 +137,9 @@ def test_endless_white_space_is_passed_on_and_counted(monkeypatch: pytest.Monkey
     assert joined(piece for _ in range(1_001) for piece in splitter.feed(Piece(" "))) == ("", " " * 1_001)
     late = " " * 1_001 + "<think>a</think>b"
     assert split([late]) == split(late) == ("", late)
-    monkeypatch.setattr(reading, "MOST_TEXT", 100)
+    monkeypatch.setattr(stream_parser, "MOST_TEXT", 100)
     for begins in ("", "<think>", "<think>a</think>"):  # what follows a tag is not shown, either
-        reader = reading.AnswerReader(ChatCompletions())
+        reader = stream_parser.AnswerReader(ChatCompletions())
         for text in [begins, *[" "] * 101]:
             reader.feed(b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n' % text.encode())
         assert "an answer that does not end" in reader.problem

@@ -16,8 +16,8 @@ from chatterm.conversation.entries import UserEntry
 from chatterm.conversation.find import Finder
 from chatterm.conversation.thumbnail import COLUMNS, ROWS, Thumbnail, thumbnail
 from chatterm.markdown.lines import line_cells
-from chatterm.screens.chat import picturing
-from chatterm.screens.look import Terminal
+from chatterm.screens.chat import picture_loader
+from chatterm.screens.themed_app import Terminal
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.finding import found_by
 from tests.chatterm.remote.test_pictures import png
@@ -208,8 +208,10 @@ async def test_it_is_drawn_where_the_terminal_can(
     saved(tmp_path / "a.png", (64, 48))
     monkeypatch.chdir(tmp_path)
     made: list[str] = []
-    work = picturing.thumbnail
-    monkeypatch.setattr(picturing, "thumbnail", lambda picture: made.append(picture.name) or work(picture))
+    work = picture_loader.thumbnail
+    monkeypatch.setattr(
+        picture_loader, "thumbnail", lambda picture: made.append(picture.name) or work(picture)
+    )
     async with driven(ScriptedBackend(), terminal=TERMINALS[name]) as driver:
         assert driver.app.chat.info is not None
         object.__setattr__(driver.app.chat.info, "is_remote", True)
@@ -242,7 +244,7 @@ async def test_it_is_drawn_where_the_terminal_can(
 async def test_only_what_is_seen_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made: list[str] = []
-    monkeypatch.setattr(picturing, "thumbnail", lambda picture: made.append(picture.name))
+    monkeypatch.setattr(picture_loader, "thumbnail", lambda picture: made.append(picture.name))
     async with driven(ScriptedBackend()) as driver:
         entries = []
         for number in range(60):

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from chatterm.backends.backend import ChatOptions
-from chatterm.server.child import ProcessOptions
 from chatterm.server.process.engine_process import EngineProcess, serve
-from engine.machine.room import Need
+from chatterm.server.spawn import ProcessOptions
+from engine.machine.memory_check import Need
 from models.errors import ModelError
 from models.files import ModelFiles
 from tests.engine.tiny import TEMPLATE, TinyEngine, tiny_engine, tiny_tokenizer

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 
 from chatterm.backends.backend import ChatOptions, EngineError
-from chatterm.backends.wire import Hello, Welcome, agreed
-from chatterm.channel.link import Link
-from chatterm.channel.messages import Call, packed, to_frame
-from chatterm.channel.runtime import connected
+from chatterm.backends.protocol import Hello, Welcome, agreed
+from chatterm.ipc.link import Link
+from chatterm.ipc.messages import Call, packed, to_frame
+from chatterm.ipc.runtime import connected
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.process import engine_process
 from chatterm.server.process.engine_process import ProcessOptions
@@ -61,7 +61,7 @@ async def answers_of(service: ChannelService, request: Generation) -> tuple[list
 async def test_the_first_token_waits_for_no_other(
     service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatterm.server.process.pump.INTERVAL", 3600.0)
+    monkeypatch.setattr("chatterm.server.process.frame_batcher.INTERVAL", 3600.0)
     gate = Gate(served.engine)
     pieces = service.generate(asks())
     try:

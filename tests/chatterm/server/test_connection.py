@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from chatterm.backends.wire import Hello
-from chatterm.channel.frames import FrameReader
-from chatterm.channel.messages import Call, Done, Failed, Item, from_server, packed, to_frame, unpacked
-from chatterm.server.http.gathered import GatheringTransport
+from chatterm.backends.protocol import Hello
+from chatterm.ipc.frames import FrameReader
+from chatterm.ipc.messages import Call, Done, Failed, Item, from_server, packed, to_frame, unpacked
+from chatterm.server.http.write_coalescing import GatheringTransport
 from chatterm.server.process.connection import Connection, Stream
-from chatterm.server.process.pump import Pump
+from chatterm.server.process.frame_batcher import Pump
 
 
 class Wire(asyncio.Transport):

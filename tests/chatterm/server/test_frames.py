@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chatterm.channel.frames import MOST, FrameError, FrameReader, framed
-from chatterm.channel.messages import (
+from chatterm.ipc.frames import MOST, FrameError, FrameReader, framed
+from chatterm.ipc.messages import (
     Call,
     Cancel,
     Done,

@@ -13,7 +13,7 @@ import pytest
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.http.app import make_app
 from chatterm.server.http.ollama.models import running, tag
-from chatterm.server.process.looking import Looking
+from chatterm.server.process.queries import Looking
 from models.files import ModelFiles
 from models.hub.sources import LocalModel
 from tests.chatterm.server.conftest import Served

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.backends import attach, local
-from chatterm.backends.attach import Attached, Stays, attached, greeted
+from chatterm.backends import failover, local
 from chatterm.backends.backend import (
     ENGINE_OPTIONS,
     ChatOptions,
@@ -27,14 +26,15 @@ from chatterm.backends.backend import (
     Request,
     Tool,
 )
-from chatterm.backends.wire import Status
-from chatterm.channel.runtime import ServerRunsError
+from chatterm.backends.failover import Attached, Stays, attached, greeted
+from chatterm.backends.protocol import Status
 from chatterm.cli.main import call
 from chatterm.cli.servers import command_link, stays_text
-from chatterm.server.child import left_behind
+from chatterm.ipc.runtime import ServerRunsError
 from chatterm.server.process import engine_process
-from chatterm.server.process.host import Host
-from chatterm.server.process.terminal import SharedEngines
+from chatterm.server.process.attached_session import SharedEngines
+from chatterm.server.process.model_pool import Host
+from chatterm.server.spawn import left_behind
 from engine.params import Constraint
 from tests.chatterm.server.conftest import ROOT, Served, Tinies, serving
 from tests.chatterm.test_end_to_end import ENTER, runs
@@ -155,7 +155,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing(
 _STARTER = """
 import time
 from chatterm.backends.backend import ChatOptions
-from chatterm.server.child import left_behind
+from chatterm.server.spawn import left_behind
 let_go = left_behind(ChatOptions(), None)
 print("ready", flush=True)
 time.sleep(600)
@@ -375,17 +375,17 @@ class listening_elsewhere:
     """Nobody finds the server."""
 
     def __init__(self, served: Served) -> None:
-        self._found = attach.connected
+        self._found = failover.connected
 
     def __enter__(self) -> None:
-        attach.connected = lambda: None  # type: ignore[assignment]
+        failover.connected = lambda: None  # type: ignore[assignment]
 
     def __exit__(self, *error: object) -> None:
-        attach.connected = self._found
+        failover.connected = self._found
 
 
 def test_one_that_is_about_to_end_is_waited_for(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach, "_AGAIN", 0.0)
+    monkeypatch.setattr(failover, "_AGAIN", 0.0)
     tried = []
 
     def start() -> Callable[[], None]:
@@ -394,12 +394,12 @@ def test_one_that_is_about_to_end_is_waited_for(runtime: Path, monkeypatch: pyte
             raise ServerRunsError("A chatterm server is already running.")
         return lambda: None
 
-    assert attach._started(OPTIONS, start) == (None, "")
+    assert failover._started(OPTIONS, start) == (None, "")
     assert len(tried) == 4
-    monkeypatch.setattr(attach, "_PATIENCE", -1.0)
+    monkeypatch.setattr(failover, "_PATIENCE", -1.0)
     tried.clear()
     with pytest.raises(ServerRunsError):
-        attach._started(OPTIONS, start)
+        failover._started(OPTIONS, start)
 
 
 def test_one_with_other_options_says_how_to_end_it(left: Left) -> None:

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from chatterm.server.process import engine_process
-from chatterm.server.process.host import Host
+from chatterm.server.process.model_pool import Host
 
 _PROGRAM = """
 import threading
@@ -97,7 +97,7 @@ async def test_the_search_does_not_find_what_is_gone_in_use(monkeypatch: pytest.
 def test_what_is_left_out_is_garbage_all_the_same_when_everything_is_searched() -> None:
     program = """
 import gc, weakref
-from chatterm.server.garbage import leave_out, search_all
+from chatterm.server.gc_tuning import leave_out, search_all
 class Model: pass
 model = Model()
 model.itself, gone = model, weakref.ref(model)

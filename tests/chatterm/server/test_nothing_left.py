@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from chatterm.backends.attach import greeted
 from chatterm.backends.backend import ChatOptions
+from chatterm.backends.failover import greeted
 from chatterm.backends.process import ProcessBackend
 from chatterm.server.http.limits import Limits
 from tests.chatterm.server.conftest import Gate

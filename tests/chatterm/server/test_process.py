@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from chatterm.backends import attach, local
-from chatterm.backends.attach import attached, greeted
+from chatterm.backends import failover, local
 from chatterm.backends.backend import (
     Backend,
     ChatOptions,
@@ -27,13 +26,14 @@ from chatterm.backends.backend import (
     Request,
     TokenEvent,
 )
+from chatterm.backends.failover import attached, greeted
 from chatterm.backends.local import LocalBackend
 from chatterm.backends.process import ProcessBackend
-from chatterm.channel.link import ServerGoneError
-from chatterm.channel.runtime import listening
+from chatterm.ipc.link import ServerGoneError
+from chatterm.ipc.runtime import listening
 from chatterm.server.process import engine_process
-from chatterm.server.process.host import Host
-from chatterm.server.process.terminal import SharedEngines
+from chatterm.server.process.attached_session import SharedEngines
+from chatterm.server.process.model_pool import Host
 from engine.errors import GpuLostError
 from tests.chatterm.server.conftest import ROOT, Gate, Served, Tinies, serving
 from tests.counting import until
@@ -305,7 +305,7 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
 
 _CLIENT = """
 import os, sys
-from chatterm.backends.attach import attached
+from chatterm.backends.failover import attached
 from chatterm.backends.backend import ChatOptions
 backend, why = attached("tiny", ChatOptions(sampling={"max_tokens": 700, "seed": 5, "temperature": 1.0}))
 backend.open()
@@ -376,7 +376,7 @@ def test_a_server_that_has_lost_its_gpu_ends_and_the_chat_goes_on_in_another_pro
 def test_a_server_that_does_not_answer_is_not_waited_for(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attach, "_PATIENCE", 0.1)
+    monkeypatch.setattr(failover, "_PATIENCE", 0.1)
     with listening():
         backend, why = attached("tiny", OPTIONS)
     assert backend is None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.server.process import pump
-from chatterm.server.process.pump import Pump
+from chatterm.server.process import frame_batcher
+from chatterm.server.process.frame_batcher import Pump
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Told:
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time between two frames does not pass."""
-    monkeypatch.setattr(pump, "INTERVAL", 3600.0)
+    monkeypatch.setattr(frame_batcher, "INTERVAL", 3600.0)
 
 
 async def say(made: Pump, source: Told, at_once: bool = False) -> None:
@@ -130,7 +130,7 @@ def pauses(made: Pump, clock: Clock, sources: list[Told]) -> list[float]:
 
 def about(seconds: float) -> Any:
     """So many, up to the next tick."""
-    return pytest.approx(seconds + pump.TICK / 2, abs=pump.TICK / 2 + 1e-6)
+    return pytest.approx(seconds + frame_batcher.TICK / 2, abs=frame_batcher.TICK / 2 + 1e-6)
 
 
 def test_the_more_streams_there_are_the_longer_each_gathers() -> None:
@@ -139,9 +139,9 @@ def test_the_more_streams_there_are_the_longer_each_gathers() -> None:
     many = [Told(said=1) for _ in range(600)]
     first = pauses(made, clock, many)
     assert all(source.sent == [1] for source in many)
-    assert (first[0], first[-1]) == (about(pump.INTERVAL), about(600 / pump.FRAMES))
+    assert (first[0], first[-1]) == (about(frame_batcher.INTERVAL), about(600 / frame_batcher.FRAMES))
     # Those count that are not over, also where they have sent nothing lately.
-    assert pauses(made, clock, many[:1]) == [about(600 / pump.FRAMES)]
+    assert pauses(made, clock, many[:1]) == [about(600 / frame_batcher.FRAMES)]
 
 
 @pytest.mark.parametrize("how", ["said", "failed", "left"])
@@ -156,7 +156,7 @@ def test_streams_that_are_over_do_not_count(how: str) -> None:
             made.left(source)
         else:
             made.wake(source, at_once=True)
-    assert pauses(made, clock, many[:1]) == [about(pump.INTERVAL)]
+    assert pauses(made, clock, many[:1]) == [about(frame_batcher.INTERVAL)]
 
 
 def test_what_comes_too_soon_wakes_nobody() -> None:
@@ -187,7 +187,7 @@ def test_whatever_comes_when_all_of_it_is_sent_in_time(said: list[tuple[int, flo
         source.is_over = ends
         made.wake(source, at_once=ends)
         assert not (ends and source.said)
-    clock.pass_to(clock.now + pump.INTERVAL + pump.TICK)
+    clock.pass_to(clock.now + frame_batcher.INTERVAL + frame_batcher.TICK)
     assert not any(source.said for source in streams)
     clock.pass_to(clock.now + 1.0)
     assert not [timer for timer in clock.timers if not timer.is_cancelled]

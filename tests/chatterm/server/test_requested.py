@@ -2,9 +2,9 @@
 
 import pytest
 
-from chatterm.calls.format import marks_of, said_by, tool_format
-from chatterm.server.process.requested import message_of
+from chatterm.server.process.request_parsing import message_of
 from chatterm.server.service import ChatMessage, ToolCall
+from chatterm.tool_calls.format import marks_of, said_by, tool_format
 from tests.engine.tiny import TEMPLATE, harmony_tokenizer, tiny_tokenizer
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import ChatOptions, ModelError
 from chatterm.server.channel_service import ChannelService
-from chatterm.server.process import host as host_module
-from chatterm.server.process.answering import request_error
-from chatterm.server.process.host import Held, Host
+from chatterm.server.process import model_pool as host_module
+from chatterm.server.process.generation_task import request_error
+from chatterm.server.process.model_pool import Held, Host
 from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.computing import MOST_ROWS, computing_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
-from engine.machine import room
-from engine.machine.room import Need, mapped_bytes, need_of
+from engine.machine import memory_check
+from engine.machine.memory_check import Need, mapped_bytes, need_of
 from models.errors import NoRoomError, TooLargeError
 from models.files import ModelFiles
 from models.load import load_model, needed_bytes
@@ -252,7 +252,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_weights_are_counted_as_they_are_loaded(
     folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "available_bytes", lambda device: 10**6)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda device: 10**6)
     need = need_of(files_of(folder), "cpu", dtype, "auto", None)
     network = load_model(files_of(folder), dtype=getattr(torch, dtype), device=CPU)
     tables = needed_bytes(network.spec, getattr(torch, dtype), 256) - needed_bytes(
@@ -267,7 +267,7 @@ def test_it_fits_where_a_useful_conversation_fits_beside_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def need(free: int, context: int | None = None, mapped: int = 0) -> Need:
-        monkeypatch.setattr(room, "available_bytes", lambda device: free)
+        monkeypatch.setattr(memory_check, "available_bytes", lambda device: free)
         return need_of(files_of(folder), "cpu", "float32", "auto", context, mapped)
 
     weights = need(0).weights
@@ -285,10 +285,10 @@ def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
 ) -> None:
     cuda = torch.device("cuda")
     asked = []
-    monkeypatch.setattr(room, "pick_device", lambda name: SimpleNamespace(device=cuda))
-    monkeypatch.setattr(room, "pick_dtype", lambda name, device: torch.bfloat16)
-    monkeypatch.setattr(room, "packs", lambda dtype, device: None)
-    monkeypatch.setattr(room, "available_bytes", lambda device: asked.append(device) or 10**9)
+    monkeypatch.setattr(memory_check, "pick_device", lambda name: SimpleNamespace(device=cuda))
+    monkeypatch.setattr(memory_check, "pick_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(memory_check, "packs", lambda dtype, device: None)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda device: asked.append(device) or 10**9)
     found = need_of(files_of(folder), "auto", "auto", "auto", None, mapped=10**8)
     assert asked == [cuda]
     assert found.free == 10**9  # mapped weights are in the host's memory
@@ -330,7 +330,7 @@ class Crowded(Tinies):
 async def test_a_second_model_waits_for_no_answer_and_takes_the_place_of_an_idle_one(
     runtime: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatterm.server.process.host.local_names", lambda: {"tiny1", "tiny2"})
+    monkeypatch.setattr("chatterm.server.process.model_pool.local_names", lambda: {"tiny1", "tiny2"})
 
     async def ask(model: str) -> list[Any]:
         request = Generation(model=model, messages=(ChatMessage("user", "x"),), sampling={"max_tokens": 3})

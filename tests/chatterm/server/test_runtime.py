@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.channel.runtime import connected, has_socket, is_own, listening, socket_path
+from chatterm.ipc.runtime import connected, has_socket, is_own, listening, socket_path
 from engine.errors import EngineError
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from chatterm.server.http.app import make_app
-from chatterm.server.http.extra import check_extra, read_key
+from chatterm.server.http.dependencies import check_extra, read_key
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen
 from chatterm.server.service import RequestError
@@ -419,7 +419,7 @@ def test_a_key_is_read_from_a_file(tmp_path):
 
 def test_what_is_not_installed_is_named(monkeypatch):
     check_extra()
-    monkeypatch.setattr("chatterm.server.http.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("chatterm.server.http.dependencies.find_spec", lambda name: None)
     with pytest.raises(EngineError, match=r"starlette, uvicorn, httptools;.*chatterm\[server\]"):
         check_extra()
 

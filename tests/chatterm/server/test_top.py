@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from chatterm.backends.wire import Status
+from chatterm.backends.protocol import Status
 from chatterm.cli import top
 from chatterm.cli.main import call
 from chatterm.server.service import Latency, Metrics, ModelMetrics
-from engine.schedule.tally import percentile
+from engine.schedule.metrics import percentile
 from tests.chatterm.server.conftest import Gate, Served
 
 RUN = ["run", "tiny", "-p", "Name a river.", "--max-tokens", "4", "--seed", "3", "--json"]

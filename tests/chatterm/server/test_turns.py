@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from chatterm.backends.attach import greeted
 from chatterm.backends.backend import ChatOptions, Message, Request
+from chatterm.backends.failover import greeted
 from chatterm.backends.process import ProcessBackend
 from chatterm.server.channel_service import ChannelService
 from engine.cache.rows import Rows

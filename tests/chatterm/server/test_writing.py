@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from chatterm.calls.parser import Text
-from chatterm.server.http.answers import AnswerState, Finished, Totals
-from chatterm.server.http.gathered import GatheringTransport
+from chatterm.server.http.answer_state import AnswerState, Finished, Totals
 from chatterm.server.http.openai.chat import ChatRenderer
+from chatterm.server.http.write_coalescing import GatheringTransport
 from chatterm.server.service import Usage
+from chatterm.tool_calls.parser import Text
 
 
 @pytest.mark.parametrize("with_usage", [False, True])

@@ -9,8 +9,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from chatterm.backends.backend import ChatOptions
-from chatterm.server.child import ProcessOptions
 from chatterm.server.process.engine_process import EngineProcess, serve
+from chatterm.server.spawn import ProcessOptions
 from tests.chatterm.server.conftest import Gate, Tinies
 from tests.engine.tiny import TinyEngine
 

@@ -32,7 +32,7 @@ class Expected:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatterm.sessions.schema.LOCK_WAIT", 0.0)
-    monkeypatch.setattr("chatterm.sessions.vault._RETRY", 0.0)
+    monkeypatch.setattr("chatterm.sessions.fallback_database._RETRY", 0.0)
 
 
 def check(store: Store, expected: dict[str, Expected]) -> None:

@@ -12,12 +12,12 @@ from threading import Event
 
 import pytest
 
-from chatterm.sessions import vault
+from chatterm.sessions import fallback_database
+from chatterm.sessions.fallback_database import Op, Vault
 from chatterm.sessions.library import Library
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import VERSION, connect
 from chatterm.sessions.store import Store
-from chatterm.sessions.vault import Op, Vault
 from tests.chatterm.sessions.saved import conversation
 from tests.counting import PATIENCE, until
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatterm.sessions.schema.LOCK_WAIT", 0.05)
-    monkeypatch.setattr(vault, "_RETRY", 0.2)
+    monkeypatch.setattr(fallback_database, "_RETRY", 0.2)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_what_is_changed_while_the_disk_cannot_even_be_read(
     assert disk is not None
     for name in ("info", "head", "has", "update", "set_head"):
         monkeypatch.setattr(disk, name, refuse, raising=True)
-    monkeypatch.setattr(vault, "_RETRY", 2.0)
+    monkeypatch.setattr(fallback_database, "_RETRY", 2.0)
     store.rename(session, "Renamed")
     store.head(untouched, 1)
     store.flush()
@@ -188,7 +188,7 @@ def test_what_is_changed_while_the_disk_cannot_even_be_read(
 def test_closing_tries_once_more(
     path: Path, locked: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vault, "_RETRY", 1000.0)
+    monkeypatch.setattr(fallback_database, "_RETRY", 1000.0)
     store = Store.open(path)
     session = works_in_memory(store)
     locked()

@@ -12,7 +12,7 @@ from chatterm.app import ChatApp
 from chatterm.backends.backend import ToolCall
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.approval import ApprovalScreen
-from chatterm.tools.deliberate import QUIET
+from chatterm.tools.keypress_guard import QUIET
 from chatterm.tools.rules import Rule
 from tests.chatterm.driving import Driver
 from tests.chatterm.scripted import Script, ScriptedBackend

@@ -11,7 +11,7 @@ from chatterm.backends.backend import FinishReason, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.sessions.store import Store
-from chatterm.tools.deliberate import FAST, QUIET
+from chatterm.tools.keypress_guard import FAST, QUIET
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from chatterm.backends.backend import ToolCall, ToolResult
+from chatterm.cli.headless_tools import Unasked
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
-from chatterm.cli.unasked import Unasked
 from chatterm.cli.usage import WrongUsage
 from chatterm.screens.approval import ApprovalScreen
 from tests.chatterm.driving import driven

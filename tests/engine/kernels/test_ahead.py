@@ -15,7 +15,7 @@ import json
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from engine.kernels.triton.ahead import Compilers, compile_launch, recorded
+from engine.kernels.triton.precompile import Compilers, compile_launch, recorded
 from engine.kernels.triton.linear import linear_kernel
 
 class Driver:

@@ -10,8 +10,8 @@ from gguf import GGMLQuantizationType as GGUF
 pytest.importorskip("triton")
 
 from engine.execute.cuda import fused_program
-from engine.execute.cuda.cuts import Cuts, numbers
 from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.kernel_configs import Cuts, numbers
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.tiles import LANES
 from models.load import load_model

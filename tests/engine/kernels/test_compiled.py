@@ -109,7 +109,7 @@ print(json.dumps([
 EXPERTS = """
 from engine.execute.cuda.experts import choose_group_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel
-from engine.kernels.triton.groups import group_kernel, place_kernel
+from engine.kernels.triton.grouped_gemm import group_kernel, place_kernel
 from engine.kernels.triton.routing import router_kernel
 
 tile = choose_tile(768, 2048, True)
@@ -199,7 +199,7 @@ PACKED_EXPERTS = """
 from engine.execute.cuda.experts import choose_group_tile
 from engine.execute.cuda.tiles import choose_expert_tile
 from engine.kernels.triton.experts import gate_up_kernel, packed_down_kernel
-from engine.kernels.triton.groups import group_kernel
+from engine.kernels.triton.grouped_gemm import group_kernel
 from models.weights.packing import PACKINGS
 
 found = []
@@ -286,7 +286,7 @@ print(json.dumps(found))
 """
 
 EXCHANGE = """
-from engine.kernels.triton.exchange import begin_kernel, join_kernel, sum_kernel
+from engine.kernels.triton.all_reduce import begin_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.sum_norm import sum_norm_kernel
 
 TYPES.update(peers="*i64", epoch="*i64", lost="*i32", patience="*i64", token="*i64", own_row="*i32", own_token="*i64")

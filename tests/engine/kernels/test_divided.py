@@ -18,14 +18,14 @@ pytest.importorskip("triton")
 
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
-from engine.execute.cuda.checking import Checking, GuessedRows
+from engine.execute.cuda.all_reduce import Exchange
+from engine.execute.cuda.all_reduce_layout import Plan
 from engine.execute.cuda.decode_runner import DecodeRunner
-from engine.execute.cuda.exchange import Exchange
-from engine.execute.cuda.exchange_plan import Plan
 from engine.execute.cuda.following import Counting
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots
 from engine.execute.cuda.tiles import FEW
+from engine.execute.cuda.verify import Checking, GuessedRows
 from engine.parallel.messages import follow, of_decode
 from engine.parallel.ring import ROOM, Ring
 from engine.params import SamplingParams

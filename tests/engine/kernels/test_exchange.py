@@ -11,9 +11,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm
-from engine.execute.cuda.exchange import Exchange
-from engine.execute.cuda.exchange_plan import Plan
-from engine.execute.cuda.prompt_sums import PromptSums
+from engine.execute.cuda.all_reduce import Exchange
+from engine.execute.cuda.all_reduce_layout import Plan
+from engine.execute.cuda.prefill_all_reduce import PromptSums
 from engine.execute.cuda.slots import StepInput
 from models.network import NormWeights
 from models.spec import Norm

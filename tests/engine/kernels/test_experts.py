@@ -16,7 +16,7 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.kernels.triton.experts import down_kernel
-from engine.kernels.triton.groups import count_kernel, place_kernel
+from engine.kernels.triton.grouped_gemm import count_kernel, place_kernel
 from engine.kernels.triton.routing import choose_kernel
 from models.assemble import Store, assemble
 from models.network import ExpertWeights, Network

@@ -13,17 +13,17 @@ pytest.importorskip("triton")
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
 from engine.errors import EngineError
-from engine.execute.cuda.checking import PART, Checking
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import FEW
-from engine.kernels.triton.guesses import follow_kernel, spread_kernel
+from engine.execute.cuda.verify import PART, Checking
+from engine.kernels.triton.verify_rows import follow_kernel, spread_kernel
 from engine.params import Constraint, SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
 from engine.sampling.sampler import Drawn
+from engine.schedule.forced_tokens import permitted
 from engine.schedule.guide import Guide
-from engine.schedule.jumping import permitted
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.sequence import Priority, Sequence

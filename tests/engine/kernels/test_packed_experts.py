@@ -266,7 +266,7 @@ def test_steps_give_what_they_give_with_expanded_weights_and_rows_their_own_bits
     path: Path, model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "choose_expert_tile", lambda *given: TILES[0] if given[-2] else TILES[1])
-    monkeypatch.setattr("engine.execute.cuda.cuts.choose_packed_tile", lambda *given: TILES[0])
+    monkeypatch.setattr("engine.execute.cuda.kernel_configs.choose_packed_tile", lambda *given: TILES[0])
     case = Case(model, [17, 5, 0, 3, 1, 2, 1, 1, 1])
     decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False)
     alone, _ = case.run(decoder, [1], 1)

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
-from engine.execute.cuda.sharing import choose_sharing
+from engine.execute.cuda.prefix_groups import choose_sharing
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import (
     MOST_CHUNKS,

@@ -17,10 +17,10 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import PartsCut, attend_mma, choose_own_cut, choose_shared_cut
+from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.decode_runner import ROWS
-from engine.execute.cuda.sharing import (
+from engine.execute.cuda.prefix_groups import (
     LEAST,
     MOST_QUERIES,
     WORTH,
@@ -161,8 +161,8 @@ def case(groups: list[tuple[int, list[int]]], heads: tuple[int, int], norm: bool
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes are shared that are so short that the interpreter is soon done."""
-    monkeypatch.setattr("engine.execute.cuda.sharing.LEAST", 2 * BLOCK)
-    monkeypatch.setattr("engine.execute.cuda.sharing.WORTH", 0)
+    monkeypatch.setattr("engine.execute.cuda.prefix_groups.LEAST", 2 * BLOCK)
+    monkeypatch.setattr("engine.execute.cuda.prefix_groups.WORTH", 0)
 
 
 @pytest.mark.usefixtures("early")

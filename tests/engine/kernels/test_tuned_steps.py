@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda import step_bench
-from engine.execute.cuda.cuts import STARTS, Cuts, fitted, fitted_packed, numbers, room_of, told
 from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.kernel_configs import STARTS, Cuts, fitted, fitted_packed, numbers, room_of, told
 from engine.execute.cuda.step_bench import StepBench
 from engine.execute.cuda.tiles import (
     FEW_PACKED_TILES,

@@ -12,8 +12,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm, add_norm
+from engine.execute.cuda.many_row_linear import warpgroup_product, wide_product
 from engine.execute.cuda.tiles import WarpgroupTile, WideTile, choose_warpgroup_tile, rounded
-from engine.execute.cuda.wide import warpgroup_product, wide_product
 from models.network import Linear, NormWeights, Weight
 from models.spec import FeedForward, Norm
 

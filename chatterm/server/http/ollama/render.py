@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from chatterm.calls.parser import CallEnded, Text
-from chatterm.server.http.answers import AnswerState, Item, Likelihoods, Part, Thought, Totals
+from chatterm.server.http.answer_state import AnswerState, Item, Likelihoods, Part, Thought, Totals
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.sse import line
 from chatterm.server.service import Logprob, RequestError
+from chatterm.tool_calls.parser import CallEnded, Text
 
 
 def stamp() -> str:

@@ -7,11 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.ollama.render import ChatRenderer, GenerateRenderer, stamp
-from chatterm.server.http.openai.asking import MOST_ALTERNATIVES
 from chatterm.server.http.openai.common import (
     Strings,
     Tool,
@@ -22,6 +20,8 @@ from chatterm.server.http.openai.common import (
     tools_of,
     with_tools,
 )
+from chatterm.server.http.openai.completions_base import MOST_ALTERNATIVES
+from chatterm.server.http.renderer import Asked
 from chatterm.server.service import (
     ChatMessage,
     Constraint,

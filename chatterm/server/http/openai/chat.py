@@ -4,20 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from chatterm.calls.parser import CallArguments, CallBegan, Text
-from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
-from chatterm.server.http.asked import Asked
+from chatterm.server.http.answer_state import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.fields import Table, TokenCount, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.openai.asking import (
-    MOST_ALTERNATIVES,
-    CompletionsRenderer,
-    CompletionsRequest,
-    calling,
-    generation,
-    sampling,
-    usage_wanted,
-)
 from chatterm.server.http.openai.common import (
     Message,
     Tool,
@@ -29,7 +18,18 @@ from chatterm.server.http.openai.common import (
     new_id,
     thinking,
 )
+from chatterm.server.http.openai.completions_base import (
+    MOST_ALTERNATIVES,
+    CompletionsRenderer,
+    CompletionsRequest,
+    calling,
+    generation,
+    sampling,
+    usage_wanted,
+)
+from chatterm.server.http.renderer import Asked
 from chatterm.server.service import Logprob, ServedModel, TokenLogprob
+from chatterm.tool_calls.parser import CallArguments, CallBegan, Text
 
 
 class ChatRequest(CompletionsRequest, kw_only=True):

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.calls.grammar import NO_PARAMETERS, calls_or, forced_calls, free_calls
-from chatterm.server.http.answers import AnswerState, Totals
+from chatterm.server.http.answer_state import AnswerState, Totals
 from chatterm.server.http.fields import convert, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.service import (
@@ -21,6 +20,7 @@ from chatterm.server.service import (
     Think,
     ToolCall,
 )
+from chatterm.tool_calls.grammar import NO_PARAMETERS, calls_or, forced_calls, free_calls
 from engine.errors import EngineError
 from models.units import counted
 

@@ -6,12 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from chatterm.calls.parser import Text
-from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought
-from chatterm.server.http.asked import Asked
+from chatterm.server.http.answer_state import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.fields import Table, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.openai.asking import (
+from chatterm.server.http.openai.common import constraint_of, count_of, finish_of, new_id
+from chatterm.server.http.openai.completions_base import (
     MOST_ALTERNATIVES,
     CompletionsRenderer,
     CompletionsRequest,
@@ -19,8 +18,9 @@ from chatterm.server.http.openai.asking import (
     sampling,
     usage_wanted,
 )
-from chatterm.server.http.openai.common import constraint_of, count_of, finish_of, new_id
+from chatterm.server.http.renderer import Asked
 from chatterm.server.service import Logprob, ServedModel
+from chatterm.tool_calls.parser import Text
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[str] | list[int] | list[list[int]]

@@ -6,10 +6,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, TokenCount, convert, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.openai.asking import MOST_ALTERNATIVES, Request, calling, generation
 from chatterm.server.http.openai.common import (
     Function,
     NamedFunction,
@@ -20,7 +18,9 @@ from chatterm.server.http.openai.common import (
     text_of,
     thinking,
 )
+from chatterm.server.http.openai.completions_base import MOST_ALTERNATIVES, Request, calling, generation
 from chatterm.server.http.openai.responses_render import ResponseRenderer
+from chatterm.server.http.renderer import Asked
 from chatterm.server.service import ChatMessage, Constraint, Role, ServedModel, ToolCall
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from chatterm.calls.parser import CallArguments, CallBegan, CallEnded, Text
-from chatterm.server.http.answers import AnswerState, Item, Likelihoods, Part, Thought, Totals
+from chatterm.server.http.answer_state import AnswerState, Item, Likelihoods, Part, Thought, Totals
 from chatterm.server.http.errors import error_object
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.openai.common import new_id
 from chatterm.server.http.sse import event
 from chatterm.server.service import Logprob, RequestError
+from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Text
 
 _PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 

@@ -17,7 +17,7 @@ import pytest
 
 from chatterm.backends.backend import ToolCall
 from chatterm.tools.box import Box
-from chatterm.tools.mcp import client, pipes
+from chatterm.tools.mcp import client, stdio_transport
 from chatterm.tools.mcp.client import RESTARTS, Servers, log_path
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.planner import planners
@@ -104,7 +104,7 @@ def test_a_server_that_died_while_nobody_asked_it_is_started_for_the_next_call(s
 def test_a_server_that_sends_a_line_without_an_end_is_ended(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "MOST_LINE", 8 << 20)
+    monkeypatch.setattr(stdio_transport, "MOST_LINE", 8 << 20)
     assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3"
     with pytest.raises(ToolError, match=r"^test sent a message of more than 8 MB; it was stopped\.$"):
         servers.call("test", "pour", {}, Running())
@@ -212,19 +212,19 @@ def is_running(mark: Path) -> bool:
 async def test_a_process_is_ended_although_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, ended = asyncio.Event(), pipes._ended
+    begun, ended = asyncio.Event(), stdio_transport._ended
 
     async def noted(process: asyncio.subprocess.Process) -> None:
         begun.set()
         await ended(process)
 
-    monkeypatch.setattr(pipes, "_ended", noted)
-    monkeypatch.setattr(pipes, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(stdio_transport, "_ended", noted)
+    monkeypatch.setattr(stdio_transport, "_PATIENCE_S", 600.0)
     server = Server("test", sys.executable, ("-c", "import time; time.sleep(600)", str(tmp_path)))
 
     async def hold() -> None:
         with (tmp_path / "log").open("wb") as log:
-            async with pipes.process_of(server, log, lambda: None):
+            async with stdio_transport.process_of(server, log, lambda: None):
                 assert is_running(tmp_path)
 
     held = asyncio.create_task(hold())

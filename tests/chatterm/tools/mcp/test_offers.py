@@ -15,8 +15,8 @@ from chatterm.backends.backend import EngineError
 from chatterm.cli.main import call
 from chatterm.commands.completing import choice_completions, completions
 from chatterm.commands.registry import find
-from chatterm.tools.mcp import asking
-from chatterm.tools.mcp.offers import (
+from chatterm.tools.mcp import requests
+from chatterm.tools.mcp.catalog import (
     MOST,
     Offers,
     PromptArgument,
@@ -74,7 +74,7 @@ async def test_a_prompt_is_a_command_and_its_text_is_only_text() -> None:
         await driver.send("/here__hostile")
         await driver.until(lambda: driver.answers == ["A report.", "Well."])
         assert model.history[-1][0].startswith("/quit x")
-        assert len(model.history[-1][0]) < asking.MOST_TEXT + 100
+        assert len(model.history[-1][0]) < requests.MOST_TEXT + 100
         await driver.send("/here__report")
         assert driver.errors[-1] == "/here__report needs city [style]."
         await driver.send("/here__report style=long")
@@ -193,7 +193,7 @@ ARGUMENTS = st.builds(Said, name=st.text(max_size=5), description=ANY, required=
 def test_whatever_prompts_a_server_has_can_be_shown_kept_and_read(prompts: list[Any]) -> None:
     resources = [Said(uri=p.name, name=p.title, description=p.description, title=None) for p in prompts]
     liar: Any = Liar(prompts=prompts, resources=resources, resource_templates=[])
-    offers = asyncio.run(asking.offers(liar))
+    offers = asyncio.run(requests.offers(liar))
     assert liar.pages <= 30
     assert len(offers.commands("here")) == len(offers.prompts) <= MOST
     shown = [*offers.commands("here"), *(p.usage for p in offers.prompts), *(r.uri for r in offers.resources)]
@@ -204,7 +204,7 @@ def test_whatever_prompts_a_server_has_can_be_shown_kept_and_read(prompts: list[
 
 def test_endless_lists_have_an_end() -> None:
     many = [Said(name=f"p{n}", title="", description="", arguments=[]) for n in range(100_000)]
-    offers = asyncio.run(asking.offers(Liar(prompts=many)))  # type: ignore[arg-type]
+    offers = asyncio.run(requests.offers(Liar(prompts=many)))  # type: ignore[arg-type]
     assert len(offers.prompts) == MOST
 
 

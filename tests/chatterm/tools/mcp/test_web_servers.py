@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.tools.mcp import client, web
+from chatterm.tools.mcp import client, http_transport
 from chatterm.tools.mcp.client import Servers
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.tool import Running, ToolError
@@ -42,8 +42,8 @@ HELLO = {
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
-    monkeypatch.setattr(web, "MOST_BODY", MOST)
-    monkeypatch.setattr(web, "PACE_S", 0.01)
+    monkeypatch.setattr(http_transport, "MOST_BODY", MOST)
+    monkeypatch.setattr(http_transport, "PACE_S", 0.01)
 
 
 def serving(call: Handler, listen: Handler | None = None, method: str = "tools/call") -> Handler:
@@ -295,7 +295,7 @@ def test_a_way_within_its_own_place_is_followed() -> None:
 
 
 def test_how_often_it_is_listened_to_again_is_not_for_it_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "PACE_S", 1e6)
+    monkeypatch.setattr(http_transport, "PACE_S", 1e6)
     first = threading.Event()
 
     def listen(request: Request, sock: socket.socket) -> bool | None:
@@ -312,7 +312,7 @@ def test_how_often_it_is_listened_to_again_is_not_for_it_to_say(monkeypatch: pyt
 
 def test_a_large_result_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """One event may be as long as an answer: there may be a picture in it."""
-    monkeypatch.setattr(web, "MOST_BODY", 8 << 20)
+    monkeypatch.setattr(http_transport, "MOST_BODY", 8 << 20)
 
     def handle(request: Request, sock: socket.socket) -> bool | None:
         told = {"jsonrpc": "2.0", "id": request.json["id"], "result": said("x" * (4 << 20))}

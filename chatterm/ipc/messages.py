@@ -1,0 +1,113 @@
+"""What frames hold: calls with a number each, so that many run on one connection, and what comes of them.
+
+Bodies are encoded by whoever knows their type. Nothing is taken that does not have the shape it should have.
+"""
+
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from chatterm.ipc.frames import FrameError, framed
+
+T = TypeVar("T")
+
+
+class Call(Struct, frozen=True, array_like=True, tag="call"):
+    """From a client: do this. Calls of a connection have numbers of their own."""
+
+    id: int
+    method: str
+    body: Raw
+
+
+class Feed(Struct, frozen=True, array_like=True, tag="feed"):
+    """From a client: what a running call has asked for."""
+
+    id: int
+    body: Raw
+
+
+class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
+    """From a client: nobody wants the rest of this call. Its end is told all the same."""
+
+    id: int
+
+
+class Item(Struct, frozen=True, array_like=True, tag="item"):
+    """To a client: more of what a call gives."""
+
+    id: int
+    body: Raw
+
+
+class Done(Struct, frozen=True, array_like=True, tag="done"):
+    """To a client: the call is over, with this result."""
+
+    id: int
+    body: Raw
+
+
+class Failed(Struct, frozen=True, array_like=True, tag="failed"):
+    """To a client: the call is over, with an error. `fields` are what its kind has besides the message."""
+
+    id: int
+    kind: str
+    message: str
+    fields: dict[str, Any]
+
+
+ToServer = Call | Feed | Cancel
+ToClient = Item | Done | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_from_client: "msgspec.msgpack.Decoder[ToServer]" = msgspec.msgpack.Decoder(ToServer)
+_from_server: "msgspec.msgpack.Decoder[ToClient]" = msgspec.msgpack.Decoder(ToClient)
+
+NOTHING = Raw(_encoder.encode(None))
+
+
+def packed(value: Any) -> Raw:
+    """A body. Raises FrameError for text that is not valid Unicode, and for numbers that are too large."""
+    try:
+        return Raw(_encoder.encode(value))
+    except UnicodeEncodeError:
+        raise FrameError("The text is not valid Unicode (a lone surrogate); remove that character.") from None
+    except OverflowError:
+        raise FrameError("A number is too large; whole numbers must be from -2^63 to 2^64 - 1.") from None
+
+
+def unpacked(body: Raw | bytes, kind: type[T]) -> T:
+    """The value of a body. Raises FrameError where it is no `kind`."""
+    try:
+        value: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
+        return value
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameError(f"The other side sent something unexpected: {error}") from None
+
+
+@cache
+def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(kind)
+
+
+def to_frame(message: ToServer | ToClient) -> bytes:
+    return framed(_encoder.encode(message))
+
+
+def from_client(body: bytes) -> ToServer:
+    """Raises FrameError."""
+    return _decoded(_from_client, body)
+
+
+def from_server(body: bytes) -> ToClient:
+    """Raises FrameError."""
+    return _decoded(_from_server, body)
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[T]", body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameError(f"The other side sent something unexpected: {error}") from None

@@ -1,0 +1,183 @@
+"""The last line of defence: an error that nobody foresaw is told in one line, and the application goes on."""
+
+import asyncio
+import threading
+from collections import deque
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from textual import events
+from textual._context import active_message_pump
+from textual.dom import DOMNode
+from textual.message import Message
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.worker import WorkerFailed
+
+from chatterm.screens.themed_app import LookApp
+from chatterm.terminal.error_log import error_line, write_down
+
+_MOST, _WITHIN = 10, 10.0
+"""So many errors in so many seconds: it does not go on."""
+
+_LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
+"""Seconds between two checks whether a screen takes keys, the most checks, and the first ones, done without a pause."""
+
+
+class GuardedApp(LookApp):
+    """Textual ends with a traceback, or leaves a widget dead, when a handler, a timer or drawing fails. This does not.
+
+    A screen above the main one that fails is closed. Where errors come too fast, or before there is a main screen,
+    the application ends with one line.
+    """
+
+    def __init__(self, **look: Any) -> None:
+        super().__init__(**look)
+        self.unforeseen: list[str] = []
+        """What was told, latest last."""
+        self._error_times: deque[float] = deque(maxlen=_MOST)
+        self.last_words = ""
+        """Why it could not go on, in one line, for who started it."""
+        self._is_leaving = False
+        self._standing: WeakKeyDictionary[Screen[Any], bool] = WeakKeyDictionary()
+        """For each screen that was checked, whether it has done what it was told before."""
+        self._failed: Screen[Any] | None = None
+        """The latest screen that failed and is being closed."""
+        self._key_before: asyncio.Task[None] | None = None
+        """Ends once everything that the latest key led to is done."""
+
+    # --- for the application ---
+
+    @property
+    def main_screen(self) -> Screen[Any] | None:
+        """Where the person is told; None before it stands."""
+        raise NotImplementedError
+
+    def save_all(self) -> None:
+        """Save what is not saved yet."""
+
+    def tell(self, line: str) -> None:
+        """Show the line on the main screen."""
+
+    # --- keys ---
+
+    async def on_event(self, event: events.Event) -> None:
+        """Hold keys and pastes until the screen takes them and everything that the key before led to is done."""
+        if not isinstance(event, events.Key | events.Paste) or not self.screen_stack:
+            return await super().on_event(event)
+        if self._key_before is not None:
+            await asyncio.wait({self._key_before}, timeout=_LOOK * _LOOKS)
+        for look in range(_LOOKS):
+            if self._stands(self.screen):
+                break
+            await asyncio.sleep(_LOOK if look > _SOON else 0)
+        screen = self.screen
+        await super().on_event(event)
+        self._key_before = asyncio.create_task(_dealt_with(screen))
+        return None
+
+    def _stands(self, screen: Screen[Any]) -> bool:
+        """Return whether a screen takes keys: it is mounted and has done what it was told before, such as to focus."""
+        if screen not in self._standing:
+            self._standing[screen] = False
+            screen.call_later(self._standing.__setitem__, screen, True)
+        return screen.is_mounted and self._standing[screen]
+
+    # --- where errors come from ---
+
+    def _register_child(self, parent: DOMNode, child: Widget, before: int | None, after: int | None) -> None:
+        self._guard(child)
+        super()._register_child(parent, child, before, after)
+
+    def _start_widget(self, parent: Widget, widget: Widget) -> None:
+        self._guard(widget)  # scroll bars
+        super()._start_widget(parent, widget)
+
+    def _guard(self, widget: Widget) -> None:
+        """Textual ends the loop of a widget whose handler fails; so no error comes as far as that."""
+        if "_dispatch_message" in vars(widget):
+            return
+        dispatch = widget._dispatch_message
+
+        async def guarded(message: Message) -> None:
+            try:
+                await dispatch(message)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the widget lives on)
+                self._handle_exception(error)
+
+        widget._dispatch_message = guarded  # type: ignore[method-assign]
+
+    async def _dispatch_message(self, message: Message) -> None:
+        try:
+            await super()._dispatch_message(message)
+        except Exception as error:
+            if not self._running:
+                raise  # while starting: Textual ends it, with our line
+            self._handle_exception(error)
+
+    def thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """For `threading.excepthook`."""
+        if isinstance(failed.exc_value, Exception):
+            self.call_later(self._handle_exception, failed.exc_value)
+
+    # --- what becomes of them ---
+
+    def _handle_exception(self, error: Exception) -> None:
+        if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
+            error = error.error
+        pump = active_message_pump.get(None)
+        failed = pump.screen if isinstance(pump, Widget) and pump.is_attached else None
+        if self._is_leaving or (failed is not None and failed is self._failed):
+            write_down(error)
+            return
+        now = monotonic()
+        too_fast = len(self._error_times) == _MOST and now - self._error_times[0] < _WITHIN
+        self._error_times.append(now)
+        what = error_line(error)
+        is_new = self.unforeseen[-1:] != [what]
+        where = write_down(error) if is_new else ""
+        self.unforeseen.append(what)
+        if too_fast or self.main_screen is None or not self._running:
+            self._leave(error, what)
+            return
+        self._failed = None if failed is self.main_screen else failed
+        line = f"{what} Your conversation and your draft are saved. {where}" if is_new else ""
+        self.call_later(self._go_on, failed, line)
+
+    def _go_on(self, failed: Screen[Any] | None, line: str) -> None:
+        main = self.main_screen
+        if failed is not None and failed is not main and failed in self.screen_stack:
+            while self.screen is not main:
+                top = self.screen
+                try:
+                    top.dismiss(None)
+                finally:
+                    if self.screen is top:
+                        self.pop_screen()
+        self.save_all()
+        if line:
+            self.tell(line)
+        self.screen.refresh()  # what was being drawn may be missing
+
+    def _leave(self, error: Exception, what: str) -> None:
+        self._is_leaving = True
+        try:
+            self.save_all()
+        except Exception as problem:  # noqa: BLE001 (it leaves, whatever happens)
+            write_down(problem)
+        self.last_words = (
+            f"chatterm: {what} chatterm has to close; your conversation is saved. {write_down(error)}"
+        )
+        self.exit(1, return_code=1)
+
+
+async def _dealt_with(screen: Screen[Any]) -> None:
+    """Wait until `screen` and the focused widgets have dealt with a key, with the messages that it leads to, and with
+    those that these lead to."""
+    for _ in range(2):
+        focused = screen.focused.ancestors_with_self if screen.focused is not None else []
+        for pump in (screen, *focused):
+            done = asyncio.Event()
+            if isinstance(pump, Widget) and pump.call_later(done.set):
+                await done.wait()

@@ -1,0 +1,192 @@
+"""What comes of a request, told apart from how it is written: pieces of the engine become parts of answers."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, ToolFormat, Usage
+from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More of the thinking."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihoods:
+    """Of tokens of the answer, where they were asked for."""
+
+    tokens: tuple[Logprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete; its state says why."""
+
+
+Part = Text | Thought | CallBegan | CallArguments | CallEnded | Likelihoods | Finished
+
+
+@dataclass(slots=True)
+class Item:
+    """Thinking, text or a call, as far as it has come."""
+
+    kind: Literal["reasoning", "message", "function_call"]
+    text: str = ""
+    """Of a call: its arguments."""
+    name: str = ""
+    """Of a call: the function's."""
+    logprobs: list[Logprob] = field(default_factory=list)
+    """Of a message; with those of calls before it."""
+    is_over: bool = False
+    """Nothing is added to it any more."""
+    is_cut: bool = False
+    """Whether a limit ended the answer within it."""
+
+    @property
+    def is_json(self) -> bool:
+        """Of a call: whether its arguments are complete."""
+        try:
+            msgspec.json.decode(self.text or "{}")
+        except msgspec.DecodeError:
+            return False
+        return True
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of all prompts of a request."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    """In the queue of this server."""
+
+
+@dataclass(slots=True)
+class AnswerState:
+    """One answer as far as it has come."""
+
+    index: int
+    items: list[Item] = field(default_factory=list)
+    """In the order in which they came."""
+    logprobs: list[Logprob] = field(default_factory=list)
+    tokens: int = 0
+    reason: Reason | None = None
+    usage: Usage | None = None
+    _given: int = 0
+    """How many of the logprobs items have."""
+
+    @property
+    def text(self) -> str:
+        """All its messages."""
+        return "".join(item.text for item in self.items if item.kind == "message")
+
+    @property
+    def reasoning(self) -> str:
+        """All its thinking."""
+        return "".join(item.text for item in self.items if item.kind == "reasoning")
+
+    @property
+    def calls(self) -> list[Item]:
+        """Its calls."""
+        return [item for item in self.items if item.kind == "function_call"]
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a limit ended it."""
+        return self.reason in ("length", "context_full", "repetition")
+
+    @property
+    def open(self) -> Item | None:
+        """The item that may go on."""
+        return self.items[-1] if self.items and not self.items[-1].is_over else None
+
+    def begin(self, item: Item) -> None:
+        """This comes next."""
+        if self.items:
+            self.items[-1].is_over = True
+        self.items.append(item)
+
+    def think(self, text: str) -> None:
+        """More thinking."""
+        self._more("reasoning", text)
+
+    def keep(self, event: Event) -> None:
+        """More of the answer."""
+        match event:
+            case Text(text):
+                self._more("message", text)
+                self.items[-1].logprobs += self.logprobs[self._given :]
+                self._given = len(self.logprobs)
+            case CallBegan(_, name):
+                self.begin(Item("function_call", name=name))
+            case CallArguments(number, text):
+                self.calls[number].text += text
+            case CallEnded(number):
+                call = self.calls[number]
+                call.is_over = True
+                call.is_cut = self.is_incomplete  # one that is complete ends before its answer
+
+    def _more(self, kind: Literal["reasoning", "message"], text: str) -> None:
+        if self.open is None or self.open.kind != kind:
+            self.begin(Item(kind))
+        self.items[-1].text += text
+
+
+class Collector:
+    """Gathers the pieces of one generation, whose answers are numbered from `first`."""
+
+    def __init__(self, count: int, tools: Collection[str], first: int = 0) -> None:
+        """`tools`: names of the functions that the model may call."""
+        self.states = [AnswerState(first + number) for number in range(count)]
+        self.started: Started | None = None
+        self._tools = tools
+        self._parsers = [Parser(None, ()) for _ in range(count)]
+
+    def take(self, piece: Piece) -> tuple[AnswerState, list[Part]] | None:
+        """What a piece brings to an answer; None for one that is about all of them."""
+        if isinstance(piece, Started):
+            self.started = piece
+            self._parsers = [self._parser(piece.tool_format) for _ in self.states]
+            return None
+        state = self.states[piece.index]
+        parser = self._parsers[piece.index]
+        parts: list[Part] = []
+        if isinstance(piece, Delta):
+            state.tokens += len(piece.token_ids)
+            if piece.kind == "reasoning":
+                if not piece.text:
+                    return state, []
+                state.think(piece.text)
+                return state, [Thought(piece.text)]
+            if piece.logprobs:
+                state.logprobs += piece.logprobs
+                parts.append(Likelihoods(piece.logprobs))
+            events = parser.push(piece.text)
+            for event in events:
+                state.keep(event)
+            return state, [*parts, *events]
+        state.reason, state.usage = piece.reason, piece.usage
+        events = parser.end()
+        for event in events:
+            state.keep(event)
+        if not state.items:
+            state.begin(Item("message"))
+        if state.open is not None:
+            state.open.is_cut = state.is_incomplete
+        return state, [*events, Finished()]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every answer has ended."""
+        return all(state.reason is not None for state in self.states)
+
+    def _parser(self, format: ToolFormat | None) -> Parser:
+        return Parser(format, self._tools)

@@ -1,0 +1,187 @@
+"""What OpenAI's endpoints share: fields that say how to answer, what becomes of them, and how chunks are written."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from chatterm.server.http.answer_state import AnswerState, Totals
+from chatterm.server.http.errors import error_object
+from chatterm.server.http.fields import wrong
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.openai.common import (
+    NamedTool,
+    ResponseFormat,
+    Strings,
+    StructuredOutputs,
+    Tool,
+    bias_of,
+    choice_of,
+    sampling_of,
+    stops_of,
+    strict_of,
+    tools_of,
+    usage_of,
+    with_tools,
+)
+from chatterm.server.http.sse import DONE, event
+from chatterm.server.service import Constraint, Generation, RequestError, ServedModel
+
+_SAMPLING = (
+    *("seed", "temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_repetition"),
+)
+MOST_ALTERNATIVES = 20
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Request(Struct, kw_only=True):
+    """Fields of every request for an answer."""
+
+    model: str
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+
+
+class CompletionsRequest(Request, kw_only=True):
+    """Fields of chats and of texts that are completed."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop_repetition: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+def sampling(given: CompletionsRequest, most: int | None, logprobs: int | None) -> dict[str, Any]:
+    """How to draw tokens, `most` of them, with so many alternatives each. Raises RequestError 400."""
+    found = sampling_of(given, _SAMPLING)
+    others = {
+        "stop": stops_of(given.stop),
+        "logit_bias": bias_of(given.logit_bias),
+        "max_tokens": most,
+        "logprobs": logprobs,
+    }
+    return found | {name: value for name, value in others.items() if value is not None}
+
+
+def usage_wanted(given: CompletionsRequest) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether every chunk has it. Raises RequestError 400."""
+    options = given.stream_options
+    if options is not None and not given.stream:
+        raise wrong("stream_options", "stream_options needs stream to be true.")
+    if options is None:
+        return False, False
+    return bool(options.include_usage), bool(options.continuous_usage_stats)
+
+
+def generation(given: Request, limits: Limits, client: str, **asked: Any) -> Generation:
+    """What the engine is asked for: `asked` are fields of a Generation."""
+    user = getattr(given, "safety_identifier", None) or given.user or ""
+    return Generation(
+        model=given.model,
+        most_tokens=limits.context,
+        deadline_s=limits.request_s,
+        client=f"{client} {user}".rstrip(),
+        cache_key=given.prompt_cache_key,
+        **asked,
+    )
+
+
+def calling(
+    given: Sequence[Tool],
+    choice: str | NamedTool | None,
+    parallel: bool | None,
+    constraint: Constraint | None,
+    model: ServedModel,
+) -> dict[str, Any]:
+    """What a Generation has of the tools, and of the form of the answer besides. Raises RequestError 400."""
+    tools = tools_of(given)
+    chosen = choice_of(choice, tools)
+    tools = () if chosen == "none" else tools
+    bound = with_tools(constraint, model, tools, chosen, parallel is not False, strict_of(given))
+    return {"tools": tools, "tool_choice": chosen, "constraint": bound}
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionsRenderer:
+    """Chunks of a stream, or one document of all answers."""
+
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    model: str
+    id: str
+    logprobs: bool
+    with_usage: bool
+    running_usage: bool
+    """In every chunk."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    _totals: Totals = field(default_factory=Totals)
+    _head: bytes = b""
+
+    def begin(self, totals: Totals) -> list[bytes]:
+        self._totals = totals
+        return []
+
+    def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
+        if not self.with_usage:
+            return [DONE]
+        return [event({**self._document(self.chunk_object, []), "usage": usage_of(states, totals)}), DONE]
+
+    def failed(self, error: RequestError) -> list[bytes]:
+        return [event(error_object(error)), DONE]
+
+    def whole(self, states: Sequence[AnswerState], totals: Totals) -> bytes:
+        choices = [self._choice(state) for state in states]
+        made = self._document(self.whole_object, choices)
+        return msgspec.json.encode({**made, "usage": usage_of(states, totals)})
+
+    def _choice(self, state: AnswerState) -> dict[str, Any]:
+        """A whole answer."""
+        raise NotImplementedError
+
+    def _chunk(self, state: AnswerState, choice: Mapping[str, Any]) -> bytes:
+        """One event, of an answer as far as it has come."""
+        if not self._head:  # all chunks begin alike, up to their choice
+            self._head = msgspec.json.encode(self._document(self.chunk_object, [])).removesuffix(b"]}")
+        usage: dict[str, int] | None = None
+        if self.running_usage:
+            prompt = self._totals.prompt_tokens
+            usage = {
+                "prompt_tokens": prompt,
+                "completion_tokens": state.tokens,
+                "total_tokens": prompt + state.tokens,
+            }
+        last = b',"usage":%b' % msgspec.json.encode(usage) if self.running_usage or self.with_usage else b""
+        return b"data: %b%b]%b}\n\n" % (self._head, msgspec.json.encode(choice), last)
+
+    def _document(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }

@@ -1,0 +1,399 @@
+"""The conversation of an attached terminal: a local backend on an engine that it shares with others."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Raw
+
+from chatterm.backends.backend import (
+    ENGINE_OPTIONS,
+    ChatOptions,
+    Document,
+    EngineError,
+    Exchange,
+    OnProgress,
+    Outcome,
+    Part,
+    Progress,
+    Request,
+    ThinkCache,
+    ThinkMode,
+    TokenEvent,
+    Tool,
+    ToolResult,
+    TurnStats,
+)
+from chatterm.backends.local import LocalBackend
+from chatterm.backends.protocol import (
+    Begun,
+    Loading,
+    Look,
+    OnePart,
+    Open,
+    Said,
+    State,
+    Tokens,
+    Wanted,
+)
+from chatterm.ipc.frames import FrameError
+from chatterm.ipc.messages import Call, packed, unpacked
+from chatterm.server.process.connection import Stream, failure
+from chatterm.server.process.frame_batcher import Pump
+from chatterm.server.process.model_pool import Held, Host
+from engine.params import Constraint
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from models.files import ModelFiles
+
+
+class _Cancelled(Exception):
+    """Nobody wants the rest."""
+
+
+class SharedEngines:
+    """The engines of the host, for one conversation."""
+
+    def __init__(self, host: Host, keep_alive_s: float | None = None) -> None:
+        """`keep_alive_s` is as in `Host.keep`."""
+        self._host = host
+        self._keep_alive_s = keep_alive_s
+        self._taken: dict[int, Held] = {}
+
+    def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
+        from models.files import ModelFiles
+
+        if self._host.find(model) is not None:
+            return ModelFiles(model)
+        return self._host.engines.find(model, on_progress)
+
+    def load(
+        self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
+    ) -> "Engine":
+        held = self._host.take(model, on_progress, self._keep_alive_s)
+        self._taken[id(held.engine)] = held
+        return held.engine
+
+    def close(self, engine: "Engine") -> None:
+        if (held := self._taken.pop(id(engine), None)) is not None:
+            self._host.give_back(held)
+
+
+class Terminal:
+    """The calls of one terminal, one after the other in a thread of its own; what returns at once goes before them."""
+
+    def __init__(self, host: Host, pump: Pump) -> None:
+        self._host = host
+        self._pump = pump
+        self._backend: LocalBackend | None = None
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._latest: _Job | None = None
+        """The one that came last."""
+        self._thread = threading.Thread(target=self._serve, name="terminal", daemon=True)
+        self._thread.start()
+
+    def begin(self, call: Call, stream: Stream) -> "_Job | None":
+        """On the event loop's thread. Raises FrameError for a call that is none."""
+        if call.method in _AT_ONCE:
+            stream.done(self._at_once(call))
+            return None
+        if call.method not in _CALLS:
+            raise FrameError(f"There is no call {call.method[:40]!r}.")
+        job = self._latest = _Job(self, call, stream, self._pump)
+        self._jobs.put(job)
+        return job
+
+    def close(self) -> None:
+        """The terminal is gone. Returns at once."""
+        self.interrupt()
+        self._jobs.put(None)
+
+    def interrupt(self) -> None:
+        """End what runs within one step. From any thread."""
+        if (backend := self._backend) is not None:
+            backend.stop()
+
+    # -- at once
+
+    def _at_once(self, call: Call) -> Any:
+        backend = self._backend
+        match call.method:
+            case "stop":
+                but = unpacked(call.body, int | None)  # type: ignore[arg-type]
+                if (job := self._latest) is not None:
+                    job.stopped = True
+                    job.but = but
+                if backend is not None:
+                    backend.stop(but)
+            case "answer_now" if backend is not None:
+                backend.answer_now()
+            case "look":
+                return look(backend)
+            case "blocks" if backend is not None:
+                return backend.blocks()
+            case "token_text" if backend is not None:
+                return backend.token_text(unpacked(call.body, int))
+        return None
+
+    # -- in the thread
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                value = self._run(job)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the terminal is told)
+                job.end(self._state(job, None), None if isinstance(error, _Cancelled) else error)
+            else:
+                job.end(self._state(job, value), None)
+        if self._backend is not None:
+            with suppress(Exception):
+                self._backend.close()
+        self._latest = None  # it refers to this
+
+    def _state(self, job: "_Job", value: Any) -> State:
+        backend = self._backend
+        if backend is None:
+            return State(None, 0, (None,), Look(None, None), packed(value))
+        last = (backend.last,) if job.method in _CHANGE else ()
+        return State(backend.info, backend.used_tokens, last, look(backend), packed(value))
+
+    def _run(self, job: "_Job") -> Any:
+        if job.cancelled:
+            raise _Cancelled
+        if job.method == "open":
+            self._open(job)
+            return None
+        if self._backend is None:
+            raise EngineError("No model is open yet.")
+        backend, body = self._backend, job.body
+        match job.method:
+            case "switch":
+                backend.switch(named(*unpacked(body, tuple[str, str])), job.tell)
+            case "send":
+                self._answer(job, backend.send(unpacked(body, str)))
+            case "tell":
+                self._answer(job, backend.tell(unpacked(body, list[ToolResult])))
+            case "retry":
+                self._answer(job, backend.retry())
+            case "resume":
+                self._answer(job, backend.resume())
+            case "candidates":
+                text, count = unpacked(body, tuple[str, int])
+                self._several(job, backend.candidates(text, count))
+            case "answers":
+                self._several(job, backend.answers(job.requests()))
+            case "load_path":
+                backend.load_path(unpacked(body, list[Exchange]))
+            case "count":
+                return backend.count(unpacked(body, str))
+            case "undo":
+                return backend.undo()
+            case "reset":
+                backend.reset()
+            case "set_system":
+                backend.set_system(unpacked(body, str | None))  # type: ignore[arg-type]
+            case "set_documents":
+                backend.set_documents(unpacked(body, list[Document]))
+            case "read":
+                return backend.read(unpacked(body, Document))
+            case "know":
+                backend.know(unpacked(body, list[Exchange]))
+            case "keep_as":
+                backend.keep_as(unpacked(body, str | None))  # type: ignore[arg-type]
+            case "set_think":
+                backend.set_think(unpacked(body, ThinkMode))  # type: ignore[arg-type]
+            case "set_think_cache":
+                backend.set_think_cache(unpacked(body, ThinkCache))  # type: ignore[arg-type]
+            case "set_sampling":
+                backend.set_sampling(sampling_of(unpacked(body, dict[str, Any])))
+            case "set_tools":
+                backend.set_tools(unpacked(body, list[Tool]))
+            case "settle":
+                backend.settle()
+            case "prepare":
+                backend.prepare(unpacked(body, str))
+            case "begin_title":
+                return backend.begin_title(*unpacked(body, tuple[str, str]))
+            case "models":
+                return backend.models()
+            case "catalogue":
+                return backend.catalogue()
+        return None
+
+    def _open(self, job: "_Job") -> None:
+        wanted = unpacked(job.body, Open)
+        if self._backend is not None:
+            self._backend.close()
+        shared = {name: getattr(self._host.options, name) for name in (*ENGINE_OPTIONS, "streams")}
+        options = replace(wanted.options, **shared, sampling=sampling_of(wanted.options.sampling))
+        engines = SharedEngines(self._host, wanted.keep_alive_s)
+        self._backend = LocalBackend(named(wanted.model, wanted.folder), options, engines)
+        self._backend.open(job.tell)
+
+    def _answer(self, job: "_Job", events: Iterator[TokenEvent]) -> None:
+        backend = self._backend
+        assert backend is not None
+        begun = False
+        if job.stopped:  # before the backend had begun
+            backend.stop(job.but)
+        with closing(cast("Any", events)):
+            for event in events:
+                last = backend.last
+                if not begun and last is not None:
+                    job.note(Begun(last.before(event)))
+                begun = True
+                job.say(Tokens([event], last.stats if last is not None else TurnStats()))
+                if job.cancelled:
+                    raise _Cancelled
+
+    def _several(self, job: "_Job", parts: Iterator[tuple[int, Part]]) -> None:
+        assert self._backend is not None
+        if job.stopped:
+            self._backend.stop(job.but)
+        with closing(cast("Any", parts)):
+            for index, part in parts:
+                job.say(_one(index, part))
+                if job.cancelled:
+                    raise _Cancelled
+
+
+class _Job:
+    """One call, and what it has to say. The terminal's thread calls `note`, `say` and `tell`, the loop's all else."""
+
+    def __init__(self, terminal: Terminal, call: Call, stream: Stream, pump: Pump) -> None:
+        self.waits, self.due = False, 0.0
+        self.method, self.body = call.method, call.body
+        self.cancelled = self.stopped = False
+        self.but: int | None = None
+        self._terminal = terminal
+        self._stream = stream
+        self._pump = pump
+        self._said: deque[Said] = deque()
+        self._fed: SimpleQueue[Raw | None] = SimpleQueue()
+        self._end: tuple[State, Exception | None] | None = None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._fed.put(None)
+        self._terminal.interrupt()
+
+    def feed(self, body: Raw) -> None:
+        self._fed.put(Raw(bytes(body)))
+
+    def note(self, said: Said) -> None:
+        """It is said with what comes next."""
+        self._said.append(said)
+
+    def say(self, said: Said) -> None:
+        self._said.append(said)
+        self._pump.wake(self)
+
+    def tell(self, progress: Progress) -> None:
+        """How far a load is. Raises where nobody waits for it any more."""
+        if self.cancelled:
+            raise _Cancelled
+        self.say(Loading(progress.stage, progress.what, progress.done, progress.total))
+
+    def end(self, state: State, error: Exception | None) -> None:
+        self._end = (state, error)
+        self._pump.wake(self, at_once=True)
+
+    def requests(self) -> Iterable[Request]:
+        """What the client feeds, as it is needed."""
+        while not self.cancelled:
+            self.say(Wanted())
+            body = self._fed.get()
+            request = None if body is None else unpacked(body, Request | None)  # type: ignore[arg-type]
+            if request is None:
+                return
+            yield replace(request, sampling=sampling_of(request.sampling))
+
+    def fail(self, error: Exception) -> None:
+        self._stream.failed(error)
+
+    def send(self) -> bool:
+        if self._stream.blocked(self):
+            return True
+        end = self._end  # before what was said: nothing comes after it
+        gathered: list[Said] = []
+        while self._said:
+            said, last = self._said.popleft(), gathered[-1] if gathered else None
+            if isinstance(said, Tokens) and isinstance(last, Tokens):
+                gathered[-1] = Tokens(last.events + said.events, said.stats)
+            elif isinstance(said, Loading) and isinstance(last, Loading):
+                gathered[-1] = said
+            else:
+                gathered.append(said)
+        for said in gathered:
+            self._stream.item(said)
+        if end is not None:
+            state, error = end
+            if error is not None:
+                self._stream.item(state)
+                self._stream.failed(error)
+            else:
+                self._stream.done(state)
+        return not self._stream.is_over
+
+
+def named(model: str, folder: str) -> str:
+    """What a terminal in `folder` calls `model`, as this process can find it."""
+    from models.hub.catalogue import names
+
+    if model.strip().lower() in names():
+        return model
+    path = Path(folder) / Path(model).expanduser()
+    return str(path.resolve()) if model.strip() and path.exists() else model
+
+
+def look(backend: LocalBackend | None) -> Look:
+    """What can be looked at at any time."""
+    return Look(None, None) if backend is None else Look(backend.figures(), backend.made_title())
+
+
+def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling settings as they were before they were sent."""
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if found.get("constraint") is not None:
+        found["constraint"] = unpacked(packed(found["constraint"]), Constraint)
+    return found
+
+
+def _one(index: int, part: Part) -> OnePart:
+    if isinstance(part, TokenEvent):
+        return OnePart(index, token=part)
+    if isinstance(part, Outcome):
+        return OnePart(index, outcome=part)
+    failed = failure(0, part)
+    return OnePart(index, error=(failed.kind, failed.message, failed.fields))
+
+
+_AT_ONCE = frozenset({"stop", "answer_now", "look", "blocks", "token_text"})
+_CALLS = frozenset(
+    {
+        *(
+            "open",
+            "switch",
+            "send",
+            "tell",
+            "set_tools",
+            "retry",
+            "resume",
+            "candidates",
+            "answers",
+            "load_path",
+            "count",
+            "undo",
+        ),
+        *("reset", "set_system", "set_think", "set_think_cache", "set_sampling", "settle", "prepare"),
+        *("begin_title", "models", "catalogue", "keep_as", "know", "set_documents", "read"),
+    }
+)
+_CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})
+"""Calls after which another answer may be the latest."""

@@ -1,0 +1,345 @@
+"""The models of the engine process: loaded on demand, shared by all clients, unloaded when nobody uses them."""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
+from chatterm.backends.local import Engines, OwnEngines
+from chatterm.server.service import ToolFormat
+from chatterm.tool_calls.format import tool_format
+from engine.errors import GpuLostError
+from models.errors import NoRoomError
+from models.units import bytes_text
+
+if TYPE_CHECKING:
+    from engine.conversation.requests import Requests
+    from engine.engine import Engine
+    from engine.machine.memory_check import Need
+    from models.files import ModelFiles
+
+
+class MeasuredEngines(Engines, Protocol):
+    """Engines side by side in one memory."""
+
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+        """What a model takes beside those that are loaded, and what memory is free. Raises as `load` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model that has been loaded, and is loaded again when it is asked for."""
+
+    name: str
+    source: str
+    """What it was loaded by: a name, a folder or a file."""
+    aliases: frozenset[str]
+    loaded_at: float
+    """Seconds since the epoch."""
+    place: str
+    """Its canonical name."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is a folder or a file that is still there."""
+        return Path(self.place).exists()
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A loaded model."""
+
+    name: str
+    engine: "Engine"
+    requests: "Requests"
+    keep_alive_s: float | None
+    """Seconds that it stays once nobody uses it; None: for ever."""
+    loaded_at: float
+    """Seconds since the epoch."""
+    tool_format: ToolFormat | None = None
+    aliases: set[str] = field(default_factory=set)
+    users: int = 0
+    parting: int = 0
+    """Answers that are over, whose last work is not done yet."""
+    unused_since: float = 0.0
+    """On the monotonic clock; of no use while somebody uses it."""
+    sequences: set[Any] = field(default_factory=set)
+    """What runs for requests now."""
+    leaving: set[Future[None]] = field(default_factory=set)
+    """Requests that are over, and whose answers are about to be known for the next prompt."""
+    followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
+    """What begins once a sequence has its first token: it needs what that computes."""
+    lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def bytes(self) -> int:
+        """Of the device's memory."""
+        figures = self.engine.figures()
+        return figures.weight_bytes - figures.host_bytes + figures.kv_bytes + figures.draft_bytes
+
+    def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
+        """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""
+        with self.lock:
+            if leader.first_token or leader.finished.is_set():
+                return False
+            self.followers.append((leader, begin))
+            return True
+
+    def part(self, begin: Callable[[], None]) -> bool:
+        """Have `begin` not called any more; False where it has been, or never was to be."""
+        with self.lock:
+            before = len(self.followers)
+            self.followers = [waiting for waiting in self.followers if waiting[1] != begin]
+            return len(self.followers) < before
+
+    def begun(self, leader: Any) -> list[Callable[[], None]]:
+        """What waited for this sequence, which has its first token or is over."""
+        with self.lock:
+            ready = [begin for other, begin in self.followers if other is leader]
+            self.followers = [waiting for waiting in self.followers if waiting[0] is not leader]
+            return ready
+
+    def left(self, now: float) -> float | None:
+        """Seconds until it is unloaded; None: never, as things stand."""
+        if self.engine.is_closed and not self.users:
+            return 0.0  # an error has ended it
+        if self.users or self.keep_alive_s is None:
+            return None
+        return max(self.unused_since + self.keep_alive_s - now, 0.0)
+
+
+class Host:
+    """Owns the engines. From any thread; taking a model that is not loaded takes long."""
+
+    def __init__(
+        self, options: ChatOptions, keep_alive_s: float | None, engines: MeasuredEngines | None = None
+    ) -> None:
+        self.options = options
+        self.keep_alive_s = keep_alive_s
+        self.loads = 0
+        """How many models have been loaded so far."""
+        self.engines: MeasuredEngines = engines or OwnEngines()
+        """What makes them."""
+        self._held: list[Held] = []
+        self._known: dict[str, Known] = {}
+        """By the canonical name."""
+        self._state = threading.RLock()
+        self._parted = threading.Condition(self._state)
+        self._loading = threading.Lock()
+        """One model at a time: a load takes memory step by step."""
+        self._closed = False
+        self._lost_gpu = False
+
+    @property
+    def lost_gpu(self) -> bool:
+        """Whether this process can no longer use the GPU, as noticed by a loaded model or while loading one."""
+        with self._state:
+            return self._lost_gpu or any(held.engine.lost_gpu for held in self._held)
+
+    @property
+    def held(self) -> list[Held]:
+        """The loaded models, in the order in which they were loaded, without those that an error has ended."""
+        with self._state:
+            return [held for held in self._held if not held.engine.is_closed]
+
+    @property
+    def known(self) -> list[Known]:
+        """The models that have been loaded so far, whether they still are or not, the latest first."""
+        with self._state:
+            return list(self._known.values())[::-1]
+
+    def known_as(self, name: str) -> Known | None:
+        """The model that was last loaded by this name."""
+        return next((one for one in self.known if name in one.aliases), None)
+
+    def is_here(self, name: str) -> bool:
+        """Whether a request may have this model loaded: it makes nobody read files that nobody named, or fetch any.
+
+        Raises ModelError where the models of this machine cannot be read.
+        """
+        known, names = self.known_as(name), local_names()
+        return name in names or (known is not None and (known.source in names or known.is_there))
+
+    def find(self, name: str) -> Held | None:
+        """The loaded model of this name, without using it."""
+        return next((held for held in self.held if name in held.aliases), None)
+
+    def take(
+        self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
+    ) -> Held:
+        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` is as in `keep`.
+
+        Raises ModelError and EngineError.
+        """
+        if (held := self.take_loaded(name)) is None:
+            with self._loading:
+                known = self.known_as(name)
+                source = name if known is None else known.source
+                held = self.take_loaded(name) or self._add(source, on_progress)
+        self.keep(held, keep_alive_s)
+        return held
+
+    def keep(self, held: Held, keep_alive_s: float | None) -> None:
+        """Let a model stay so long once nobody uses it; below 0: for ever, None: as the server was started."""
+        usual = self.keep_alive_s if keep_alive_s is None else keep_alive_s
+        held.keep_alive_s = usual if usual is None or usual >= 0 else None
+
+    def take_loaded(self, name: str) -> Held | None:
+        """The same of a model that is loaded; None where it is not. Returns at once."""
+        with self._state:
+            if self._closed:
+                raise EngineError("The server is shutting down; start it again with chatterm serve.")
+            if (held := self.find(name)) is not None:
+                held.users += 1
+            return held
+
+    def give_back(self, held: Held) -> None:
+        """It is not used any more by one who took it."""
+        with self._state:
+            held.users -= 1
+            held.unused_since = time.monotonic()
+
+    def part(self, held: Held) -> None:
+        """The same, but for what comes after an answer, which `parted` ends: then it may already be unloaded."""
+        with self._state:
+            held.parting += 1
+            self.give_back(held)
+
+    def parted(self, held: Held) -> None:
+        """What came after an answer is done."""
+        with self._parted:
+            held.parting -= 1
+            self._parted.notify_all()
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[Held]:
+        """A model while it is used for something short. Raises as `take` does."""
+        held = self.take(name)
+        try:
+            yield held
+        finally:
+            self.give_back(held)
+
+    def unload(self, held: Held) -> bool:
+        """Free a model, unless somebody uses it."""
+        with self._state:
+            if held.users or held not in self._held:
+                return False
+            self._held.remove(held)
+            self._parted.wait_for(lambda: not held.parting)
+        self.engines.close(held.engine)
+        return True
+
+    def unload_unused(self, now: float) -> None:
+        """Free the models whose time is over, or that an error has ended. `now` is on the monotonic clock."""
+        with self._state:
+            loaded = list(self._held)
+        for held in loaded:
+            if (left := held.left(now)) is not None and left <= 0.0:
+                self.unload(held)
+
+    def close(self) -> None:
+        """Free everything; whatever runs ends as cancelled. Closing twice is fine."""
+        with self._state:
+            self._closed = True
+            held, self._held = self._held, []
+        for one in held:
+            self.engines.close(one.engine)
+
+    def _add(self, name: str, on_progress: OnProgress | None) -> Held:
+        from engine.conversation.requests import Requests
+
+        key = canonical(name)
+        with self._state:
+            if (held := self.find(key)) is not None:
+                held.aliases.add(name)
+                held.users += 1
+                return held
+        files = self.engines.find(name, on_progress)
+        self.unload_unused(time.monotonic())  # one that an error has ended still has its memory
+        engine = self._load(name, files, on_progress)
+        try:
+            requests = Requests(engine, think_cache=self.options.think_cache)
+        except BaseException:
+            self.engines.close(engine)
+            raise
+        with self._state:
+            if self._closed:
+                self.engines.close(engine)
+                raise EngineError("The server is shutting down; start it again with chatterm serve.")
+            full = engine.model_name
+            aliases = {name, key} if self.find(full) is not None else {name, key, full}
+            held = Held(
+                full,
+                engine,
+                requests,
+                self.keep_alive_s,
+                time.time(),
+                tool_format(engine.tokenizer),
+                aliases,
+                users=1,
+            )
+            self._held.append(held)
+            self._known.pop(key, None)
+            self._known[key] = Known(full, name, frozenset(aliases), held.loaded_at, key)
+            self.loads += 1
+        return held
+
+    def _load(self, name: str, files: "ModelFiles", on_progress: OnProgress | None) -> "Engine":
+        """Load a model, and unload those that nobody uses as far as it needs their memory, the longest unused first."""
+        while True:
+            need, idle = self.engines.need(files, self.options), self._idle()
+            can_fit = need.least <= need.free + sum(held.bytes for held in idle)
+            if need.is_met or not can_fit or not self._unload_oldest():
+                break
+        while True:
+            try:
+                return self.engines.load(name, files, self.options, on_progress)
+            except NoRoomError as error:  # it needs more than was expected
+                if not can_fit or not self._unload_oldest():
+                    raise self._refused(error) from None
+            except GpuLostError:
+                self._lost_gpu = True
+                raise
+
+    def _idle(self) -> list[Held]:
+        """The models that nobody uses, the one that was used longest ago first."""
+        with self._state:
+            idle = [held for held in self._held if not held.users]
+        return sorted(idle, key=lambda held: held.unused_since)
+
+    def _unload_oldest(self) -> bool:
+        """Whether a model could be unloaded."""
+        done = any(self.unload(held) for held in self._idle())
+        gc.unfreeze()  # what is left out of searches may be of that model
+        gc.collect()  # what refers to itself holds its memory until then
+        return done
+
+    def _refused(self, error: NoRoomError) -> NoRoomError:
+        """The same, with the models that take the memory."""
+        loaded = ", ".join(f"{held.name} ({bytes_text(held.bytes)})" for held in self.held)
+        return type(error)(f"{error} Loaded here: {loaded}.") if loaded else error
+
+
+def local_names() -> set[str]:
+    """The names of the models on this machine. Raises ModelError where they cannot be read."""
+    from models.hub.sources import local_models
+
+    return {model.name for model in local_models()}
+
+
+def canonical(name: str) -> str:
+    """One name for all names of a model; of one in a folder or a file its whole path."""
+    from models.hub.sources import parse
+
+    try:
+        source = parse(name)
+    except ModelError:
+        return name
+    return str(source.resolve()) if isinstance(source, Path) else source.name

@@ -1,0 +1,201 @@
+"""What can be asked about the models of this machine and about the engines, beside answers."""
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chatterm.backends.backend import ModelError
+from chatterm.server.process.generation_task import no_model, request_error
+from chatterm.server.process.model_pool import Held, Host, Known
+from chatterm.server.process.request_parsing import THINK, message_of
+from chatterm.server.service import ChatMessage, Latency, Metrics, ModelMetrics, RequestError, ServedModel
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from models.hub.sources import LocalModel
+
+_FRESH = 10.0
+"""Seconds for which the list of models on this machine is good."""
+
+
+class Tokenize(Struct, frozen=True):
+    """A text or a conversation to be tokenised."""
+
+    model: str
+    text: str | tuple[ChatMessage, ...]
+
+
+class TokenTexts(Struct, frozen=True):
+    """Tokens whose texts are wanted."""
+
+    model: str
+    ids: list[int]
+
+
+class Looking:
+    """Answers questions; they may read files, and belong into a thread of their own."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._local: list[ServedModel] = []
+        self._looked_at = -_FRESH
+        self._lock = threading.Lock()
+
+    def models(self) -> list[ServedModel]:
+        """What can be asked, the loaded ones first. Raises ModelError."""
+        with self._lock:
+            if time.monotonic() >= self._looked_at + _FRESH:
+                from models.hub.sources import local_models
+
+                self._local = [_on_disk(model) for model in local_models()]
+                self._looked_at = time.monotonic()
+        held, now = self._host.held, time.monotonic()
+        names = {name for one in held for name in one.aliases}
+        files = {model.name: model for model in self._local}
+        left = [one for one in self._host.known if not one.aliases & names and one.is_there]
+        again = {name: one for one in self._host.known[::-1] for name in one.aliases}
+        return [
+            *(
+                _served(one, now, next((files[name] for name in one.aliases & files.keys()), None))
+                for one in held
+            ),
+            *(_unloaded(one) for one in left if not one.aliases & files.keys()),
+            *(_named(model, again.get(model.name)) for model in self._local if model.name not in names),
+        ]
+
+    def tokenize(self, wanted: Tokenize) -> list[int]:
+        """Raises RequestError."""
+        with self._using(wanted.model) as held:
+            try:
+                if isinstance(wanted.text, str):
+                    return held.requests.completes(wanted.text).rows.token_ids
+                messages = [message_of(message) for message in wanted.text]
+                params = held.engine.default_params()
+                return held.requests.asked(messages, params, think=THINK["auto"]).rows.token_ids
+            except (EngineError, ModelError) as error:
+                raise request_error(error) from error
+
+    def token_texts(self, wanted: TokenTexts) -> list[str]:
+        """Raises RequestError for an unknown id."""
+        with self._using(wanted.model) as held:
+            size = held.engine.vocab_size
+            for id in wanted.ids:
+                if not 0 <= id < size:
+                    raise RequestError(
+                        400, "invalid_request_error", f"There is no token {id}; {held.name} has {size:,}."
+                    )
+            return [held.engine.tokenizer.decode([id], skip_special=False, goes_on=True) for id in wanted.ids]
+
+    def metrics(self, terminals: int, queued: Mapping[str, int]) -> Metrics:
+        """`queued` are answers by model that wait before the engine has them. Returns at once."""
+        return Metrics(
+            models=tuple(_metrics(held, queued) for held in self._host.held),
+            terminals=terminals,
+            process_bytes=_resident(),
+        )
+
+    def check(self, name: str) -> None:
+        """Raises RequestError for a model that no request may have: it is not on this machine."""
+        if self._host.find(name) is None and not self._host.is_here(name):
+            raise no_model(name)
+
+    def _using(self, name: str) -> AbstractContextManager[Held]:
+        self.check(name)
+        return self._host.using(name)
+
+
+def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
+    """A loaded model; `files` is the same as it lies on the disk."""
+    from models.weights.slots import parameters
+
+    engine = held.engine
+    figures = engine.figures()
+    return ServedModel(
+        name=held.name,
+        aliases=tuple(sorted(held.aliases - {held.name})),
+        created=files.created if files is not None else int(held.loaded_at),
+        context_length=engine.context_length,
+        thinks=held.requests.thinks,
+        chats=engine.tokenizer.has_chat_template,
+        tool_format=held.tool_format,
+        file_bytes=files.file_bytes if files is not None else None,
+        bytes=figures.weight_bytes + figures.kv_bytes + figures.draft_bytes,
+        loaded=True,
+        expires_in_s=held.left(now),
+        family=engine.spec.architecture.removesuffix("ForCausalLM").lower(),
+        format=engine.weight_format,
+        parameters=parameters(engine.spec),
+        template=engine.tokenizer.template,
+    )
+
+
+def _unloaded(model: Known) -> ServedModel:
+    """A model that was loaded from a file that chatterm does not keep, say."""
+    aliases = tuple(sorted(model.aliases - {model.name}))
+    return ServedModel(name=model.name, aliases=aliases, created=int(model.loaded_at), context_length=None)
+
+
+def _named(model: ServedModel, known: Known | None) -> ServedModel:
+    """The model with the names that it had while it was loaded."""
+    if known is None:
+        return model
+    return replace(model, aliases=tuple(sorted(known.aliases - {model.name})))
+
+
+def _on_disk(model: "LocalModel") -> ServedModel:
+    place = model.files.gguf or model.files.folder
+    created = 0
+    if place is not None:
+        try:
+            created = int(place.stat().st_mtime)
+        except OSError:
+            created = 0
+    return ServedModel(name=model.name, created=created, context_length=None, file_bytes=model.bytes)
+
+
+def _metrics(held: Held, queued: Mapping[str, int]) -> ModelMetrics:
+    figures = held.engine.figures()
+    blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
+    traffic = held.engine.traffic()
+    tally, guesses = traffic.tally, not figures.speculation.startswith("off: ")
+    return ModelMetrics(
+        model=held.name,
+        running=traffic.running,
+        waiting=traffic.waiting + len(held.followers) + sum(queued.get(name, 0) for name in held.aliases),
+        preempted=traffic.preempted,
+        users=held.users,
+        kv_usage=figures.blocks_held / blocks,
+        prompt_tokens=tally.prompt_tokens,
+        cached_tokens=tally.cached_tokens,
+        generated_tokens=tally.generated_tokens,
+        preemptions=tally.preemptions,
+        drafted_tokens=tally.guessed_tokens if guesses else None,
+        accepted_tokens=tally.accepted_tokens if guesses else None,
+        first_token=_latency(tally.first_waits),
+        between_tokens=_latency(tally.token_waits),
+        weight_bytes=figures.weight_bytes,
+        kv_bytes=figures.kv_bytes,
+    )
+
+
+def _latency(waits: Iterable[float]) -> Latency | None:
+    from engine.schedule.metrics import percentile
+
+    waits = list(waits)  # at one go: the engine's thread adds to them
+    p50, p99 = percentile(waits, 0.5), percentile(waits, 0.99)
+    return Latency(p50, p99) if p50 is not None and p99 is not None else None
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

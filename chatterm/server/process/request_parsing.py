@@ -1,0 +1,161 @@
+"""What a request asks for, as the engine knows it: prompts and sampling."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from chatterm.backends.backend import EngineError, ModelError
+from chatterm.server.process.model_pool import Held
+from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
+from chatterm.tool_calls.format import json_value, marks_of
+from chatterm.tool_calls.grammar import refusal, spelled
+from engine.errors import ContextFullError
+from engine.params import Constraint as EngineConstraint
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.conversation.requests import Asked
+    from engine.engine import Engine
+    from models.text.tokenizer import Tokenizer
+
+THINK = {"auto": None, "on": True, "off": False}
+_COMPLETION = 256
+"""Tokens of a completion at most, where nobody says how many."""
+
+
+def params_of(engine: "Engine", request: Generation) -> SamplingParams:
+    """How to sample. Raises RequestError for a value out of range, and for what is not known here."""
+    given = dict(request.sampling)
+    for name in given:
+        if name not in _FIELDS:
+            raise _wrong(name, f"{name} is not supported here; leave it out.")
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"] or ())
+    unknown = next((id for id in given.get("logit_bias") or () if id >= engine.vocab_size), None)
+    if unknown is not None:
+        known = f"this model has tokens 0 to {engine.vocab_size - 1}"
+        raise _wrong("logit_bias", f"logit_bias names token {unknown}; {known}.")
+    if request.constraint is not None:
+        given["constraint"] = _constraint(engine.tokenizer, request.constraint)
+    limit = {} if engine.tokenizer.has_chat_template or "max_tokens" in given else {"max_tokens": _COMPLETION}
+    try:
+        return engine.default_params(**{**limit, **given})
+    except EngineError as error:
+        name = str(error).split(maxsplit=1)[0]
+        raise _wrong(name if name in _FIELDS else None, str(error)) from None
+    except (TypeError, ValueError):
+        wrong = next((name for name in given if not _is_valid(name, given[name])), None)
+        raise _wrong(
+            wrong, f"{wrong or 'A sampling setting'} has a value of the wrong type; see /docs."
+        ) from None
+
+
+def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked":
+    """The prompt. Raises RequestError, EngineError and ModelError."""
+    if request.messages is None:
+        return held.requests.completes(_checked(held, request.prompt or ""))
+    engine = held.engine
+    if not engine.tokenizer.has_chat_template:
+        raise RequestError(
+            400, "invalid_request_error", f"{held.name} completes text and cannot chat; use /v1/completions."
+        )
+    if request.tools and held.tool_format is None:
+        raise _wrong("tools", f"{held.name} cannot call tools; use another model, or leave out tools.")
+    if (count := len(request.messages)) > engine.context_length:  # others would wait while they are read
+        raise ContextFullError(
+            f"The conversation has {count:,} messages, more than the context of {engine.context_length:,} tokens "
+            "can hold; leave out earlier ones.",
+            needed=count,
+            available=engine.context_length,
+        )
+    return held.requests.asked(
+        [message_of(message) for message in request.messages],
+        params,
+        think=THINK[request.think],
+        tools=request.tools,
+        names=request.template,
+        shown=marks_of(engine.tokenizer) if request.tools else frozenset(),
+    )
+
+
+def message_of(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates know it."""
+    role = "system" if message.role == "developer" else message.role
+    made: dict[str, Any] = {"role": role, "content": message.content}
+    if message.reasoning:
+        made["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json_value(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        made["name"] = message.name
+    return made
+
+
+def about(request: Generation, error: Exception) -> Exception:
+    """An error in terms of what the client sent, which is not the grammar that was made of it."""
+    asked = request.constraint
+    if asked is None or asked.kind != "calls" or (said := refusal(str(error), asked.text)) is None:
+        return error
+    return _wrong("tools", said)
+
+
+def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> EngineConstraint:
+    """A constraint as the engine knows it. Raises RequestError."""
+    try:
+        if asked.kind == "calls":
+            return EngineConstraint("lark", spelled(asked.text, tokenizer.token_id))
+        return EngineConstraint(asked.kind, asked.text)
+    except EngineError as error:
+        raise _wrong("response_format", str(error)) from None
+
+
+def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    size = held.engine.vocab_size
+    if prompt and not 0 <= min(prompt) <= max(prompt) < size:
+        unknown = [id for id in prompt if not 0 <= id < size]
+        raise _wrong("prompt", f"There is no token {unknown[0]}; {held.name} has {held.engine.vocab_size:,}.")
+    return list(prompt)
+
+
+_FIELDS: Mapping[str, Any] = {
+    field.name: field for field in fields(SamplingParams) if field.name != "constraint"
+}
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        SamplingParams(**{name: value})
+    except (EngineError, ModelError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _wrong(name: str | None, message: str) -> RequestError:
+    return RequestError(400, "invalid_request_error", message, param=name)
+
+
+def bounded(request: Generation, prompt_tokens: int, params: SamplingParams) -> SamplingParams:
+    """`params` for an answer that keeps to `most_tokens`. Raises RequestError where the prompt does not."""
+    most = request.most_tokens
+    if most is None:
+        return params
+    if prompt_tokens >= most:
+        message = (
+            f"The prompt has {prompt_tokens:,} tokens; with its answer it may have {most:,} here. Shorten it."
+        )
+        raise RequestError(
+            400, "invalid_request_error", message, param="messages", code="context_length_exceeded"
+        )
+    left = most - prompt_tokens
+    return replace(params, max_tokens=min(left, params.max_tokens or left))

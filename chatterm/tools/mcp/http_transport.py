@@ -1,0 +1,147 @@
+"""An MCP server at an address: streamable HTTP, no answer longer than MOST_BODY.
+
+The SDK's transport reads an answer that is one JSON text until it ends, however long it gets.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from chatterm.tools.mcp.config import Server
+from chatterm.tools.mcp.stdio_transport import MOST_LINE
+from chatterm.tools.tool import ToolError
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncByteStream, Request, Response
+    from mcp.client._transport import TransportStreams
+
+MOST_BODY = MOST_LINE
+"""Bytes of the answer to one message, and of one event of a stream that the server may send as long as it likes."""
+PACE_S = 1.0
+"""Seconds between two openings of that stream; how soon it is opened again is for the server to say."""
+
+
+@contextlib.asynccontextmanager
+async def web_of(server: Server) -> "AsyncIterator[TransportStreams]":
+    """A transport for the SDK's client.
+
+    Raises, in a group, ToolError where the server sends too much or what it was asked not to, or refuses the key.
+    Where it redirects to elsewhere, nothing is sent: the SDK follows only within the origin.
+    """
+    from httpx2 import AsyncByteStream
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would write over the screen
+    loop = asyncio.get_running_loop()
+    wrong: asyncio.Future[str] = loop.create_future()
+
+    async def watch() -> None:
+        raise ToolError(f"{server.name} {await wrong}")
+
+    async def give_up(why: str) -> None:
+        """Never returns, as the SDK would make something of an error here: `watch` ends all."""
+        if not wrong.done():
+            wrong.set_result(why)
+        await loop.create_future()
+
+    next_get = 0.0
+
+    async def asked(request: "Request") -> None:
+        nonlocal next_get
+        if request.method == "GET":
+            wait, next_get = next_get - loop.time(), max(next_get, loop.time()) + PACE_S
+            await asyncio.sleep(max(wait, 0))
+
+    async def answered(response: "Response") -> None:
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            await give_up("compresses its answers, although it was asked not to")
+        if response.status_code in (401, 403):
+            key = (
+                "the key in its headers"
+                if server.headers
+                else "requests without a key (mcp add --header sends one)"
+            )
+            await give_up(f"refuses {key}: {response.status_code}")
+        kind = response.headers.get("content-type", "").lower()
+        is_endless = response.request.method == "GET" and kind.startswith("text/event-stream")
+        if not is_endless and isinstance(response.stream, AsyncByteStream):
+            response.stream = _bounded(response.stream, MOST_BODY, give_up)
+            is_forgotten = response.status_code == 404 and "mcp-session-id" in response.request.headers
+            if response.status_code >= 400 and not is_forgotten:
+                response.stream = _telling(response.stream, response.status_code)
+                response.headers["content-type"] = "application/json"
+
+    # What is small when it is sent may be large when it is unpacked.
+    headers = {"Accept-Encoding": "identity", **server.headers}
+    async with asyncio.TaskGroup() as tasks, create_mcp_http_client(headers=headers) as http:
+        http.event_hooks = {"request": [asked], "response": [answered]}
+        watching = tasks.create_task(watch())
+        try:
+            async with streamable_http_client(
+                server.url, http_client=http, max_sse_event_size=MOST_BODY
+            ) as streams:
+                yield streams
+        finally:
+            watching.cancel()
+
+
+def _bounded(
+    stream: "AsyncByteStream", most: int, give_up: Callable[[str], Awaitable[None]]
+) -> "AsyncByteStream":
+    """`stream`, as far as it has at most so many bytes."""
+    from httpx2 import AsyncByteStream
+
+    class Bounded(AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = most
+            async for chunk in stream:
+                left -= len(chunk)
+                if left < 0:
+                    await give_up(f"sent an answer of more than {most >> 20} MB")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Bounded()
+
+
+def _telling(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
+    """The body of an answer that is an error of HTTP: an error of MCP as it is, else one with the number of HTTP's,
+    which the SDK would keep to itself."""
+    from httpx2 import AsyncByteStream
+
+    class Telling(AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            body = b"".join([chunk async for chunk in stream])
+            yield body if _is_error(body) else json.dumps(_error(code)).encode()
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Telling()
+
+
+def _is_error(body: bytes) -> bool:
+    """Whether it is one of JSON-RPC."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    error = told.get("error") if isinstance(told, dict) else None
+    return isinstance(error, dict) and type(error.get("code")) is int and type(error.get("message")) is str
+
+
+def _error(code: int) -> dict[str, Any]:
+    """An error of JSON-RPC that says which one of HTTP it was, with the number that the SDK has for it."""
+    try:
+        phrase = f" {HTTPStatus(code).phrase}"
+    except ValueError:
+        phrase = ""
+    number = -32601 if code == 404 else -32603
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": number, "message": f"it answered {code}{phrase}"}}
